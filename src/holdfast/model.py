@@ -1,0 +1,116 @@
+"""Values that every part of Holdfast shares; the words are those of docs/glossary.md.
+
+All are frozen and plain, so that msgspec can put them on the wire and into JSON as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+JobUuid = NewType("JobUuid", str)
+WorkerId = NewType("WorkerId", str)
+"""One incarnation of a worker process; a restarted one has another."""
+Generation = NewType("Generation", int)
+Timeline = NewType("Timeline", int)
+Epoch = NewType("Epoch", int)
+Subtask = NewType("Subtask", int)
+
+KEY_GROUPS_MAX = 32_768
+NO_EPOCH = Epoch(0)
+"""Epoch numbers start at 1; 0 stands for "before the first"."""
+EPOCHS_GIVEN_UP_MAX = 100
+"""A of PROTOCOL P2: how many epochs in a row a generation may give up."""
+
+
+@dataclass(frozen=True)
+class ObjectRef:
+    """A stored object, as a manifest names it; size and hash are verified on every read."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SegmentRef:
+    """The sealed changelog segment of one worker for one epoch, and the key groups it may hold."""
+
+    epoch: Epoch
+    follows: Epoch
+    """The completed epoch that the segment's values are a change to."""
+    object: ObjectRef
+
+
+@dataclass(frozen=True)
+class SnapshotHandle:
+    """How to rebuild the state of one subtask: a base (may be absent) and the segments after it."""
+
+    subtask: Subtask
+    key_groups: tuple[int, int]
+    """Half-open range of key groups, [first, end)."""
+    base: tuple[ObjectRef, ...]
+    base_epoch: Epoch
+    segments: tuple[SegmentRef, ...]
+    """In epoch order; every epoch above base_epoch, the last may be below the checkpoint's."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """One sink subtask: the unit of delivery. Stable over generations."""
+
+    sink: str
+    subtask: Subtask
+
+
+@dataclass(frozen=True, order=True)
+class Tag:
+    """How far a writer's output stands in its target. Only ever grows (PROTOCOL P17)."""
+
+    timeline: Timeline
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Output of one writer for one epoch: durable, invisible. Parts are delivered in order."""
+
+    parts: tuple[ObjectRef, ...]
+    rows: int
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Staged output whose delivery no manifest has confirmed yet (PROTOCOL P18)."""
+
+    writer: Writer
+    tag: Tag
+    staged: Staged
+
+
+@dataclass(frozen=True, order=True)
+class ChannelId:
+    """One ordered link: an edge of the plan, from one subtask to another."""
+
+    edge: int
+    sender: Subtask
+    receiver: Subtask
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """The marker that closes an epoch in a channel (PROTOCOL P9)."""
+
+    epoch: Epoch
+    committed_through: Epoch
+    last: bool
+    """No record follows: the job finishes or stops with this epoch."""
+
+
+@dataclass(frozen=True)
+class SourcePosition:
+    """Where reading goes on: the next offset of one partition of one source."""
+
+    source: str
+    partition: int
+    offset: int

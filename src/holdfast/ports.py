@@ -1,0 +1,80 @@
+"""What the runtime needs from the outside world, as protocols.
+
+Production, the test driver and the simulator each supply their own; the code between is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import pyarrow as pa
+
+
+class Clock(Protocol):
+    """Time decides when something happens, never whether it is right (PROTOCOL P3)."""
+
+    def monotonic(self) -> float:
+        """Seconds, never going back."""
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970, UTC; may jump."""
+
+
+class ObjectStore(Protocol):
+    """A flat store of immutable objects below one root; paths are relative, with slashes.
+
+    Every method may raise Unavailable; for `create` and `put` the outcome is then unknown.
+    """
+
+    def create(self, path: str, data: bytes) -> None:
+        """Create the object unless the name is taken, atomically. Never called with no bytes.
+
+        Raises:
+            AlreadyExists: the name is taken; nothing was changed.
+        """
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write the object, replacing what is there. Readers see the old or the new bytes, whole."""
+
+    def get(self, path: str) -> bytes:
+        """Return the bytes. Raises NotFound."""
+
+    def list(self, prefix: str) -> list[str]:
+        """Return the paths of all objects below the folder `prefix`, sorted."""
+
+    def delete(self, path: str) -> None:
+        """Remove the object; it is no error if there is none."""
+
+
+class KeyValue(Protocol):
+    """Local ordered bytes, as RocksDB gives them. Plain writes survive a kill as a prefix (P15)."""
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return one value per key; sorted keys are faster."""
+
+    def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
+        """Apply one batch atomically; at most about 1,000 keys, as this holds the GIL."""
+
+    def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        """Return all pairs with first <= key < end, in order; raises Damaged, never truncates."""
+
+    def flush(self) -> None:
+        """Make everything written so far survive a kill."""
+
+    def close(self) -> None:
+        """Release the directory."""
+
+
+class Lane(Protocol):
+    """Background work in order: one job at a time, results come back as events."""
+
+    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        """Run `work` later; hand its result, or the exception it raised, to `done` on the loop's thread."""
+
+
+class Target(Protocol):
+    """The outside system behind one sink, seen by one writer. See sinks/contract.py."""
+
+    def schema(self) -> pa.Schema:
+        """Columns that the target takes."""
