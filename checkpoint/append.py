@@ -1,0 +1,124 @@
+"""Appending to the job log without ever being in doubt.
+
+Once a record was sent it is sent again, the same bytes at the same sequence, until that slot is
+occupied and read. Who stands there is told by the owner token: then the record is ours, or somebody
+else's has to be folded first. An epoch whose record is in doubt is never abandoned meanwhile.
+
+Invariants
+    - At most one record is in flight.
+    - A generation's base is the fold of all before its own start, folded again after every conflict (P5).
+    - A driver that finds a newer generation appends nothing any more.
+
+Pure: no clock, thread or I/O. Driven by runtime/master.py.
+Source: PROTOCOL P4, P5, P6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.checkpoint.joblog import Body, GenerationStarted, Job, JobCreated, Record, fold
+from holdfast.model import Generation, JobUuid, Timeline
+
+Draft = Callable[[Job], Body]
+"""Makes the body from the fold it will follow, so that a conflict makes it anew."""
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """Nothing is in flight."""
+
+    owner: str
+    job: Job | None
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """This record was sent and its fate is not known yet."""
+
+    owner: str
+    job: Job | None
+    record: Record
+    draft: Draft
+
+
+@dataclass(frozen=True)
+class Overtaken:
+    """A newer generation owns the job: this driver may not append again."""
+
+    owner: str
+    job: Job
+    ours: Generation
+
+
+Appender = Quiet | InFlight | Overtaken
+
+
+@dataclass(frozen=True)
+class Create:
+    """Create the record conditionally at its sequence; answer Occupied with what stands there then."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Appended:
+    """The record is in the log; `job` is the fold up to and with it."""
+
+    record: Record
+    job: Job
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A newer generation is in the log. Exit; do not retry."""
+
+    job: Job
+    ours: Generation
+
+
+Effect = Create | Appended | Lost
+
+
+def create_job(state: Quiet, body: JobCreated, uuid: JobUuid, at: int) -> tuple[Appender, list[Effect]]:
+    """Send the first record of a new job; if another driver was first, its record is taken (P1)."""
+    assert state.job is None
+    record = Record(1, uuid, Generation(0), Timeline(1), state.owner, at, body)
+    return InFlight(state.owner, None, record, lambda _job: body), [Create(record)]
+
+
+def append(state: Quiet, draft: Draft, at: int) -> tuple[Appender, list[Effect]]:
+    """Send the next record. The caller waits for Appended or Lost before it sends another."""
+    assert state.job is not None
+    record = _record(state.owner, state.job, draft, at)
+    return InFlight(state.owner, state.job, record, draft), [Create(record)]
+
+
+def retry(state: InFlight) -> list[Effect]:
+    """Send the same record again: its outcome was not learnt (P4)."""
+    return [Create(state.record)]
+
+
+def occupied(state: InFlight, found: Record) -> tuple[Appender, list[Effect]]:
+    """Take what stands at the sequence of the record in flight: ours, or somebody else's."""
+    assert found.seq == state.record.seq
+    job = fold(state.job, found)
+    if found.owner == state.owner:
+        return Quiet(state.owner, job), [Appended(found, job)]
+    if isinstance(found.body, JobCreated):
+        # Two drivers created the job at once; the other's UUID is the job's.
+        return Quiet(state.owner, job), [Appended(found, job)]
+    starting = isinstance(state.record.body, GenerationStarted)
+    if isinstance(found.body, GenerationStarted) or not starting:
+        ours = state.record.generation
+        return Overtaken(state.owner, job, ours), [Lost(job, ours)]
+    # An older driver's last record came first: fold it, and start from the newer base (P5).
+    record = _record(state.owner, job, state.draft, state.record.at)
+    return InFlight(state.owner, job, record, state.draft), [Create(record)]
+
+
+def _record(owner: str, job: Job, draft: Draft, at: int) -> Record:
+    body = draft(job)
+    generation = Generation(job.generation + 1) if isinstance(body, GenerationStarted) else job.generation
+    return Record(job.next_seq, job.uuid, generation, job.timeline, owner, at, body)

@@ -1,0 +1,224 @@
+"""The job log: numbered records that are the only truth about a job, and their fold.
+
+Each record is created conditionally under its sequence number, so whoever appends must hold the
+last number: the list is linearizable. The state of a job is the pure fold of its log; nothing else
+is remembered.
+
+Invariants
+    - The first record holds a random job UUID, and every later one repeats it (P1).
+    - `first_epoch` of a generation lies above every epoch number that an older one can have used (P2).
+    - Only the owner of the newest generation appends after its `GenerationStarted` (P6).
+
+Pure: no clock, thread or I/O. The bytes are moved by checkpoint/repository.py.
+Source: PROTOCOL P1, P2, P6; DESIGN section 13 for the record's form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from holdfast.errors import ConfigError, Damaged, Where
+from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Timeline
+
+FORMAT_VERSION = 1
+
+
+class JobCreated(msgspec.Struct, frozen=True, tag="JobCreated", tag_field="kind"):
+    """The first record: what may never change."""
+
+    name: str
+    key_groups: int
+
+
+class GenerationStarted(msgspec.Struct, frozen=True, tag="GenerationStarted", tag_field="kind"):
+    """A driver took the job, or recovered it; older generations are fenced from here on."""
+
+    first_epoch: Epoch
+    base_epoch: Epoch
+    """Last completed epoch before this record; 0 if there is none (P5)."""
+    host: str
+    cause: str
+
+
+class CheckpointCompleted(msgspec.Struct, frozen=True, tag="CheckpointCompleted", tag_field="kind"):
+    """The only commit point: everything the manifest names is now true."""
+
+    epoch: Epoch
+    follows: Epoch
+    manifest: ObjectRef
+    duration_ms: int
+    bytes_new: int
+    bytes_total: int
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="Stopped", tag_field="kind"):
+    """The run ended after a last checkpoint; it may be started again."""
+
+    epoch: Epoch
+
+
+class Finished(msgspec.Struct, frozen=True, tag="Finished", tag_field="kind"):
+    """All input was read and delivered; there is nothing left to run."""
+
+    epoch: Epoch
+
+
+Body = JobCreated | GenerationStarted | CheckpointCompleted | Stopped | Finished
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One numbered record. `owner` tells apart two writers of the same bytes (P4)."""
+
+    seq: int
+    job_uuid: JobUuid
+    generation: Generation
+    timeline: Timeline
+    owner: str
+    at: int
+    """Microseconds since 1970, UTC; for people, never for decisions (P3)."""
+    body: Body
+    v: int = FORMAT_VERSION
+
+    @property
+    def kind(self) -> str:
+        """Return the record's kind, as it stands in the JSON."""
+        return type(self.body).__name__
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A completed checkpoint as the log tells it."""
+
+    body: CheckpointCompleted
+    generation: Generation
+    timeline: Timeline
+    at: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a generation, for the list of restarts."""
+
+    generation: Generation
+    at: int
+    cause: str
+    host: str
+    base_epoch: Epoch
+    first_epoch: Epoch
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the log says so far."""
+
+    uuid: JobUuid
+    name: str
+    key_groups: int
+    created_at: int
+    next_seq: int
+    generation: Generation = Generation(0)
+    timeline: Timeline = Timeline(1)
+    owner: str = ""
+    first_epoch: Epoch = Epoch(1)
+    completed: tuple[Completed, ...] = ()
+    starts: tuple[Start, ...] = ()
+    ended: Stopped | Finished | None = None
+    ended_at: int | None = None
+
+    @property
+    def base_epoch(self) -> Epoch:
+        """Return the last completed epoch, 0 if there is none."""
+        return self.completed[-1].body.epoch if self.completed else NO_EPOCH
+
+    @property
+    def finished(self) -> bool:
+        """Return whether there is nothing left to run, ever."""
+        return isinstance(self.ended, Finished)
+
+
+def encode(record: Record) -> bytes:
+    """Return the record as JSON, the form it has in storage."""
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes, path: str) -> Record:
+    """Read a record back. Raises Damaged when the bytes are not one."""
+    try:
+        return msgspec.json.decode(data, type=Record)
+    except msgspec.DecodeError as error:
+        raise _broken(f"job log record {path} cannot be read: {error}") from error
+
+
+def next_first_epoch(job: Job) -> Epoch:
+    """Return the first epoch of the generation that starts next (P2).
+
+    A generation may give up at most A epochs in a row before it must recover, so all numbers it can
+    have used lie at most A above its last completed one, or above its own start.
+    """
+    if job.generation == 0:
+        return Epoch(1)
+    return Epoch(max(job.base_epoch, job.first_epoch - 1) + EPOCHS_GIVEN_UP_MAX + 1)
+
+
+def fold(job: Job | None, record: Record) -> Job:
+    """Take the next record; return the job after it. Raises Damaged if no correct run can have written it."""
+    body = record.body
+    if job is None:
+        if not isinstance(body, JobCreated) or record.seq != 1:
+            raise _broken(f"the job log begins with {record.kind} at {record.seq}")
+        return Job(record.job_uuid, body.name, body.key_groups, record.at, next_seq=2)
+    if record.seq != job.next_seq:
+        raise _broken(f"job log record {record.seq} stands where {job.next_seq} was expected")
+    if record.job_uuid != job.uuid:
+        raise ConfigError(
+            f"the job log of {job.name!r} holds a record of another job ({record.job_uuid}, expected {job.uuid})",
+            next_step="give each job a root or a name of its own",
+            where=Where(job=job.name),
+        )
+    job = replace(job, next_seq=record.seq + 1)
+    if isinstance(body, GenerationStarted):
+        return _fold_start(job, record, body)
+    if job.ended is not None:
+        raise _broken(f"job log record {record.seq} ({record.kind}) follows the end of the run")
+    if record.generation != job.generation or record.owner != job.owner:
+        raise _broken(f"job log record {record.seq} is of generation {record.generation}, not of {job.generation}")
+    match body:
+        case CheckpointCompleted(epoch=epoch, follows=follows):
+            if epoch < job.first_epoch or epoch <= job.base_epoch or follows != job.base_epoch:
+                raise _broken(f"job log record {record.seq}: epoch {epoch} cannot follow {job.base_epoch}")
+            done = Completed(body, record.generation, record.timeline, record.at)
+            return replace(job, completed=(*job.completed, done))
+        case Stopped() | Finished():
+            return replace(job, ended=body, ended_at=record.at)
+        case JobCreated():
+            raise _broken(f"job log record {record.seq} creates the job a second time")
+
+
+def _fold_start(job: Job, record: Record, body: GenerationStarted) -> Job:
+    if job.finished:
+        raise _broken(f"job log record {record.seq} starts a finished job")
+    if record.generation != job.generation + 1 or body.base_epoch != job.base_epoch:
+        raise _broken(f"job log record {record.seq}: generation {record.generation} cannot follow {job.generation}")
+    if body.first_epoch < next_first_epoch(job):
+        raise _broken(f"job log record {record.seq}: first epoch {body.first_epoch} may have been used")
+    start = Start(record.generation, record.at, body.cause, body.host, body.base_epoch, body.first_epoch)
+    return replace(
+        job,
+        generation=record.generation,
+        timeline=record.timeline,
+        owner=record.owner,
+        first_epoch=body.first_epoch,
+        starts=(*job.starts, start),
+        ended=None,
+        ended_at=None,
+    )
+
+
+def _broken(what: str) -> Damaged:
+    return Damaged(
+        what,
+        not_done="the job was not started and nothing was written",
+        next_step="restore the job's log folder from a copy, or start under another name",
+    )

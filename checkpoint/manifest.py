@@ -1,0 +1,165 @@
+"""The manifest: what a completed checkpoint consists of.
+
+One JSON object per completed epoch, named by the log record with size and hash. It holds all that
+a later generation needs: source positions, how to rebuild every subtask's state, and the output
+that is staged but not yet known to be delivered.
+
+Invariants
+    - Every (writer, epoch, staged output) not confirmed delivered is named (P18).
+    - A segment names the completed epoch it follows (P8), and the handles' segments are in epoch order.
+    - The next manifest follows from the last one and the acks alone.
+
+Pure: no clock, thread or I/O.
+Source: PROTOCOL P8, P12, P18; DESIGN section 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from holdfast.errors import Damaged
+from holdfast.model import (
+    Epoch,
+    Generation,
+    JobUuid,
+    ObjectRef,
+    Pending,
+    SegmentRef,
+    SnapshotHandle,
+    SourcePosition,
+    Staged,
+    Subtask,
+    Tag,
+    Timeline,
+    Writer,
+)
+
+FORMAT_VERSION = 1
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """How far a writer's delivery is known to have come."""
+
+    writer: Writer
+    tag: Tag
+
+
+class OperatorState(msgspec.Struct, frozen=True):
+    """Name, number and columns of one stateful operator; the number is part of every state key."""
+
+    name: str
+    id: int
+    schema: dict[str, str]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """One completed checkpoint."""
+
+    job_uuid: JobUuid
+    generation: Generation
+    timeline: Timeline
+    epoch: Epoch
+    follows: Epoch
+    parallelism: int
+    key_groups: int
+    positions: tuple[SourcePosition, ...]
+    state: tuple[SnapshotHandle, ...]
+    pending: tuple[Pending, ...]
+    confirmed: tuple[Confirmed, ...]
+    operators: tuple[OperatorState, ...]
+    v: int = FORMAT_VERSION
+
+
+class SubtaskPart(msgspec.Struct, frozen=True):
+    """What one worker contributes to a checkpoint: the content of its ack."""
+
+    subtask: Subtask
+    positions: tuple[SourcePosition, ...]
+    segment: SegmentRef | None
+    """None if no key changed since the epoch it follows."""
+    staged: dict[str, Staged]
+    """Per sink; sinks without output are absent."""
+    delivered: tuple[Confirmed, ...]
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON."""
+    return msgspec.json.encode(manifest)
+
+
+def decode(data: bytes, ref: ObjectRef) -> Manifest:
+    """Read a manifest back; the hash was verified by the reader of the bytes."""
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise Damaged(
+            f"manifest {ref.path} cannot be read: {error}",
+            not_done="no state was restored from it",
+            next_step="check the storage; an older checkpoint may still be good: holdfast checkpoints verify JOB",
+        ) from error
+
+
+def follow(
+    handles: Iterable[SnapshotHandle],
+    positions: Mapping[tuple[str, int], int],
+    pending: Iterable[Pending],
+    confirmed: Mapping[Writer, Tag],
+    header: Manifest,
+    parts: Iterable[SubtaskPart],
+) -> Manifest:
+    """Build the next manifest from what the generation knows and what its workers acked.
+
+    Args:
+        handles: State of each subtask as of the epoch before.
+        positions: Next offset by (source, partition) as of the epoch before.
+        pending: Undelivered output as of the epoch before.
+        confirmed: Newest known tag of every writer.
+        header: A manifest whose identity fields are the new one's; its other fields are ignored.
+        parts: One ack per subtask.
+    """
+    parts = sorted(parts, key=lambda part: part.subtask)
+    offsets = dict(positions)
+    tags = dict(confirmed)
+    fresh: list[Pending] = []
+    segments: dict[Subtask, SegmentRef] = {}
+    for part in parts:
+        offsets.update({(at.source, at.partition): at.offset for at in part.positions})
+        for done in part.delivered:
+            tags[done.writer] = max(done.tag, tags.get(done.writer, done.tag))
+        if part.segment is not None:
+            segments[part.subtask] = part.segment
+        for sink, staged in sorted(part.staged.items()):
+            if staged.parts:
+                fresh.append(Pending(Writer(sink, part.subtask), Tag(header.timeline, header.epoch), staged))
+    open_pending = [item for item in pending if item.writer not in tags or tags[item.writer] < item.tag]
+    return msgspec.structs.replace(
+        header,
+        positions=tuple(SourcePosition(source, p, offset) for (source, p), offset in sorted(offsets.items())),
+        state=tuple(_extended(handle, segments.get(handle.subtask)) for handle in handles),
+        pending=(*open_pending, *fresh),
+        confirmed=tuple(
+            Confirmed(writer, tag) for writer, tag in sorted(tags.items(), key=lambda kv: (kv[0].sink, kv[0].subtask))
+        ),
+    )
+
+
+def _extended(handle: SnapshotHandle, segment: SegmentRef | None) -> SnapshotHandle:
+    if segment is None:
+        return handle
+    return SnapshotHandle(
+        handle.subtask, handle.key_groups, handle.base, handle.base_epoch, (*handle.segments, segment)
+    )
+
+
+def objects(manifest: Manifest) -> list[ObjectRef]:
+    """Return every object that the manifest names, each once."""
+    named: dict[str, ObjectRef] = {}
+    for handle in manifest.state:
+        for ref in (*handle.base, *(segment.object for segment in handle.segments)):
+            named[ref.path] = ref
+    for item in manifest.pending:
+        for ref in item.staged.parts:
+            named[ref.path] = ref
+    return list(named.values())

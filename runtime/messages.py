@@ -1,0 +1,162 @@
+"""What driver and workers say to each other on the control stream.
+
+Small typed values, encoded with msgspec, never pickled. Every message of a running generation
+carries its number: whoever is in another one ignores it (P2). Messages may be lost, repeated or
+late; heartbeats are cumulative, so the newest says all.
+
+Pure: values only.
+Source: PROTOCOL P2, P9; DESIGN section 3 (control plane).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
+from holdfast.model import (
+    Barrier,
+    Epoch,
+    Generation,
+    JobUuid,
+    Pending,
+    SnapshotHandle,
+    SourcePosition,
+    Subtask,
+    Timeline,
+    WorkerId,
+)
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Any message on the control stream."""
+
+
+class Register(Message, frozen=True):
+    """A worker has come up and can take a subtask."""
+
+    worker: WorkerId
+    launch: int
+    """Number of the Spark job that hosts it."""
+    host: str
+    pid: int
+    boot_id: str
+    data_address: tuple[str, int]
+
+
+class OperatorProgress(msgspec.Struct, frozen=True):
+    """Counters of one operator in this generation."""
+
+    name: str
+    rows_in: int
+    rows_out: int
+    state_bytes: int
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What a worker has done in this generation, for people."""
+
+    records_in: int = 0
+    rss_bytes: int = 0
+    lag_epochs: int = 0
+    positions: tuple[SourcePosition, ...] = ()
+    ends: tuple[SourcePosition, ...] = ()
+    operators: tuple[OperatorProgress, ...] = ()
+    sink_errors: dict[str, str] = {}
+    first_record_ms: int | None = None
+    """From the deployment to the first record taken."""
+
+
+class Heartbeat(Message, frozen=True):
+    """Alive; and all that is known by now."""
+
+    worker: WorkerId
+    generation: Generation
+    ended: bool
+    """Every source partition of this subtask is read to its end."""
+    delivered: tuple[Confirmed, ...]
+    progress: Progress
+
+
+class Ready(Message, frozen=True):
+    """The subtask has its state and takes records."""
+
+    worker: WorkerId
+    generation: Generation
+    how: str
+    """`rolled back` (in place), `restored` or `empty`."""
+    took_ms: int
+
+
+class Ack(Message, frozen=True):
+    """The subtask's part of an epoch is durable."""
+
+    worker: WorkerId
+    generation: Generation
+    epoch: Epoch
+    part: SubtaskPart
+
+
+class Failed(Message, frozen=True):
+    """The worker cannot go on in this generation."""
+
+    worker: WorkerId
+    generation: Generation
+    error: dict[str, Any]
+    permanent: bool
+    """Trying again would fail in the same way."""
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Where a subtask takes data connections."""
+
+    subtask: Subtask
+    worker: WorkerId
+    address: tuple[str, int]
+
+
+class Deploy(Message, frozen=True):
+    """Take this subtask in this generation: roll back to the base, or restore it."""
+
+    job_uuid: JobUuid
+    generation: Generation
+    timeline: Timeline
+    first_epoch: Epoch
+    base_epoch: Epoch
+    subtask: Subtask
+    peers: tuple[Peer, ...]
+    handle: SnapshotHandle
+    positions: tuple[SourcePosition, ...]
+    """Where each source partition of this subtask is read from."""
+    pending: tuple[Pending, ...]
+    confirmed: tuple[Confirmed, ...]
+    operator_ids: dict[str, int]
+
+
+class Trigger(Message, frozen=True):
+    """Close the epoch: sources send this barrier."""
+
+    generation: Generation
+    barrier: Barrier
+
+
+class Committed(Message, frozen=True):
+    """The epoch is committed: a hint, and at the end of a run the only word of it (P9)."""
+
+    generation: Generation
+    epoch: Epoch
+
+
+class Pulse(Message, frozen=True):
+    """The driver is alive."""
+
+
+class Exit(Message, frozen=True):
+    """Leave: the run is over, or this worker was replaced."""
+
+    reason: str
+
+
+FromWorker = Register | Heartbeat | Ready | Ack | Failed
+FromDriver = Deploy | Trigger | Committed | Pulse | Exit

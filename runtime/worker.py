@@ -1,0 +1,233 @@
+"""The protocol of one worker in one generation: barriers through its fragments, acks, commits.
+
+Every fragment of the subtask closes an epoch on its own alignment; when all have, the worker's part
+of the epoch is sealed in the background, and acked only when all of it is durable. What becomes of
+an epoch is learnt from the next barrier, or earlier from an announcement.
+
+Invariants
+    - An ack is sent only when the segment and every staged part are durable.
+    - Fragments freeze an epoch before its barrier goes on, and every barrier goes on in order (P9).
+    - Staged output of an unfinished epoch is named again, in order, in the next ack (P8).
+    - Messages of another generation change nothing (P2).
+
+Pure: no clock, thread or I/O. Driven by runtime/loop.py, in production, tests and simulation alike.
+Source: PROTOCOL P2, P8, P9, P10, P13, P18; DESIGN section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from holdfast.checkpoint import alignment
+from holdfast.checkpoint.manifest import SubtaskPart
+from holdfast.model import (
+    NO_EPOCH,
+    Barrier,
+    ChannelId,
+    Epoch,
+    Generation,
+    Pending,
+    SegmentRef,
+    SourcePosition,
+    Staged,
+    Subtask,
+    Tag,
+    Timeline,
+    Writer,
+)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What the background made durable for one epoch."""
+
+    segment: SegmentRef | None
+    staged: Mapping[str, Staged]
+    """Per sink of this subtask: the output of this epoch alone."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One subtask in one generation."""
+
+    generation: Generation
+    timeline: Timeline
+    subtask: Subtask
+    sources: frozenset[int]
+    """Fragments that read a source."""
+    aligned: Mapping[int, alignment.Alignment]
+    """Fragments that have input channels."""
+    passed: Mapping[int, Epoch]
+    """Last barrier that each fragment forwarded."""
+    committed: Epoch
+    halted: bool = False
+    """The last barrier went out: sources emit nothing more (P13)."""
+    positions: Mapping[Epoch, tuple[SourcePosition, ...]] = field(default_factory=dict)
+    sealed: Mapping[Epoch, Sealed] = field(default_factory=dict)
+    """Durable and not known to be committed, oldest first."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Take nothing more from this channel."""
+
+    channel: ChannelId
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Take from these channels again."""
+
+    channels: frozenset[ChannelId]
+
+
+@dataclass(frozen=True)
+class CloseFragment:
+    """Let operators emit, freeze their tables, close the stages of its sinks, forward the barrier."""
+
+    fragment: int
+    barrier: Barrier
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Everything frozen up to this epoch is committed."""
+
+    through: Epoch
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Queue output for its target; per writer first in, first out (P18)."""
+
+    pending: Pending
+
+
+@dataclass(frozen=True)
+class Seal:
+    """In the background: seal the segment, store it and the staged parts; then report OutputSealed."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class SendAck:
+    """Tell the driver that this part of the epoch is durable."""
+
+    epoch: Epoch
+    segment: SegmentRef | None
+    staged: Mapping[str, Staged]
+    positions: tuple[SourcePosition, ...]
+
+
+Effect = Pause | Resume | CloseFragment | Commit | Deliver | Seal | SendAck
+
+
+def start(
+    generation: Generation,
+    timeline: Timeline,
+    subtask: Subtask,
+    base: Epoch,
+    first_epoch: Epoch,
+    inputs: Mapping[int, frozenset[ChannelId]],
+    sources: frozenset[int],
+) -> Worker:
+    """Return a worker that holds the state of epoch `base`."""
+    before = Epoch(first_epoch - 1)
+    return Worker(
+        generation,
+        timeline,
+        subtask,
+        sources,
+        {fragment: alignment.Idle(channels, before) for fragment, channels in inputs.items()},
+        {fragment: before for fragment in (*sources, *inputs)},
+        base,
+    )
+
+
+def triggered(state: Worker, barrier: Barrier) -> tuple[Worker, list[Effect]]:
+    """The driver closes an epoch. A repeated trigger is ignored; a lost one is made up for, in order."""
+    effects: list[Effect] = []
+    for fragment in sorted(state.sources):
+        for number in range(state.passed[fragment] + 1, barrier.epoch + 1):
+            this = replace(barrier, epoch=Epoch(number), last=barrier.last and number == barrier.epoch)
+            state, now = _close(state, fragment, this)
+            effects += now
+    return replace(state, halted=state.halted or barrier.last), effects
+
+
+def barrier_arrived(state: Worker, fragment: int, channel: ChannelId, barrier: Barrier) -> tuple[Worker, list[Effect]]:
+    """A barrier came out of an input channel."""
+    aligned, steps = alignment.step(state.aligned[fragment], channel, barrier)
+    state = replace(state, aligned={**state.aligned, fragment: aligned})
+    effects: list[Effect] = []
+    for each in steps:
+        match each:
+            case alignment.Pause(paused):
+                effects.append(Pause(paused))
+            case alignment.Close(closed):
+                state, now = _close(state, fragment, closed)
+                effects += now
+            case alignment.Resume(channels):
+                effects.append(Resume(channels))
+    return state, effects
+
+
+def positions_noted(state: Worker, epoch: Epoch, positions: tuple[SourcePosition, ...]) -> Worker:
+    """The interpreter tells where a source fragment stood when it closed the epoch."""
+    known = (*state.positions.get(epoch, ()), *positions)
+    return replace(state, positions={**state.positions, epoch: known})
+
+
+def output_sealed(state: Worker, epoch: Epoch, sealed: Sealed) -> tuple[Worker, list[Effect]]:
+    """The background has made everything of this epoch durable: ack it, with what earlier ones left over."""
+    state = replace(state, sealed={**state.sealed, epoch: sealed})
+    positions = state.positions.get(epoch, ())
+    return state, [SendAck(epoch, sealed.segment, _staged_through(state, epoch), positions)]
+
+
+def committed(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
+    """An epoch is known to be committed, with it all before it; older news changes nothing (P9)."""
+    if through <= state.committed:
+        return state, []
+    assert through in state.sealed, f"epoch {through} was committed without this worker's part"
+    effects: list[Effect] = [Commit(through)]
+    for sink, staged in sorted(_staged_through(state, through).items()):
+        if staged.parts:
+            effects.append(Deliver(Pending(Writer(sink, state.subtask), Tag(state.timeline, through), staged)))
+    left = {epoch: sealed for epoch, sealed in state.sealed.items() if epoch > through}
+    positions = {epoch: at for epoch, at in state.positions.items() if epoch > through}
+    return replace(state, committed=through, sealed=left, positions=positions), effects
+
+
+def part_of(state: Worker, ack: SendAck) -> SubtaskPart:
+    """Return the ack's content; the interpreter adds what was delivered."""
+    return SubtaskPart(state.subtask, ack.positions, ack.segment, dict(ack.staged), ())
+
+
+def _close(state: Worker, fragment: int, barrier: Barrier) -> tuple[Worker, list[Effect]]:
+    state, effects = committed(state, barrier.committed_through)
+    assert barrier.epoch == state.passed[fragment] + 1
+    state = replace(state, passed={**state.passed, fragment: barrier.epoch})
+    effects.append(CloseFragment(fragment, barrier))
+    if all(epoch >= barrier.epoch for epoch in state.passed.values()):
+        effects.append(Seal(barrier.epoch))
+    return state, effects
+
+
+def _staged_through(state: Worker, epoch: Epoch) -> dict[str, Staged]:
+    """Merge forward: the parts of every epoch not known committed, in order, up to this one (P8)."""
+    merged: dict[str, Staged] = {}
+    for number in sorted(state.sealed):
+        if number > epoch:
+            continue
+        for sink, staged in state.sealed[number].staged.items():
+            before = merged.get(sink, Staged((), 0))
+            merged[sink] = Staged((*before.parts, *staged.parts), before.rows + staged.rows)
+    return merged
+
+
+def durable_epochs(state: Worker) -> int:
+    """Return how many epochs are sealed and not known to be committed."""
+    return len([epoch for epoch in state.sealed if epoch > max(state.committed, NO_EPOCH)])
