@@ -75,6 +75,8 @@ class Heartbeat(Message, frozen=True):
     generation: Generation
     ended: bool
     """Every source partition of this subtask is read to its end."""
+    broken: bool
+    """A data channel of this generation broke; the subtask takes no more records in it."""
     delivered: tuple[Confirmed, ...]
     progress: Progress
 
