@@ -1,0 +1,238 @@
+"""One contract for every object store, and what each kind of store adds to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
+from holdfast.ports import ObjectStore
+from holdfast.storage.objects import FsspecObjects, LocalObjects, MemoryObjects, open_objects, read_buffer
+
+MakeStore = Callable[[Path], ObjectStore]
+STORES: dict[str, MakeStore] = {
+    "local": lambda folder: LocalObjects(folder / "root"),
+    "memory": lambda _: MemoryObjects(),
+    "fsspec": lambda _: FsspecObjects(f"memory://{uuid.uuid4().hex}/root"),
+}
+
+
+@pytest.fixture(params=list(STORES.values()), ids=list(STORES))
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    make: MakeStore = request.param
+    return make(tmp_path)
+
+
+class TestEveryObjectStore:
+    def test_a_created_object_is_read_back(self, store: ObjectStore) -> None:
+        store.create("a/b/c", b"bytes")
+        assert store.get("a/b/c") == b"bytes"
+
+    def test_create_refuses_a_taken_name_and_changes_nothing(self, store: ObjectStore) -> None:
+        store.create("a", b"first")
+        with pytest.raises(AlreadyExists):
+            store.create("a", b"second")
+        assert store.get("a") == b"first"
+
+    def test_create_refuses_a_taken_name_also_for_equal_bytes(self, store: ObjectStore) -> None:
+        store.create("a", b"same")
+        with pytest.raises(AlreadyExists):
+            store.create("a", b"same")
+
+    def test_put_replaces(self, store: ObjectStore) -> None:
+        store.put("a", b"first")
+        store.put("a", b"second")
+        assert store.get("a") == b"second"
+
+    def test_getting_what_is_not_there_is_not_found(self, store: ObjectStore) -> None:
+        store.create("folder/a", b"1")
+        for missing in ("b", "folder/b", "folder", "folder/a/below"):
+            with pytest.raises(NotFound):
+                store.get(missing)
+
+    def test_a_buffer_holds_the_same_bytes(self, store: ObjectStore) -> None:
+        store.create("a", b"bytes")
+        assert read_buffer(store, "a").to_pybytes() == b"bytes"
+
+    def test_a_buffer_of_what_is_not_there_is_not_found(self, store: ObjectStore) -> None:
+        with pytest.raises(NotFound):
+            read_buffer(store, "a")
+
+    def test_list_gives_everything_below_a_folder_in_order(self, store: ObjectStore) -> None:
+        for path in ("log/2", "log/1", "log/deep/3", "logs/4", "5"):
+            store.create(path, b"x")
+        assert store.list("log") == ["log/1", "log/2", "log/deep/3"]
+        assert store.list("log/") == ["log/1", "log/2", "log/deep/3"]
+
+    def test_list_of_the_root_gives_everything(self, store: ObjectStore) -> None:
+        store.create("b", b"x")
+        store.create("a/c", b"x")
+        assert store.list("") == ["a/c", "b"]
+
+    def test_list_of_an_absent_folder_is_empty(self, store: ObjectStore) -> None:
+        assert store.list("nothing") == []
+
+    def test_a_deleted_object_is_gone_and_its_name_is_free(self, store: ObjectStore) -> None:
+        store.create("a", b"1")
+        store.delete("a")
+        with pytest.raises(NotFound):
+            store.get("a")
+        store.create("a", b"2")
+        assert store.get("a") == b"2"
+
+    def test_deleting_what_is_not_there_is_no_error(self, store: ObjectStore) -> None:
+        store.delete("folder/a")
+
+    def test_empty_objects_are_refused(self, store: ObjectStore) -> None:
+        with pytest.raises(AssertionError, match="never empty"):
+            store.create("a", b"")
+        with pytest.raises(AssertionError, match="never empty"):
+            store.put("a", b"")
+        assert store.list("") == []
+
+    @pytest.mark.parametrize("path", ["/a", "../a", "a/../b", "a//b", "a/.tmp-1", ""])
+    def test_paths_that_leave_the_root_or_clash_with_temporaries_are_refused(
+        self, store: ObjectStore, path: str
+    ) -> None:
+        with pytest.raises(AssertionError):
+            store.create(path, b"x")
+
+    def test_of_many_creators_exactly_one_wins(self, store: ObjectStore) -> None:
+        if isinstance(store, FsspecObjects):
+            pytest.skip("fsspec's memory file system makes no promise between threads")
+        start, winners = threading.Barrier(8), []
+
+        def race(name: int) -> None:
+            start.wait()
+            try:
+                store.create("commits/1", str(name).encode())
+                winners.append(name)
+            except AlreadyExists:
+                pass
+
+        threads = [threading.Thread(target=race, args=(name,)) for name in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(winners) == 1
+        assert store.get("commits/1") == str(winners[0]).encode()
+
+
+class TestLocalObjects:
+    def test_nothing_but_the_objects_is_left_on_disk(self, tmp_path: Path) -> None:
+        store = LocalObjects(tmp_path)
+        store.create("a/b", b"1")
+        store.put("a/b", b"2")
+        with pytest.raises(AlreadyExists):
+            store.create("a/b", b"3")
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
+
+    def test_what_a_crash_left_half_written_is_not_listed(self, tmp_path: Path) -> None:
+        store = LocalObjects(tmp_path)
+        store.create("a/b", b"1")
+        (tmp_path / "a" / ".tmp-crashed").write_bytes(b"half")
+        assert store.list("") == ["a/b"]
+
+    def test_an_object_mapped_before_a_put_keeps_its_bytes(self, tmp_path: Path) -> None:
+        store = LocalObjects(tmp_path)
+        store.create("a", b"old")
+        before = store.mapped("a")
+        store.put("a", b"new")
+        assert before.to_pybytes() == b"old"
+
+    def test_an_emptied_file_maps_to_no_bytes(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(b"")
+        assert LocalObjects(tmp_path).mapped("a").size == 0
+
+    @pytest.mark.parametrize(
+        ("number", "advice"),
+        [
+            (errno.ENOSPC, "free space"),
+            (errno.EACCES, "access"),
+            (errno.EIO, "check the disk"),
+            (errno.ESTALE, "reachable"),
+        ],
+    )
+    def test_a_failing_disk_is_unavailable_and_says_what_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+    ) -> None:
+        def failing(_: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        store = LocalObjects(tmp_path)
+        monkeypatch.setattr(os, "fsync", failing)
+        with pytest.raises(Unavailable) as caught:
+            store.create("a", b"1")
+        assert os.strerror(number) in caught.value.what
+        assert advice in caught.value.next_step
+        assert store.list("") == []
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_parent_that_is_a_file_makes_it_unavailable(self, tmp_path: Path) -> None:
+        store = LocalObjects(tmp_path)
+        store.create("a", b"1")
+        with pytest.raises(Unavailable):
+            store.create("a/b", b"1")
+        assert store.get("a") == b"1"
+
+
+class TestOpenObjects:
+    def test_a_path_opens_a_folder_and_creates_it(self, tmp_path: Path) -> None:
+        store = open_objects(tmp_path / "new" / "root")
+        assert isinstance(store, LocalObjects)
+        assert (tmp_path / "new" / "root").is_dir()
+        assert store.list("") == []
+
+    def test_a_file_url_opens_a_folder(self, tmp_path: Path) -> None:
+        open_objects(f"file://{tmp_path}/root").create("a", b"1")
+        assert (tmp_path / "root" / "a").read_bytes() == b"1"
+
+    def test_opening_for_reading_creates_nothing(self, tmp_path: Path) -> None:
+        assert open_objects(tmp_path / "root", writable=False).list("") == []
+        assert not (tmp_path / "root").exists()
+
+    def test_a_root_that_is_a_file_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(ConfigError, match="is a file"):
+            open_objects(tmp_path / "file")
+
+    def test_a_root_below_a_file_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(ConfigError, match="cannot be written"):
+            open_objects(tmp_path / "file" / "root")
+
+    def test_a_root_that_cannot_be_written_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def read_only(source: object, target: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(os, "link", read_only)
+        with pytest.raises(ConfigError, match="Read-only") as caught:
+            open_objects(tmp_path)
+        assert "access" in caught.value.next_step
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_file_system_without_hard_links_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_links(source: object, target: object) -> None:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), str(source), None, str(target))
+
+        monkeypatch.setattr(os, "link", no_links)
+        with pytest.raises(ConfigError) as caught:
+            open_objects(tmp_path)
+        assert "hard links" in caught.value.next_step
+
+    def test_an_unknown_scheme_names_the_extra_to_install(self) -> None:
+        with pytest.raises(ConfigError, match="unknown scheme 'hdfs'") as caught:
+            open_objects("hdfs://host/path")
+        assert "holdfast[s3]" in caught.value.next_step
+
+    def test_a_password_in_a_url_is_refused_and_not_repeated(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            open_objects("s3://user:hunter2@bucket/prefix")
+        assert "hunter2" not in str(caught.value)
