@@ -1,0 +1,134 @@
+"""The data plane as the loop sees it: ordered channels, opened anew for every generation.
+
+A channel carries record batches and barriers, in order. All channels of a generation close together
+at rollback, so no batch from before it can be taken after it (P2).
+
+Invariants
+    - What is put into a channel comes out in order, or the channel breaks; nothing is skipped.
+    - `room` is asked before work that puts; what a queue holds is bounded in bytes, give or take one batch.
+
+Source: DESIGN section 3 (data plane); PROTOCOL P2, P9.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import pyarrow as pa
+
+from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Subtask
+
+Frame = pa.RecordBatch | Barrier
+
+CHANNEL_BYTES_MAX = 8 << 20
+
+
+class Links(Protocol):
+    """All channels of one subtask in one generation."""
+
+    def take(self, channel: ChannelId) -> Frame | None:
+        """Return the next frame of an input channel, None if there is none yet."""
+
+    def room(self, channel: ChannelId) -> bool:
+        """Return whether an output channel takes more now."""
+
+    def put(self, channel: ChannelId, frame: Frame) -> None:
+        """Queue the frame; never blocks."""
+
+    def close(self) -> None:
+        """Close every channel at once; queued frames are dropped."""
+
+
+class Network(Protocol):
+    """Opens the channels of a generation."""
+
+    def open(self, request: OpenLinks) -> Links:
+        """Open the channels; connecting goes on in the background."""
+
+
+class OpenLinks:
+    """Which channels a subtask needs, and where its peers are."""
+
+    def __init__(
+        self,
+        job_uuid: JobUuid,
+        generation: Generation,
+        subtask: Subtask,
+        inputs: Iterable[ChannelId],
+        outputs: Iterable[ChannelId],
+        addresses: Mapping[Subtask, tuple[str, int]],
+        schemas: Mapping[int, pa.Schema],
+        broken: Callable[[Generation, ChannelId, str], None],
+    ) -> None:
+        self.job_uuid, self.generation, self.subtask = job_uuid, generation, subtask
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.addresses, self.schemas, self.broken = addresses, schemas, broken
+
+
+def size_of(frame: Frame) -> int:
+    """Return the bytes that a frame counts for against a queue's limit."""
+    return 64 if isinstance(frame, Barrier) else int(frame.nbytes) + 64
+
+
+class Queue:
+    """One channel's frames in memory, bounded in bytes. Not thread-safe by itself: deque ends are."""
+
+    def __init__(self, bytes_max: int = CHANNEL_BYTES_MAX) -> None:
+        self._frames: deque[Frame] = deque()
+        self._bytes_in = self._bytes_out = 0
+        self._bytes_max = bytes_max
+
+    def put(self, frame: Frame) -> None:
+        """Append at the end; only one thread puts."""
+        self._frames.append(frame)
+        self._bytes_in += size_of(frame)
+
+    def take(self) -> Frame | None:
+        """Remove from the front; only one thread takes."""
+        try:
+            frame = self._frames.popleft()
+        except IndexError:
+            return None
+        self._bytes_out += size_of(frame)
+        return frame
+
+    def room(self) -> bool:
+        """Return whether less than the limit is queued."""
+        return self._bytes_in - self._bytes_out < self._bytes_max
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+
+class MemoryNetwork:
+    """Channels between workers of one process: the test driver's network."""
+
+    def __init__(self) -> None:
+        self._queues: dict[tuple[Generation, ChannelId], Queue] = {}
+
+    def open(self, request: OpenLinks) -> Links:
+        """Open the channels; a peer that opens later finds what was put before."""
+        for old in [key for key in self._queues if key[0] < request.generation]:
+            del self._queues[old]
+        wanted = (*request.inputs, *request.outputs)
+        queues = {c: self._queues.setdefault((request.generation, c), Queue()) for c in wanted}
+        return _MemoryLinks(queues)
+
+
+class _MemoryLinks:
+    def __init__(self, queues: dict[ChannelId, Queue]) -> None:
+        self._queues = queues
+
+    def take(self, channel: ChannelId) -> Frame | None:
+        return self._queues[channel].take()
+
+    def room(self, channel: ChannelId) -> bool:
+        return self._queues[channel].room()
+
+    def put(self, channel: ChannelId, frame: Frame) -> None:
+        self._queues[channel].put(frame)
+
+    def close(self) -> None:
+        self._queues = {}
