@@ -1,0 +1,48 @@
+# The commands of a developer. The first use of any of them creates .venv.
+.DEFAULT_GOAL := help
+.PHONY: help demo quick test bench lock clean check java
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+READY := $(VENV)/.installed
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q
+QUICK := $(wildcard tests/unit tests/formats tests/contract tests/sim)
+# Recipes that start Spark. JAVA_HOME given by the user wins, if Spark can use it.
+WITH_JAVA = JAVA_HOME="$$(cat $(VENV)/java-home)"
+export JAVA_HOME PYTHON
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
+
+demo: java ## the flights job on real data: a worker is killed, the result is verified (3 min at most)
+	@$(WITH_JAVA) $(BIN)/holdfast demo
+
+quick: check ## ruff, types, import rules, tests that need no Spark (2 min at most)
+	@$(PYTEST) -m "not e2e and not slow" $(QUICK)
+
+test: check java ## everything: quick, every scenario, Spark, smoke benchmarks
+	@$(WITH_JAVA) $(PYTEST) tests
+
+bench: java ## benchmarks at full size
+	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 --bench=full tests/bench
+
+lock: $(READY) ## resolve pyproject.toml again into requirements.lock
+	@$(BIN)/python tools/lock.py
+
+clean: ## remove .venv, caches and what the demo left
+	rm -rf $(VENV) .venv.lock build dist src/holdfast.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+		.import_linter_cache .holdfast flights-demo spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+check: $(READY)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --quiet || $(BIN)/lint-imports
+
+java: $(READY)
+	@(cd $(VENV) && [ -f java-home ] && [ -x "$$(cat java-home)/bin/java" ] && [ "$$(cat java-asked)" = "$$JAVA_HOME" ]) \
+		|| tools/bootstrap.sh java
+
+$(READY): requirements.lock pyproject.toml
+	@tools/bootstrap.sh venv

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# What `make` needs before it can run anything: a virtual environment and a Java runtime.
+#
+#   tools/bootstrap.sh venv   create .venv, install requirements.lock and the project in it
+#   tools/bootstrap.sh java   find or install a Java that Spark can use, note its home in .venv/java-home
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=.venv
+java_package=openjdk-17-jre-headless
+
+stop() {
+    printf '%s\n' "$@" >&2
+    exit 2
+}
+
+find_python() {
+    local candidate found=
+    for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13 python; do
+        "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1 || continue
+        found=$candidate
+        "$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1 && { printf '%s' "$candidate"; return; }
+    done
+    [ -n "$found" ] && stop \
+        "$found has no venv module; .venv was not created." \
+        "Install it, then run make again:  apt-get install python3-venv"
+    stop "No Python 3.11, 3.12 or 3.13 was found; .venv was not created." \
+        "Install one, then run make again:  apt-get install python3 python3-venv" \
+        "Or name one:  make PYTHON=/path/to/python3.11"
+}
+
+make_venv() {
+    local python
+    if ! "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; then
+        python=$(find_python)
+        echo "Creating $venv with $("$python" --version)" >&2
+        "$python" -m venv --clear "$venv"
+    fi
+    echo "Installing requirements.lock (some minutes the first time)" >&2
+    "$venv/bin/python" -m pip install --quiet --require-hashes -r requirements.lock
+    "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
+    touch "$venv/.installed"
+}
+
+# Spark starts every JVM with --add-modules=jdk.incubator.vector, which cut-down runtimes lack.
+fits() {
+    local version
+    version=$("$1" -version 2>&1 | sed -nE '1s/.*version "([0-9]+).*/\1/p') || return 1
+    [ "${version:-0}" -ge 17 ] && "$1" --list-modules 2>/dev/null | grep -q '^jdk.incubator.vector'
+}
+
+home_of() {
+    dirname "$(dirname "$(readlink -f "$1")")"
+}
+
+find_java() {
+    local candidate
+    for candidate in ${JAVA_HOME:+"$JAVA_HOME/bin/java"} "$(command -v java || true)" /usr/lib/jvm/*/bin/java; do
+        [ -x "$candidate" ] && fits "$candidate" && { home_of "$candidate"; return; }
+    done
+    return 1
+}
+
+note_java() {
+    local home
+    if ! home=$(find_java); then
+        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+            echo "Installing $java_package: Spark needs Java 17 or later and none was found" >&2
+            apt-get update -qq >&2
+            DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$java_package" >&2
+        fi
+        home=$(find_java) || stop \
+            "No Java 17 or later with the module jdk.incubator.vector was found; Spark cannot start." \
+            "Install one, then run make again:  sudo apt-get install $java_package" \
+            "Or name one:  make JAVA_HOME=/path/to/java"
+    fi
+    printf '%s\n' "${JAVA_HOME-}" >"$venv/java-asked"
+    printf '%s\n' "$home" >"$venv/java-home"
+}
+
+case "${1-}" in
+venv)
+    # Two makes in one checkout must not build the same environment at once.
+    if command -v flock >/dev/null; then
+        exec 9>.venv.lock
+        flock 9
+    fi
+    [ "$venv/.installed" -nt requirements.lock ] && [ "$venv/.installed" -nt pyproject.toml ] || make_venv
+    ;;
+java) note_java ;;
+*) stop "usage: tools/bootstrap.sh venv|java" ;;
+esac
