@@ -1,0 +1,181 @@
+"""What a sink is: a plan-time object that users write, and the target it opens on a worker.
+
+A `Sink` is configuration: cheap, picklable, without a connection. The driver checks it when the
+job is planned and prepares the target when the job starts; each worker opens one `Target` per
+writer. A target makes one writer's output of one epoch visible together with the tag that says
+so, in the target's own transaction, so no foreign timer can undo a decided commit.
+
+Batches that reach a target have the columns of the stream and, for an upsert stream, the int8
+column `_op` last: 0 puts the row, 1 deletes the row with its key.
+
+Invariants
+    - Output of an epoch is visible if and only if the target's tag is at or past the epoch.
+    - A tag only moves forward on (timeline, epoch); whoever does not move it changes nothing.
+    - What `accept` lets through, `deliver` can write: a row that the target can never take is
+      refused before the epoch is committed, not after, when it could no longer be taken back.
+
+Pure: no clock, thread or I/O. PROTOCOL P17, P24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, Fenced
+from holdfast.model import Tag, Writer
+
+OP = "_op"
+"""The column that tells puts from deletes; last, int8, in upsert streams only."""
+PUT = 0
+DELETE = 1
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The rows and the tag are in the target."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class AlreadyDelivered:
+    """The target stands at this tag, at or past the one delivered; nothing was changed."""
+
+    tag: Tag
+
+
+Outcome = Delivered | AlreadyDelivered
+
+FaultPoint = Literal["before_begin", "after_tag", "before_commit", "after_commit"]
+"""The steps of a delivery where a test may fail it. Before `after_commit` a failure undoes all."""
+Fault = Callable[[FaultPoint], None]
+
+
+def no_fault(point: FaultPoint) -> None:
+    """Go on: what every target does outside of tests."""
+
+
+class Target(Protocol):
+    """One writer's way into the target. One call at a time, from any thread."""
+
+    def delivered(self) -> Tag | None:
+        """Return the tag that stands in the target; None if this writer never delivered.
+
+        Raises:
+            Unavailable: the target cannot be reached now.
+        """
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+        """Make the rows visible together with the tag, or change nothing; no batches move the tag only.
+
+        The batches are read before the transaction begins, so a slow download locks nobody out,
+        and not at all if the target stands at the tag already.
+
+        Raises:
+            Unavailable: the outcome is unknown, or the target is busy: read the tag, then try again.
+            Fenced: the target stands on a newer timeline; this process may not write again.
+            Damaged: the target's own bytes are broken.
+            ConfigError: the target can never take these rows as it is.
+        """
+
+    def forget(self, through: Tag) -> None:
+        """Drop the before-images of deliveries up to this tag; no rewind can reach them any more."""
+
+    def close(self) -> None:
+        """Release the connection; an unfinished delivery is undone."""
+
+
+class Sink(Protocol):
+    """A target as users configure it."""
+
+    @property
+    def key(self) -> tuple[str, ...] | None:
+        """Columns that identify a row of the target; None if rows are only ever added."""
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """Refuse at plan time, without touching the target, what can never work.
+
+        Args:
+            schema: The stream's columns, without `_op`.
+            upsert_key: The key of an upsert stream, None for an append stream.
+
+        Raises:
+            ConfigError: key, types or names do not fit.
+        """
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """On the driver at the start: create the target if it is missing, else check that it fits.
+
+        Raises:
+            ConfigError: the existing target differs, or it cannot be written.
+            Unavailable: the target cannot be reached now.
+        """
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """Refuse rows that the target can never take, before they are staged.
+
+        Raises:
+            ConfigError: names the column and what is wrong with it.
+        """
+
+    def open(self, job_uuid: str, writer: Writer) -> Target:
+        """Return the writer's target; no connection is made yet."""
+
+
+def check_key(
+    where: str, schema: pa.Schema, upsert_key: tuple[str, ...] | None, key: tuple[str, ...] | None
+) -> None:
+    """Refuse a sink key that does not fit the stream.
+
+    An upsert stream needs the same columns, in any order. An append stream may have a key: the
+    last row of a key then wins, which is only meaningful if its rows come from one writer.
+    """
+    if OP in schema.names:
+        raise ConfigError(
+            f"{where}: the stream has a column named {OP!r}, which marks puts and deletes",
+            next_step=f"rename it, for example .select(pl.exclude({OP!r}), kind={OP!r})",
+        )
+    if key is None and upsert_key is None:
+        return
+    if key is None or (upsert_key is not None and set(key) != set(upsert_key)):
+        has = "no key" if key is None else f"key={list(key)}"
+        raise ConfigError(
+            f"{where}: the stream replaces rows by {list(upsert_key or ())}, the sink has {has}",
+            next_step=f"give the sink key={list(upsert_key or ())}",
+        )
+    unknown = [name for name in key if name not in schema.names]
+    if unknown or not key or len(set(key)) != len(key):
+        fault = f"names unknown columns {unknown}" if unknown else "is empty or names a column twice"
+        raise ConfigError(
+            f"{where}: key={list(key)} {fault}", next_step=f"choose the key from the columns {schema.names}"
+        )
+
+
+def check_null_keys(where: str, key: tuple[str, ...] | None, batch: pa.RecordBatch) -> None:
+    """Refuse rows with a null in a key column: no SQL primary key can hold one."""
+    for name in key or ():
+        nulls = batch.column(name).null_count
+        if nulls:
+            raise ConfigError(
+                f"{where}: {nulls} rows have no value in the key column {name!r}",
+                not_done="the rows were not written",
+                next_step=f"before the sink, leave them out with .filter(pl.col({name!r}).is_not_null()) "
+                f"or give them a value with fill_null",
+            )
+
+
+def already(where: str, tag: Tag, standing: Tag) -> AlreadyDelivered:
+    """Judge a delivery whose tag did not move: harmless repetition, or a writer of a timeline that is over."""
+    assert standing >= tag, "only a tag at or past the delivered one refuses a delivery"
+    if standing.timeline > tag.timeline:
+        raise Fenced(
+            f"{where}: stands on timeline {standing.timeline}, but epoch {tag.epoch} of timeline "
+            f"{tag.timeline} was to be delivered",
+            not_done="nothing was written to the target",
+            next_step="let this process exit, do not retry it: the job was rewound and another process runs it",
+        )
+    return AlreadyDelivered(standing)

@@ -1,0 +1,277 @@
+"""Delivery of one writer's committed output: first in, first out, each epoch once.
+
+Commit decides that an epoch's output will be delivered; delivery may then take as long as the
+target is down. The machine keeps what is decided and not yet in, tries the oldest, and never goes
+on past it. A reply that did not come says nothing: before the next attempt the target's own tag
+is read, and what the tag covers is not tried again.
+
+Invariants
+    - At most one request, attempt or timer is under way per writer.
+    - The queue's tags strictly increase; only its head is ever attempted.
+    - `floor` never goes back, and everything at or below it is in the target.
+    - A state that has nothing to do, and only such a state, is Ready.
+
+The caller keeps one machine per writer through recoveries, and drops it at a rewind. When
+`is_full` it stops the sources; nothing is ever skipped. After a rescale it queues output of new
+writers of a sink only when the older writers' backlog is empty (P20).
+
+Pure: no clock, thread or I/O. Driven by runtime/loop.py and chaos/simulator.py.
+Source: PROTOCOL P17, P18, P24.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from holdfast.model import Pending, Tag, Writer
+
+RETRY_FIRST_MS = 50
+RETRY_MAX_MS = 5_000
+BACKLOG_EPOCHS_MAX = 128
+BACKLOG_BYTES_MAX = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The target's tag is being read."""
+
+    writer: Writer
+    floor: Tag | None
+    queue: tuple[Pending, ...]
+    failures: int
+    """Failures in a row since something was last delivered."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request or attempt failed; its timer runs."""
+
+    writer: Writer
+    floor: Tag | None
+    queue: tuple[Pending, ...]
+    failures: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Everything decided is in the target."""
+
+    writer: Writer
+    floor: Tag | None
+
+
+@dataclass(frozen=True)
+class Delivering:
+    """The head of the queue is being attempted."""
+
+    writer: Writer
+    floor: Tag | None
+    queue: tuple[Pending, ...]
+    failures: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Delivery cannot go on; the job ends with this error."""
+
+    writer: Writer
+    queue: tuple[Pending, ...]
+    error: str
+
+
+Delivery = Opening | Waiting | Ready | Delivering | Stopped
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The target answered with the tag that stands in it, None if the writer never delivered."""
+
+    delivered: Tag | None
+    confirmed_by_manifest: Tag | None = None
+    """What a manifest says is in; a target below it was restored from a backup."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Committed output; may repeat what is queued or delivered already, as recovery does."""
+
+    pending: Pending
+
+
+@dataclass(frozen=True)
+class Succeeded:
+    """The attempt put its rows and this tag into the target."""
+
+    tag: Tag
+
+
+@dataclass(frozen=True)
+class AlreadyThere:
+    """The attempt changed nothing, because the target stands at this tag."""
+
+    tag: Tag
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A request or attempt failed; unless permanent, its outcome is unknown."""
+
+    error: str
+    permanent: bool
+    kind: str = "unavailable"
+    """`kind` of the HoldfastError; decides the exit status if delivery stops."""
+
+
+@dataclass(frozen=True)
+class RetryDue:
+    """The timer that RetryAfter asked for ran out."""
+
+
+Event = Opened | Queue | Succeeded | AlreadyThere | Failed | RetryDue
+
+
+@dataclass(frozen=True)
+class Open:
+    """Read the writer's tag in the target; answer with Opened or Failed."""
+
+    writer: Writer
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Deliver this; answer with Succeeded, AlreadyThere or Failed."""
+
+    pending: Pending
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """Tell the master that everything up to this tag is in, so that the next manifest drops it."""
+
+    writer: Writer
+    tag: Tag
+
+
+@dataclass(frozen=True)
+class RetryAfter:
+    """Send RetryDue once, after this long."""
+
+    writer: Writer
+    delay_ms: int
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Stop the job with this error."""
+
+    writer: Writer
+    error: str
+    kind: str
+
+
+Effect = Open | Attempt | Confirm | RetryAfter | Fail
+
+
+def start(writer: Writer) -> tuple[Delivery, list[Effect]]:
+    """Begin by reading the tag: nothing is attempted before it is known."""
+    return Opening(writer, floor=None, queue=(), failures=0), [Open(writer)]
+
+
+def step(state: Delivery, event: Event) -> tuple[Delivery, list[Effect]]:
+    """Take one event; return the next state and what the loop must do, in order."""
+    if isinstance(state, Stopped):
+        assert isinstance(event, Queue), "nothing is under way after delivery stopped"
+        return state, []
+    match event:
+        case Queue(pending):
+            return _queue(state, pending)
+        case Opened(delivered, confirmed):
+            assert isinstance(state, Opening), "no tag was asked for"
+            return _opened(state, delivered, confirmed)
+        case Succeeded(tag):
+            assert isinstance(state, Delivering) and tag == state.queue[0].tag, "another attempt was under way"
+            return _delivered(state, tag)
+        case AlreadyThere(tag):
+            assert isinstance(state, Delivering) and tag >= state.queue[0].tag, "the tag does not cover the attempt"
+            return _delivered(state, tag)
+        case Failed(error, permanent, kind):
+            assert isinstance(state, Opening | Delivering), "nothing was under way"
+            return _stop(state, error, kind) if permanent else _retry(state)
+        case RetryDue():
+            assert isinstance(state, Waiting), "no timer was asked for"
+            return Opening(state.writer, state.floor, state.queue, state.failures), [Open(state.writer)]
+        case _:
+            assert_never(event)
+
+
+def backlog(state: Delivery) -> tuple[int, int]:
+    """Return epochs and bytes that are committed and not known to be delivered."""
+    if isinstance(state, Ready):
+        return 0, 0
+    return len(state.queue), sum(part.size for pending in state.queue for part in pending.staged.parts)
+
+
+def is_full(
+    state: Delivery, epochs_max: int = BACKLOG_EPOCHS_MAX, bytes_max: int = BACKLOG_BYTES_MAX
+) -> bool:
+    """Tell whether sources must stop until something is delivered."""
+    epochs, size = backlog(state)
+    return epochs >= epochs_max or size >= bytes_max
+
+
+def _queue(state: Opening | Waiting | Ready | Delivering, pending: Pending) -> tuple[Delivery, list[Effect]]:
+    assert pending.writer == state.writer, "output of another writer"
+    if state.floor is not None and pending.tag <= state.floor:
+        return state, []
+    if isinstance(state, Ready):
+        return Delivering(state.writer, state.floor, (pending,), failures=0), [Attempt(pending)]
+    same = [queued for queued in state.queue if queued.tag == pending.tag]
+    if same:
+        assert same == [pending], "one epoch was staged in two ways"
+        return state, []
+    assert not state.queue or pending.tag > state.queue[-1].tag, "output would be overtaken"
+    return replace(state, queue=(*state.queue, pending)), []
+
+
+def _opened(state: Opening, delivered: Tag | None, confirmed: Tag | None) -> tuple[Delivery, list[Effect]]:
+    known = [tag for tag in (state.floor, confirmed) if tag is not None]
+    if known and (delivered is None or delivered < max(known)):
+        return _stop(state, _went_back(state.writer, delivered, max(known)), "damaged")
+    news: list[Effect] = []
+    if delivered is not None and delivered != state.floor:
+        news.append(Confirm(state.writer, delivered))
+    return _go_on(state.writer, delivered, state.queue, state.failures, news)
+
+
+def _delivered(state: Delivering, tag: Tag) -> tuple[Delivery, list[Effect]]:
+    return _go_on(state.writer, tag, state.queue, failures=0, effects=[Confirm(state.writer, tag)])
+
+
+def _go_on(
+    writer: Writer, floor: Tag | None, queue: tuple[Pending, ...], failures: int, effects: list[Effect]
+) -> tuple[Delivery, list[Effect]]:
+    rest = tuple(pending for pending in queue if floor is None or pending.tag > floor)
+    if not rest:
+        return Ready(writer, floor), effects
+    return Delivering(writer, floor, rest, failures), [*effects, Attempt(rest[0])]
+
+
+def _retry(state: Opening | Delivering) -> tuple[Delivery, list[Effect]]:
+    delay_ms = min(RETRY_FIRST_MS << min(state.failures, 16), RETRY_MAX_MS)
+    waiting = Waiting(state.writer, state.floor, state.queue, state.failures + 1)
+    return waiting, [RetryAfter(state.writer, delay_ms)]
+
+
+def _stop(state: Opening | Delivering, error: str, kind: str) -> tuple[Delivery, list[Effect]]:
+    return Stopped(state.writer, state.queue, error), [Fail(state.writer, error, kind)]
+
+
+def _went_back(writer: Writer, delivered: Tag | None, known: Tag) -> str:
+    stands = "has no tag" if delivered is None else f"stands at timeline {delivered.timeline}, epoch {delivered.epoch}"
+    return (
+        f"sink {writer.sink!r}, writer {writer.subtask}: the target {stands}, but timeline {known.timeline}, "
+        f"epoch {known.epoch} was delivered to it: it was restored from a backup, replaced or emptied.\n"
+        f"Not done: nothing more was delivered to it.\n"
+        f"Next: bring the newer target back, or rewind the job to a checkpoint that the target still covers"
+    )

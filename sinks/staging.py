@@ -1,0 +1,155 @@
+"""Staged output: the rows of one writer for one epoch, as bytes.
+
+A sink's rows are staged before the checkpoint is acknowledged and delivered after it is
+committed. Between the two they are objects in the checkpoint root that nobody reads but the
+delivery. One part is one Arrow IPC file, zstd-compressed, with the stream's columns and, for an
+upsert stream, the int8 column `_op` last (0 put, 1 delete).
+
+Of the rows with one key in one epoch only the last is staged: visibility is atomic per epoch, so
+no reader could ever have seen the others.
+
+Invariants
+    - Rows keep their order; parts are delivered in the order that the manifest names them.
+    - An upsert part holds each key once.
+    - Truncated or malformed bytes raise Damaged. A changed bit inside the data is found by the
+      hash of the object, which whoever reads it checks first.
+
+Pure: bytes in, bytes out. PROTOCOL P8: parts of an epoch that did not complete are named again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import Damaged
+from holdfast.sinks.contract import DELETE, OP, PUT
+
+FORMAT_KEY = b"holdfast.staged"
+FORMAT_VERSION = b"1"
+BATCH_ROWS = 65_536
+"""Rows per Arrow batch inside a part: what a delivery holds in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One encoded part, and the rows in it."""
+
+    data: bytes
+    rows: int
+
+
+def staged_schema(schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> pa.Schema:
+    """Return the columns of a part: the stream's, and `_op` last for an upsert stream."""
+    fields = list(schema)
+    if upsert_key is not None:
+        fields.append(pa.field(OP, pa.int8(), nullable=False))
+    return pa.schema(fields, metadata={FORMAT_KEY: FORMAT_VERSION})
+
+
+def last_per_key(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
+    """Keep the last row of every key, in the order of the rows."""
+    keys = pl.from_arrow(rows.select(list(key)))
+    assert isinstance(keys, pl.DataFrame)
+    last = keys.with_row_index("row").unique(subset=list(key), keep="last").get_column("row").sort()
+    return rows if len(last) == rows.num_rows else rows.take(last.to_arrow())
+
+
+def encode(rows: pa.Table) -> bytes:
+    """Return the rows as one Arrow IPC file."""
+    buffer = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
+    with pa.ipc.new_file(buffer, rows.schema, options=options) as file:
+        file.write_table(rows.combine_chunks(), max_chunksize=BATCH_ROWS)
+    return bytes(buffer.getvalue().to_pybytes())
+
+
+def decode(data: bytes) -> list[pa.RecordBatch]:
+    """Return the batches of one part, in order.
+
+    Raises:
+        Damaged: the bytes are not a part as `encode` writes it.
+    """
+    try:
+        file = pa.ipc.open_file(pa.py_buffer(data))
+        batches = [file.get_batch(i) for i in range(file.num_record_batches)]
+        for batch in batches:
+            batch.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(f"not a readable Arrow file ({error})") from error
+    version = (file.schema.metadata or {}).get(FORMAT_KEY)
+    if version != FORMAT_VERSION:
+        raise _damaged(f"its format is {version!r}, this version reads {FORMAT_VERSION!r}")
+    if OP in file.schema.names:
+        _check_ops(file.schema, batches)
+    return batches
+
+
+class Stage:
+    """Collects one writer's rows until the barrier, then seals them into a part.
+
+    Args:
+        schema: The stream's columns, without `_op`.
+        upsert_key: The key of an upsert stream, None for an append stream.
+        accept: The sink's; refuses rows that the target can never take, before they are committed.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        upsert_key: tuple[str, ...] | None,
+        accept: Callable[[pa.RecordBatch], None] | None = None,
+    ) -> None:
+        self._schema, self._key, self._accept = staged_schema(schema, upsert_key), upsert_key, accept
+        self._batches: list[pa.RecordBatch] = []
+        self.buffered_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows in; in an upsert stream a batch without `_op` puts every row.
+
+        Raises:
+            ConfigError: the target can never take one of these rows.
+        """
+        if self._key is not None and OP not in batch.schema.names:
+            batch = batch.append_column(self._schema.field(OP), pa.repeat(pa.scalar(PUT, pa.int8()), batch.num_rows))
+        assert batch.schema.names == self._schema.names, (
+            f"the stream's columns are {self._schema.names}, the batch has {batch.schema.names}"
+        )
+        if batch.num_rows == 0:
+            return
+        if self._accept is not None:
+            self._accept(batch)
+        self._batches.append(batch)
+        self.buffered_bytes += batch.nbytes
+
+    def seal(self) -> Part | None:
+        """Return what was added since the last seal, None if that is nothing; then begin anew."""
+        batches, self._batches, self.buffered_bytes = self._batches, [], 0
+        if not batches:
+            return None
+        rows = pa.concat_tables([pa.table(batch).cast(self._schema) for batch in batches])
+        if self._key is not None:
+            rows = last_per_key(rows, self._key)
+        return Part(encode(rows), rows.num_rows)
+
+
+def _check_ops(schema: pa.Schema, batches: list[pa.RecordBatch]) -> None:
+    if schema.names[-1] != OP or schema.field(OP).type != pa.int8():
+        raise _damaged(f"{OP!r} is not its last column, of type int8")
+    for batch in batches:
+        ops = batch.column(OP)
+        known = pc.is_in(ops, value_set=pa.array([PUT, DELETE], pa.int8()))
+        if ops.null_count or not pc.all(known, min_count=0).as_py():
+            raise _damaged(f"{OP!r} holds something other than {PUT} and {DELETE}")
+
+
+def _damaged(why: str) -> Damaged:
+    return Damaged(
+        f"a staged part is broken: {why}",
+        not_done="its epoch was not delivered, nor any epoch after it",
+        next_step="check the store that holds the job's root; holdfast checkpoints verify JOB names every broken object",
+    )

@@ -1,0 +1,95 @@
+"""SQL for the tag that makes a delivery happen once, and for the before-images that let it be undone.
+
+Every SQL target holds two tables of ours. `holdfast_progress` has one row per writer: the tag of
+the last epoch whose output is in. `holdfast_undo` has one row per row that a delivery replaced,
+deleted or added, with what was there before, so that a rewind can put it back.
+
+Advancing the tag is the first statement of the delivery transaction. It takes the row lock, and
+it changes one row only if (timeline, epoch) grows; with any other count the transaction is rolled
+back and the tag is read again. That needs no generation: a zombie that holds an epoch already
+delivered changes nothing, and one that holds the next epoch delivers exactly what its successor
+would have.
+
+Invariants
+    - Statements hold values as parameters only; no text of a user's is ever pasted in.
+    - The text is the same for SQLite and Postgres, but for the parameter mark.
+
+Pure: text only. PROTOCOL P1 (`job` holds the job UUID), P17, P21.
+"""
+
+from __future__ import annotations
+
+from holdfast.model import Tag, Writer
+
+PROGRESS = "holdfast_progress"
+UNDO = "holdfast_undo"
+
+CREATE_PROGRESS = f"""\
+CREATE TABLE IF NOT EXISTS {PROGRESS} (
+    job TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    writer INTEGER NOT NULL,
+    timeline BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    PRIMARY KEY (job, sink, writer)
+)"""
+
+CREATE_UNDO = f"""\
+CREATE TABLE IF NOT EXISTS {UNDO} (
+    job TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    writer INTEGER NOT NULL,
+    timeline BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    n BIGINT NOT NULL,
+    "key" TEXT NOT NULL,
+    "before" TEXT,
+    PRIMARY KEY (job, sink, writer, timeline, epoch, n)
+)"""
+
+WriterRow = tuple[str, str, int]
+"""Job UUID, sink, writer: the parameters that every statement begins with."""
+
+
+def writer_row(job_uuid: str, writer: Writer) -> WriterRow:
+    """Return the primary key of the writer's tag."""
+    return job_uuid, writer.sink, writer.subtask
+
+
+def tag_row(job_uuid: str, writer: Writer, tag: Tag) -> tuple[str, str, int, int, int]:
+    """Return the parameters of `advance` and `forget`, and the first five of `record_before`."""
+    return *writer_row(job_uuid, writer), tag.timeline, tag.epoch
+
+
+def read_tag(mark: str = "?") -> str:
+    """Select timeline and epoch of a writer; no row means that it never delivered."""
+    return f"SELECT timeline, epoch FROM {PROGRESS} WHERE job = {mark} AND sink = {mark} AND writer = {mark}"
+
+
+def advance(mark: str = "?") -> str:
+    """Move the tag forward. Row count 1: go on. Anything else: roll back and read the tag again."""
+    return (
+        f"INSERT INTO {PROGRESS} (job, sink, writer, timeline, epoch) VALUES ({_marks(mark, 5)}) "
+        f"ON CONFLICT (job, sink, writer) DO UPDATE SET timeline = excluded.timeline, epoch = excluded.epoch "
+        f"WHERE ({PROGRESS}.timeline, {PROGRESS}.epoch) < (excluded.timeline, excluded.epoch)"
+    )
+
+
+def record_before(mark: str = "?") -> str:
+    """Insert one before-image; `before` is NULL if there was no row with that key."""
+    return (
+        f'INSERT INTO {UNDO} (job, sink, writer, timeline, epoch, n, "key", "before") '
+        f"VALUES ({_marks(mark, 8)})"
+    )
+
+
+def forget(mark: str = "?") -> str:
+    """Delete a writer's before-images up to a tag."""
+    return (
+        f"DELETE FROM {UNDO} WHERE job = {mark} AND sink = {mark} AND writer = {mark} "
+        f"AND (timeline, epoch) <= ({mark}, {mark})"
+    )
+
+
+def _marks(mark: str, count: int) -> str:
+    return ", ".join([mark] * count)
