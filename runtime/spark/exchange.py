@@ -1,0 +1,225 @@
+"""The data plane between workers: one TCP connection per channel.
+
+Receiver threads fill the input queues and stop reading when one is full, so that a slow reader is
+felt by its sender alone. Sender threads empty the output queues: the operator thread never sends.
+Channels of a subtask to itself are plain queues.
+
+Invariants
+    - A connection serves one channel of one generation of one job; others are refused (P2).
+    - A generation's connections all close together, and before those of the next are used.
+    - A broken connection is reported once per channel, unless this end closed it.
+
+Source: DESIGN section 3 (data plane).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.errors import Unavailable
+from holdfast.model import Barrier, ChannelId, Generation, JobUuid
+from holdfast.runtime.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue
+from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, connect, listen
+
+_BATCH, _BARRIER = 1, 2
+_log = logging.getLogger("holdfast.exchange")
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a data connection is for."""
+
+    job_uuid: JobUuid
+    generation: Generation
+    channel: ChannelId
+
+
+class TcpNetwork:
+    """Takes data connections of this worker and opens those to its peers."""
+
+    def __init__(self, host: str, secret: bytes, wake: Callable[[], None]) -> None:
+        self._secret, self._wake = secret, wake
+        self._listener = listen(host)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._lock = threading.Lock()
+        self._waiting: dict[Hello, Stream] = {}
+        self._links: _TcpLinks | None = None
+        threading.Thread(target=self._accept_all, name="data-accept", daemon=True).start()
+
+    def open(self, request: OpenLinks) -> Links:
+        """Open the channels of a generation; connections complete in the background."""
+        links = _TcpLinks(request, self._secret, self._wake)
+        with self._lock:
+            self._links = links
+            for hello, stream in list(self._waiting.items()):
+                del self._waiting[hello]
+                self._place(hello, stream)
+        links.connect()
+        return links
+
+    def close(self) -> None:
+        """Stop taking connections."""
+        self._listener.close()
+
+    def _accept_all(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # the listener was closed
+            threading.Thread(target=self._greet, args=(connection,), name="data-greet", daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            stream, greeting = accept(connection, self._secret)
+            hello = msgspec.msgpack.decode(greeting, type=Hello)
+        except (StreamClosed, msgspec.DecodeError) as error:
+            _log.warning("a data connection was refused: %s", error)
+            return
+        with self._lock:
+            self._place(hello, stream)
+
+    def _place(self, hello: Hello, stream: Stream) -> None:
+        links = self._links
+        if links is not None and links.wants(hello):
+            links.attach(hello.channel, stream)
+        elif links is None or hello.generation > links.request.generation:
+            self._waiting[hello] = stream  # the peer was deployed first
+        else:
+            stream.close()
+
+
+class _TcpLinks:
+    def __init__(self, request: OpenLinks, secret: bytes, wake: Callable[[], None]) -> None:
+        self.request = request
+        self._secret, self._wake = secret, wake
+        self._closed = False
+        own = request.subtask
+        self._local = {c: Queue() for c in request.outputs if c.receiver == own}
+        self._in = {c: _Bounded() for c in request.inputs if c.sender != own}
+        self._out = {c: _Bounded() for c in request.outputs if c.receiver != own}
+        self._streams: list[Stream] = []
+        self._lock = threading.Lock()
+
+    def wants(self, hello: Hello) -> bool:
+        same = hello.job_uuid == self.request.job_uuid and hello.generation == self.request.generation
+        return same and hello.channel in self._in
+
+    def attach(self, channel: ChannelId, stream: Stream) -> None:
+        if self._keep(stream):
+            name = f"receive-{channel.edge}-{channel.sender}"
+            threading.Thread(target=self._receive, args=(channel, stream), name=name, daemon=True).start()
+
+    def connect(self) -> None:
+        for channel in self._out:
+            name = f"send-{channel.edge}-{channel.receiver}"
+            threading.Thread(target=self._send, args=(channel,), name=name, daemon=True).start()
+
+    def take(self, channel: ChannelId) -> Frame | None:
+        if channel in self._local:
+            return self._local[channel].take()
+        return self._in[channel].take()
+
+    def room(self, channel: ChannelId) -> bool:
+        return self._local[channel].room() if channel in self._local else self._out[channel].room()
+
+    def put(self, channel: ChannelId, frame: Frame) -> None:
+        if channel in self._local:
+            self._local[channel].put(frame)
+        else:
+            self._out[channel].put(frame)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            streams, self._streams = self._streams, []
+        for stream in streams:
+            stream.close()
+        for bounded in (*self._in.values(), *self._out.values()):
+            bounded.close()
+
+    def _keep(self, stream: Stream) -> bool:
+        with self._lock:
+            if not self._closed:
+                self._streams.append(stream)
+                return True
+        stream.close()
+        return False
+
+    def _receive(self, channel: ChannelId, stream: Stream) -> None:
+        queue, schema = self._in[channel], self.request.schemas[channel.edge]
+        try:
+            while queue.wait_for_room():
+                kind, data = stream.receive()
+                if kind == _BATCH:
+                    queue.put(pa.ipc.read_record_batch(pa.py_buffer(data), schema))
+                else:
+                    queue.put(msgspec.msgpack.decode(data, type=Barrier))
+                self._wake()
+        except StreamClosed as error:
+            self._report(channel, str(error))
+
+    def _send(self, channel: ChannelId) -> None:
+        request, queue = self.request, self._out[channel]
+        hello = msgspec.msgpack.encode(Hello(request.job_uuid, request.generation, channel))
+        try:
+            stream = connect(request.addresses[channel.receiver], self._secret, hello)
+            if not self._keep(stream):
+                return
+            while (frame := queue.wait_and_take()) is not None:
+                if isinstance(frame, Barrier):
+                    stream.send(_BARRIER, msgspec.msgpack.encode(frame))
+                else:
+                    stream.send(_BATCH, memoryview(frame.serialize()))
+                self._wake()
+        except (StreamClosed, Unavailable) as error:
+            self._report(channel, str(error))
+
+    def _report(self, channel: ChannelId, why: str) -> None:
+        if not self._closed:
+            self.request.broken(self.request.generation, channel, why)
+
+
+class _Bounded(Queue):
+    """A queue whose other end is a thread that can wait."""
+
+    def __init__(self) -> None:
+        super().__init__(CHANNEL_BYTES_MAX)
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, frame: Frame) -> None:
+        with self._changed:
+            super().put(frame)
+            self._changed.notify()
+
+    def take(self) -> Frame | None:
+        full = not self.room()
+        frame = super().take()
+        if full and frame is not None:
+            with self._changed:
+                self._changed.notify()
+        return frame
+
+    def wait_for_room(self) -> bool:
+        """Wait until there is room; False once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self.room())
+        return not self._closed
+
+    def wait_and_take(self) -> Frame | None:
+        """Wait for a frame; None once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self) > 0)
+        return None if self._closed else super().take()
+
+    def close(self) -> None:
+        """Let whoever waits go."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

@@ -1,0 +1,152 @@
+"""Authenticated, framed TCP streams between driver and workers.
+
+Both ends prove that they know the run's secret before anything else is read, by an HMAC over fresh
+nonces of both; the secret itself never crosses the wire. Then either end sends frames: one byte of
+kind, eight of length, the bytes.
+
+Invariants
+    - Nothing of a peer that did not authenticate is decoded; it is limited in size and time.
+    - `close` may be called by any thread and frees a thread that is blocked in send or receive.
+
+Source: DESIGN section 3 (control and data plane).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+from collections.abc import Sequence
+
+from holdfast.errors import Unavailable
+
+_HEADER = struct.Struct("<BQ")
+NONCE_BYTES = 32
+HELLO_BYTES_MAX = 4096
+FRAME_BYTES_MAX = 1 << 30
+HANDSHAKE_TIMEOUT_S = 5.0
+
+
+class StreamClosed(Exception):
+    """The peer went away, or this end closed the stream."""
+
+
+class Stream:
+    """One authenticated connection. One thread sends, one receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, kind: int, payload: bytes | memoryview) -> None:
+        """Send one frame. Raises StreamClosed."""
+        header = _HEADER.pack(kind, len(payload))
+        try:
+            if len(payload) < 1 << 16:
+                self._socket.sendall(header + bytes(payload))
+            else:
+                self._socket.sendall(header)
+                self._socket.sendall(payload)
+        except OSError as error:
+            raise StreamClosed(str(error)) from error
+
+    def receive(self) -> tuple[int, bytearray]:
+        """Return the next frame's kind and bytes. Raises StreamClosed."""
+        kind, length = _HEADER.unpack(self._exactly(_HEADER.size))
+        if length > FRAME_BYTES_MAX:
+            raise StreamClosed(f"a frame of {length} bytes was announced; the limit is {FRAME_BYTES_MAX}")
+        return kind, self._exactly(length)
+
+    def close(self) -> None:
+        """Close the stream now; what is under way in other threads ends with StreamClosed."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # never connected, or the peer was first: closed is what was asked for
+        self._socket.close()
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            try:
+                count = self._socket.recv_into(view)
+            except OSError as error:
+                raise StreamClosed(str(error)) from error
+            if count == 0:
+                raise StreamClosed("the peer closed the stream")
+            view = view[count:]
+        return data
+
+
+def listen(host: str) -> socket.socket:
+    """Listen on a free port of this address."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, 0))
+    listener.listen(64)
+    return listener
+
+
+def connect(address: Sequence[str | int], secret: bytes, hello: bytes) -> Stream:
+    """Connect and authenticate both ends; `hello` tells the peer what the stream is for.
+
+    Raises:
+        Unavailable: nobody answers, or the peer does not know the secret.
+    """
+    host, port = str(address[0]), int(address[1])
+    try:
+        connection = socket.create_connection((host, port), HANDSHAKE_TIMEOUT_S)
+    except OSError as error:
+        raise _refused(host, port, str(error)) from error
+    stream = Stream(connection)
+    ours = os.urandom(NONCE_BYTES)
+    try:
+        theirs = bytes(stream._exactly(NONCE_BYTES))
+        stream.send(0, ours + _proof(secret, b"connect", theirs, ours, hello) + hello)
+        answer = bytes(stream._exactly(hashlib.sha256().digest_size))
+    except StreamClosed as error:
+        stream.close()
+        raise _refused(host, port, str(error)) from error
+    if not hmac.compare_digest(answer, _proof(secret, b"accept", ours, theirs, hello)):
+        stream.close()
+        raise _refused(host, port, "it does not know the secret of this run")
+    connection.settimeout(None)
+    return stream
+
+
+def accept(connection: socket.socket, secret: bytes) -> tuple[Stream, bytes]:
+    """Authenticate a connection that came in; return it with the peer's hello. Raises StreamClosed."""
+    connection.settimeout(HANDSHAKE_TIMEOUT_S)
+    stream = Stream(connection)
+    ours = os.urandom(NONCE_BYTES)
+    size = hashlib.sha256().digest_size
+    try:
+        connection.sendall(ours)
+        _, length = _HEADER.unpack(stream._exactly(_HEADER.size))
+        if not NONCE_BYTES + size <= length <= NONCE_BYTES + size + HELLO_BYTES_MAX:
+            raise StreamClosed("the peer's greeting has a wrong size")
+        greeting = bytes(stream._exactly(length))
+        theirs, proof, hello = greeting[:NONCE_BYTES], greeting[NONCE_BYTES : NONCE_BYTES + size], greeting[NONCE_BYTES + size :]
+        if not hmac.compare_digest(proof, _proof(secret, b"connect", ours, theirs, hello)):
+            raise StreamClosed("the peer does not know the secret of this run")
+        connection.sendall(_proof(secret, b"accept", theirs, ours, hello))
+    except (StreamClosed, OSError) as error:
+        stream.close()
+        raise StreamClosed(str(error)) from error
+    connection.settimeout(None)
+    return stream, hello
+
+
+def _proof(secret: bytes, role: bytes, first: bytes, second: bytes, hello: bytes) -> bytes:
+    return hmac.new(secret, b"|".join((role, first, second, hello)), hashlib.sha256).digest()
+
+
+def _refused(host: str, port: int, why: str) -> Unavailable:
+    return Unavailable(
+        f"no stream to {host}:{port}: {why}",
+        not_done="nothing was sent",
+        next_step="if it goes on, check that hosts reach each other on all ports: holdfast doctor",
+    )
