@@ -192,6 +192,7 @@ class _Bounded(Queue):
         super().__init__(CHANNEL_BYTES_MAX)
         self._changed = threading.Condition()
         self._closed = False
+        self._full = False
 
     def put(self, frame: Frame) -> None:
         with self._changed:
@@ -199,9 +200,9 @@ class _Bounded(Queue):
             self._changed.notify()
 
     def take(self) -> Frame | None:
-        full = not self.room()
         frame = super().take()
-        if full and frame is not None:
+        # Read after the take: the waiter sets it before it looks at the room, so one of the two sees the other.
+        if self._full:
             with self._changed:
                 self._changed.notify()
         return frame
@@ -209,7 +210,9 @@ class _Bounded(Queue):
     def wait_for_room(self) -> bool:
         """Wait until there is room; False once closed."""
         with self._changed:
+            self._full = True
             self._changed.wait_for(lambda: self._closed or self.room())
+            self._full = False
         return not self._closed
 
     def wait_and_take(self) -> Frame | None:
