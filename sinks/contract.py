@@ -126,9 +126,7 @@ class Sink(Protocol):
         """Return the writer's target; no connection is made yet."""
 
 
-def check_key(
-    where: str, schema: pa.Schema, upsert_key: tuple[str, ...] | None, key: tuple[str, ...] | None
-) -> None:
+def check_key(where: str, schema: pa.Schema, upsert_key: tuple[str, ...] | None, key: tuple[str, ...] | None) -> None:
     """Refuse a sink key that does not fit the stream.
 
     An upsert stream needs the same columns, in any order. An append stream may have a key: the

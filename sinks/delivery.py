@@ -212,9 +212,7 @@ def backlog(state: Delivery) -> tuple[int, int]:
     return len(state.queue), sum(part.size for pending in state.queue for part in pending.staged.parts)
 
 
-def is_full(
-    state: Delivery, epochs_max: int = BACKLOG_EPOCHS_MAX, bytes_max: int = BACKLOG_BYTES_MAX
-) -> bool:
+def is_full(state: Delivery, epochs_max: int = BACKLOG_EPOCHS_MAX, bytes_max: int = BACKLOG_BYTES_MAX) -> bool:
     """Tell whether sources must stop until something is delivered."""
     epochs, size = backlog(state)
     return epochs >= epochs_max or size >= bytes_max

@@ -77,10 +77,7 @@ def advance(mark: str = "?") -> str:
 
 def record_before(mark: str = "?") -> str:
     """Insert one before-image; `before` is NULL if there was no row with that key."""
-    return (
-        f'INSERT INTO {UNDO} (job, sink, writer, timeline, epoch, n, "key", "before") '
-        f"VALUES ({_marks(mark, 8)})"
-    )
+    return f'INSERT INTO {UNDO} (job, sink, writer, timeline, epoch, n, "key", "before") VALUES ({_marks(mark, 8)})'
 
 
 def forget(mark: str = "?") -> str:

@@ -1,0 +1,188 @@
+"""A target inside the process, for tests: the same tag semantics without a database.
+
+The test driver and the simulator replace every sink by one of these. All targets that one
+`MemorySink` opens share its contents, as all connections to a database do, and a delivery builds
+its changes aside and publishes them in one assignment under a lock. A fault raised at any point
+before `after_commit` leaves the contents as they were.
+
+Invariants
+    - Rows, before-images and tag change together or not at all.
+    - Whoever reads the contents sees whole deliveries.
+
+Source: PROTOCOL P17; the conformance suite holds this and every real target to the same contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError
+from holdfast.model import Tag, Writer
+from holdfast.sinks.contract import (
+    DELETE,
+    OP,
+    AlreadyDelivered,
+    Delivered,
+    Fault,
+    Outcome,
+    already,
+    check_key,
+    check_null_keys,
+    no_fault,
+)
+
+Row = dict[str, Any]
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class BeforeImage:
+    """What a delivery replaced; `before` holds the columns outside the key, None if there was no row."""
+
+    job_uuid: str
+    writer: Writer
+    tag: Tag
+    n: int
+    key: Row
+    before: Row | None
+
+
+class MemorySink:
+    """A table in memory. Not picklable on purpose: its contents belong to one process."""
+
+    def __init__(self, key: Iterable[str] | None = None, fault: Fault = no_fault) -> None:
+        self._key = None if key is None else tuple(key)
+        self.fault = fault
+        """Called at every fault point of every delivery; may raise."""
+        self._lock = Lock()
+        self._schema: pa.Schema | None = None
+        self._added: list[Row] = []
+        self._kept: dict[Key, Row] = {}
+        self._tags: dict[tuple[str, Writer], Tag] = {}
+        self._before: list[BeforeImage] = []
+
+    @property
+    def key(self) -> tuple[str, ...] | None:
+        """See Sink.key."""
+        return self._key
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check."""
+        check_key("memory sink", schema, upsert_key, self._key)
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self.check(schema, upsert_key)
+        with self._lock:
+            if self._schema is not None and self._schema.names != schema.names:
+                raise ConfigError(
+                    f"memory sink: holds the columns {self._schema.names}, the stream has {schema.names}",
+                    next_step="give the stream a sink of its own",
+                )
+            self._schema = schema
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept."""
+        check_null_keys("memory sink", self._key, batch)
+
+    def open(self, job_uuid: str, writer: Writer) -> MemoryTarget:
+        """See Sink.open."""
+        return MemoryTarget(self, job_uuid, writer)
+
+    def rows(self) -> list[Row]:
+        """Return the rows that are visible, in order of arrival of the row or of its key."""
+        with self._lock:
+            return [dict(row) for row in (self._added if self._key is None else self._kept.values())]
+
+    def before_images(self) -> list[BeforeImage]:
+        """Return what deliveries replaced, in order."""
+        with self._lock:
+            return list(self._before)
+
+    def delivered(self, job_uuid: str, writer: Writer) -> Tag | None:
+        """Return the writer's tag."""
+        with self._lock:
+            return self._tags.get((job_uuid, writer))
+
+    def deliver(self, job_uuid: str, writer: Writer, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+        """See Target.deliver."""
+        where = f"memory sink {writer.sink!r}, writer {writer.subtask}"
+        standing = self.delivered(job_uuid, writer)
+        if standing is not None and standing >= tag:
+            return already(where, tag, standing)
+        incoming: list[Row] = []
+        for batch in batches:
+            self.accept(batch)
+            incoming += batch.to_pylist()
+        self.fault("before_begin")
+        with self._lock:
+            refused = self._advance(where, job_uuid, writer, tag)
+            if refused is not None:
+                return refused
+            self.fault("after_tag")
+            self._publish(job_uuid, writer, tag, incoming)
+        self.fault("after_commit")
+        return Delivered(len(incoming))
+
+    def forget(self, job_uuid: str, writer: Writer, through: Tag) -> None:
+        """See Target.forget."""
+        with self._lock:
+            self._before = [
+                image
+                for image in self._before
+                if (image.job_uuid, image.writer) != (job_uuid, writer) or image.tag > through
+            ]
+
+    def _advance(self, where: str, job_uuid: str, writer: Writer, tag: Tag) -> AlreadyDelivered | None:
+        standing = self._tags.get((job_uuid, writer))
+        return already(where, tag, standing) if standing is not None and standing >= tag else None
+
+    def _publish(self, job_uuid: str, writer: Writer, tag: Tag, incoming: list[Row]) -> None:
+        if self._key is None:
+            self.fault("before_commit")
+            self._added += incoming
+        else:
+            latest: dict[Key, Row] = {tuple(row[name] for name in self._key): row for row in incoming}
+            images = [
+                BeforeImage(job_uuid, writer, tag, n, dict(zip(self._key, key, strict=True)), self._value(key))
+                for n, key in enumerate(sorted(latest))
+            ]
+            self.fault("before_commit")
+            self._before += images
+            for key, row in latest.items():
+                if row.get(OP) == DELETE:
+                    self._kept.pop(key, None)
+                else:
+                    self._kept[key] = {name: value for name, value in row.items() if name != OP}
+        self._tags[job_uuid, writer] = tag
+
+    def _value(self, key: Key) -> Row | None:
+        row = self._kept.get(key)
+        return None if row is None else {name: value for name, value in row.items() if name not in (self._key or ())}
+
+
+class MemoryTarget:
+    """One writer's way into a MemorySink. See contract.Target."""
+
+    def __init__(self, sink: MemorySink, job_uuid: str, writer: Writer) -> None:
+        self._sink, self._job, self._writer = sink, job_uuid, writer
+
+    def delivered(self) -> Tag | None:
+        """See Target.delivered."""
+        return self._sink.delivered(self._job, self._writer)
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+        """See Target.deliver."""
+        return self._sink.deliver(self._job, self._writer, tag, batches)
+
+    def forget(self, through: Tag) -> None:
+        """See Target.forget."""
+        self._sink.forget(self._job, self._writer, through)
+
+    def close(self) -> None:
+        """Nothing is held."""

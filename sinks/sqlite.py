@@ -1,0 +1,335 @@
+"""SQLite as a target: rows, tag and before-images in one transaction.
+
+A delivery first loads its rows into a temporary table of its own connection, which locks nobody
+out. Then one short transaction on the file moves the tag, writes the before-images of every key
+it touches, and puts and deletes the rows set-wise.
+
+Several workers write to one file, so each waits briefly for the lock and then says Unavailable.
+The journal mode is left as it is found: SQLite's default rollback journal. Write-ahead logging
+would be quicker, but several processes that write and checkpoint one file can damage it in every
+version from 3.7.0 to 3.51.2, and Python brings its own.
+
+After any failure the connection is dropped, which rolls back what it began; the next call opens
+another. The file is never created here, only by `prepare`, and a file that was replaced under an
+open connection is noticed before anything is written.
+
+Invariants
+    - Moving the tag is the first statement of the delivery transaction; row count 1, or roll back.
+    - A statement holds values as parameters only, and names only quoted.
+    - `synchronous=FULL`: what was confirmed survives a power failure.
+
+Source: PROTOCOL P17, P21 (before-images), P24; sqlite.org/wal.html, "The WAL-Reset Bug".
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.model import Epoch, Tag, Timeline, Writer
+from holdfast.sinks import sql_values, tags
+from holdfast.sinks.contract import (
+    DELETE,
+    OP,
+    PUT,
+    AlreadyDelivered,
+    Delivered,
+    Fault,
+    Outcome,
+    already,
+    check_key,
+    check_null_keys,
+    no_fault,
+)
+from holdfast.sinks.sqlite_file import (
+    check_name,
+    check_place,
+    connect,
+    create_table,
+    listed,
+    quoted,
+    table_columns,
+    translated,
+)
+
+INCOMING = "temp.holdfast_incoming"
+UNDO_ROWS = 10_000
+"""Before-images read and written at a time: bounds what a large delivery holds in memory."""
+
+
+@dataclass(frozen=True, init=False)
+class SQLite:
+    """A table in a SQLite file; created, file and table, if missing, else checked.
+
+    Args:
+        path: The file, on a disk that every worker sees. Relative to the working directory.
+        table: The table.
+        key: The columns of the primary key; a row replaces the one with its key. Without it,
+            rows are only added.
+        delivery: "transactional": the rows of an epoch become visible at once, after its checkpoint.
+    """
+
+    path: str
+    table: str
+    key: tuple[str, ...] | None
+    delivery: str
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        table: str,
+        key: Iterable[str] | None = None,
+        delivery: str = "transactional",
+    ) -> None:
+        if os.fspath(path) in ("", ":memory:"):
+            raise ConfigError(
+                f"hf.SQLite: {os.fspath(path)!r} is no file; results have to outlive the process",
+                next_step="give the path of a file; a test reads results with hf.testing.TestDriver",
+            )
+        key = (key,) if isinstance(key, str) else key
+        object.__setattr__(self, "path", os.path.abspath(path))
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "key", None if key is None else tuple(key))
+        object.__setattr__(self, "delivery", delivery)
+
+    @property
+    def where(self) -> str:
+        """How messages name the target."""
+        return f"SQLite {self.path}, table {self.table!r}"
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check."""
+        if self.delivery != "transactional":
+            raise ConfigError(
+                f'{self.where}: delivery={self.delivery!r} is not available yet, only "transactional" is',
+                next_step='leave delivery out, or write delivery="transactional"',
+            )
+        check_name(self.where, "table", self.table)
+        if self.table.lower().startswith(("sqlite_", "holdfast_")):
+            raise ConfigError(f"{self.where}: names with this prefix are reserved", next_step="choose another table")
+        check_key(self.where, schema, upsert_key, self.key)
+        folded: set[str] = set()
+        for field in schema:
+            check_name(self.where, "column", field.name)
+            sql_values.declared_type(self.where, field)
+            if field.name.lower() in folded | {OP}:
+                raise ConfigError(
+                    f"{self.where}: the column {field.name!r} appears twice; SQLite takes upper and lower case as one",
+                    next_step="rename one of the columns before the sink",
+                )
+            folded.add(field.name.lower())
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self.check(schema, upsert_key)
+        check_place(self.where, self.path)
+        with translated(self.where), closing(connect(self.path, "rwc")) as db:
+            db.execute("BEGIN IMMEDIATE")
+            for create in (tags.CREATE_PROGRESS, tags.CREATE_UNDO):
+                db.execute(create)
+            kind = db.execute("SELECT type FROM sqlite_master WHERE lower(name) = lower(?)", (self.table,)).fetchone()
+            if kind is None:
+                db.execute(create_table(self.where, self.table, schema, self.key))
+            elif kind[0] != "table":
+                raise ConfigError(
+                    f"{self.where}: is a {kind[0]}, not a table", next_step="choose another name for the table"
+                )
+            else:
+                self._check_existing(db, schema)
+            db.execute("COMMIT")
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept."""
+        check_null_keys(self.where, self.key, batch)
+        sql_values.check_values(self.where, batch)
+
+    def open(self, job_uuid: str, writer: Writer) -> SQLiteTarget:
+        """See Sink.open."""
+        return SQLiteTarget(self, job_uuid, writer)
+
+    def _check_existing(self, db: sqlite3.Connection, schema: pa.Schema) -> None:
+        found = {name: (declared, position) for name, declared, position in table_columns(db, self.table)}
+        wanted = {field.name: sql_values.declared_type(self.where, field) for field in schema}
+        differences = [f"{name!r} is missing" for name in wanted if name not in found]
+        differences += [f"{name!r} is not a column of the stream" for name in found if name not in wanted]
+        for name, declared in wanted.items():
+            if name in found and sql_values.affinity(found[name][0]) != declared:
+                differences.append(f"{name!r} is declared {found[name][0] or 'without a type'}, needed is {declared}")
+        primary = {name for name, (_, position) in found.items() if position}
+        if self.key is not None and primary != set(self.key):
+            differences.append(f"its primary key is {sorted(primary)}, the sink's key is {sorted(self.key)}")
+        if differences:
+            raise ConfigError(
+                f"{self.where}: the existing table differs: {'; '.join(differences)}",
+                not_done="the job was not started, the table was not changed",
+                next_step="name another table, or change or drop this one; a missing table is created to fit",
+            )
+
+
+class SQLiteTarget:
+    """One writer's connection to the file. See contract.Target."""
+
+    def __init__(self, sink: SQLite, job_uuid: str, writer: Writer, fault: Fault = no_fault) -> None:
+        self._sink, self._job, self._writer, self._fault = sink, job_uuid, writer, fault
+        self._where = f"{sink.where}, sink {writer.sink!r}, writer {writer.subtask}"
+        self._db: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._columns: tuple[str, ...] = ()
+
+    def delivered(self) -> Tag | None:
+        """See Target.delivered."""
+        with self._session() as db:
+            return self._standing(db)
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+        """See Target.deliver."""
+        with self._session() as db:
+            standing = self._standing(db)
+            if standing is not None and standing >= tag:
+                return already(self._where, tag, standing)
+            rows = self._load(db, batches)
+            self._fault("before_begin")
+            db.execute("BEGIN IMMEDIATE")
+            if db.execute(tags.advance(), tags.tag_row(self._job, self._writer, tag)).rowcount != 1:
+                db.execute("ROLLBACK")
+                return self._refused(db, tag)
+            self._fault("after_tag")
+            if rows:
+                self._apply(db, tag)
+            self._fault("before_commit")
+            db.execute("COMMIT")
+            self._fault("after_commit")
+            db.execute(f"DELETE FROM {INCOMING}")
+            return Delivered(rows)
+
+    def forget(self, through: Tag) -> None:
+        """See Target.forget."""
+        with self._session() as db:
+            db.execute(tags.forget(), tags.tag_row(self._job, self._writer, through))
+
+    def close(self) -> None:
+        """See Target.close."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    @contextmanager
+    def _session(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection; whatever is raised meanwhile drops it, and so rolls back."""
+        try:
+            with translated(self._where):
+                yield self._connection()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connection(self) -> sqlite3.Connection:
+        try:
+            status = os.stat(self._sink.path)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._where}: the file is not there ({error.strerror}); it was, when the job was started",
+                not_done="nothing was delivered to it",
+                next_step="bring the file back; if the worker runs on another host, the path must be shared storage",
+            ) from error
+        if self._db is not None and self._file != (status.st_dev, status.st_ino):
+            self.close()  # Replaced under us: writing on would go to the unlinked file.
+            raise Unavailable(
+                f"{self._where}: the file was replaced while it was open",
+                not_done="nothing was written to either",
+                next_step="nothing: the tag in the new file decides what is delivered next",
+            )
+        if self._db is None:
+            self._db, self._file = connect(self._sink.path, "rw"), (status.st_dev, status.st_ino)
+            self._create_incoming(self._db)
+        return self._db
+
+    def _create_incoming(self, db: sqlite3.Connection) -> None:
+        found = table_columns(db, self._sink.table)
+        if not found:
+            raise ConfigError(
+                f"{self._where}: the table is not there; it was, when the job was started",
+                not_done="nothing was delivered to it",
+                next_step="start the job again to have it created, or bring the table back",
+            )
+        self._columns = tuple(name for name, _, _ in found)
+        columns = [f"{quoted(name)} {declared}" for name, declared, _ in found] + [f"{OP} INTEGER NOT NULL"]
+        if self._sink.key is None:
+            db.execute(f"CREATE TABLE {INCOMING} ({', '.join(columns)})")
+        else:
+            columns.append(f"PRIMARY KEY ({listed(self._sink.key)})")
+            db.execute(f"CREATE TABLE {INCOMING} ({', '.join(columns)}) WITHOUT ROWID")
+
+    def _standing(self, db: sqlite3.Connection) -> Tag | None:
+        row = db.execute(tags.read_tag(), tags.writer_row(self._job, self._writer)).fetchone()
+        return None if row is None else Tag(Timeline(row[0]), Epoch(row[1]))
+
+    def _refused(self, db: sqlite3.Connection, tag: Tag) -> AlreadyDelivered:
+        standing = self._standing(db)
+        if standing is None or standing < tag:
+            raise Unavailable(
+                f"{self._where}: the tag did not move and yet stands at {standing}; another process removed it",
+                not_done="nothing was delivered",
+                next_step="nothing: delivery reads the tag and tries again",
+            )
+        return already(self._where, tag, standing)
+
+    def _load(self, db: sqlite3.Connection, batches: Iterable[pa.RecordBatch]) -> int:
+        """Fill the temporary table; in a keyed one the last row of a key replaces the others."""
+        rows = 0
+        verb = "INSERT" if self._sink.key is None else "INSERT OR REPLACE"
+        into = f"{verb} INTO {INCOMING} ({listed(self._columns)}, {OP}) VALUES ({'?, ' * len(self._columns)}?)"
+        db.execute("BEGIN")
+        db.execute(f"DELETE FROM {INCOMING}")
+        for batch in batches:
+            assert set(sql_values.columns_of(batch.schema)) == set(self._columns), "the batch has other columns"
+            self._sink.accept(batch)
+            if OP not in batch.schema.names:
+                batch = batch.append_column(OP, pa.repeat(pa.scalar(PUT, pa.int8()), batch.num_rows))
+            db.executemany(into, sql_values.rows_of(batch, (*self._columns, OP)))
+            rows += batch.num_rows
+        db.execute("COMMIT")
+        return rows
+
+    def _apply(self, db: sqlite3.Connection, tag: Tag) -> None:
+        table, columns, key = quoted(self._sink.table), listed(self._columns), self._sink.key
+        if key is None:
+            db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM {INCOMING} ORDER BY rowid")
+            return
+        self._record_before(db, tag, key)
+        db.execute(
+            f"DELETE FROM main.{table} WHERE ({listed(key)}) IN (SELECT {listed(key)} FROM {INCOMING} WHERE {OP} = {DELETE})"
+        )
+        values = [quoted(name) for name in self._columns if name not in key]
+        replace = f"DO UPDATE SET {', '.join(f'{v} = excluded.{v}' for v in values)}" if values else "DO NOTHING"
+        db.execute(
+            f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM {INCOMING} WHERE {OP} = {PUT} "
+            f"ORDER BY {listed(key)} ON CONFLICT ({listed(key)}) {replace}"
+        )
+
+    def _record_before(self, db: sqlite3.Connection, tag: Tag, key: tuple[str, ...]) -> None:
+        """Write one before-image per key of the delivery, in key order; NULL where there was no row."""
+        values = [name for name in self._columns if name not in key]
+        chosen = [f"i.{quoted(name)}" for name in key] + [f"t.{quoted(name)}" for name in (key[0], *values)]
+        same = " AND ".join(f"t.{quoted(name)} = i.{quoted(name)}" for name in key)
+        found = db.execute(
+            f"SELECT {', '.join(chosen)} FROM {INCOMING} i LEFT JOIN main.{quoted(self._sink.table)} t ON {same} "
+            f"ORDER BY {', '.join(f'i.{quoted(name)}' for name in key)}"
+        )
+        of_delivery = tags.tag_row(self._job, self._writer, tag)
+        n = 0
+        while rows := found.fetchmany(UNDO_ROWS):
+            keys = sql_values.to_json(key, [row[: len(key)] for row in rows])
+            befores = sql_values.to_json(values, [row[len(key) + 1 :] for row in rows])
+            images = zip(range(n, n + len(rows)), keys, befores, rows, strict=True)
+            db.executemany(
+                tags.record_before(),
+                [(*of_delivery, i, k, None if row[len(key)] is None else before) for i, k, before, row in images],
+            )
+            n += len(rows)

@@ -1,0 +1,158 @@
+"""The SQLite file: opening it, naming things in it, and what its errors mean for a delivery.
+
+SQLite reports hundreds of codes; a delivery distinguishes three. The file is busy, the disk full
+or a read failed: the outcome counts as unknown, and trying again may work. The bytes are broken:
+somebody has to bring back an older file. Everything else that SQLite says about our statements
+means that the table is not what the job was planned for, or never takes such a row.
+
+Invariants
+    - Names reach a statement only through `quoted`.
+    - A code that is in no list is a bug here, and is raised as it is.
+
+Source: sqlite.org/rescode.html.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.sinks.sql_values import declared_type
+
+BUSY_TIMEOUT_MS = 250
+"""How long a statement waits for another writer's lock before it gives way."""
+HEADER = b"SQLite format 3\x00"
+
+_AGAIN = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_SCHEMA,
+}
+_BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
+_REFUSED = {
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+    sqlite3.SQLITE_ERROR,
+}
+
+
+def connect(path: str, mode: str) -> sqlite3.Connection:
+    """Open the file; mode "rw" never creates it, "rwc" does."""
+    db = sqlite3.connect(
+        f"file:{quote(path)}?mode={mode}",
+        uri=True,
+        timeout=BUSY_TIMEOUT_MS / 1_000,
+        isolation_level=None,  # Transactions begin where the code says BEGIN, nowhere else.
+        check_same_thread=False,
+    )
+    db.execute("PRAGMA synchronous = FULL")
+    return db
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Raise SQLite's errors as the kind that says who acts."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        meaning = meaning_of(where, error)
+        if meaning is None:
+            raise
+        raise meaning from error
+
+
+def meaning_of(where: str, error: sqlite3.Error) -> HoldfastError | None:
+    """Return what the error means for a delivery, None if it is a bug here."""
+    extended = getattr(error, "sqlite_errorcode", None)
+    code = None if extended is None else extended & 0xFF
+    if code in _AGAIN:
+        return Unavailable(
+            f"{where}: {error}",
+            not_done="it is not known whether this delivery is in",
+            next_step="nothing: delivery reads the tag and tries again; if it stays so, look who holds the file, "
+            "at the disk's free space and its health",
+        )
+    if code in _BROKEN:
+        return Damaged(
+            f"{where}: {error}",
+            not_done="nothing was delivered",
+            next_step="restore the file from a backup (sqlite3 FILE .recover saves what is readable), then rewind the job",
+        )
+    if code in _REFUSED:
+        return ConfigError(
+            f"{where}: SQLite refuses the delivery: {error}",
+            not_done="no row of this epoch was written, nor of any later one",
+            next_step="for a duplicate key give the sink key=[...], so that rows replace each other; else compare "
+            "the table with the stream's columns, and look at its constraints and at the file's permissions",
+        )
+    return None
+
+
+def quoted(name: str) -> str:
+    """Return the name as SQL takes it, whatever it holds."""
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names quoted, between commas."""
+    return ", ".join(quoted(name) for name in names)
+
+
+def check_name(where: str, kind: str, name: str) -> None:
+    """Refuse a name that SQL cannot hold even quoted."""
+    if not name or "\x00" in name:
+        raise ConfigError(f"{where}: {name!r} is no name for a {kind}", next_step=f"rename the {kind}")
+
+
+def check_place(where: str, path: str) -> None:
+    """Refuse a path where no SQLite file is, or can be created."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise ConfigError(f"{where}: there is no directory {folder}", next_step=f"create it: mkdir -p {folder}")
+    if os.path.isdir(path):
+        raise ConfigError(f"{where}: the path is a directory", next_step="give the path of a file in it")
+    exists = os.path.exists(path)
+    if not os.access(folder, os.W_OK) or (exists and not os.access(path, os.W_OK | os.R_OK)):
+        raise ConfigError(
+            f"{where}: the file or its directory is not writable; SQLite keeps its journal beside the file",
+            next_step="change the permissions, or choose another path",
+        )
+    if exists:
+        with open(path, "rb") as file:
+            header = file.read(len(HEADER))
+        if header and header != HEADER:
+            raise ConfigError(f"{where}: the file is not a SQLite database", next_step="choose another path")
+
+
+def create_table(where: str, table: str, schema: pa.Schema, key: tuple[str, ...] | None) -> str:
+    """Return the statement that creates a table for the stream."""
+    columns = [
+        f"{quoted(field.name)} {declared_type(where, field)}{' NOT NULL' if field.name in (key or ()) else ''}"
+        for field in schema
+    ]
+    if key is not None:
+        columns.append(f"PRIMARY KEY ({listed(key)})")
+    return f"CREATE TABLE main.{quoted(table)} ({', '.join(columns)})"
+
+
+def table_columns(db: sqlite3.Connection, table: str) -> list[tuple[str, str, int]]:
+    """Return name, declared type and place in the primary key (0: none) of every column; [] if no table."""
+    found = db.execute("SELECT name, type, pk FROM pragma_table_info(?, 'main')", (table,))
+    return [(name, declared, place) for name, declared, place in found]
