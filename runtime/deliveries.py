@@ -1,0 +1,150 @@
+"""Carries out sinks/delivery.py for all writers of one worker.
+
+Each writer has a lane, a target and a machine that outlives recoveries. The machine decides what is
+tried and when; this module opens targets, reads staged parts and reports back.
+
+Source: PROTOCOL P17, P18, P24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.checkpoint.manifest import Confirmed
+from holdfast.checkpoint.repository import read_verified
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
+from holdfast.model import Generation, JobUuid, Pending, Tag, Writer
+from holdfast.runtime.plan import Plan
+from holdfast.sinks import delivery
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, Target
+from holdfast.sinks.staging import decode
+
+if TYPE_CHECKING:
+    from holdfast.runtime.loop import Ports
+
+_KINDS: dict[str, type[HoldfastError]] = {
+    kind.kind: kind for kind in (ConfigError, Damaged, Fenced, JobFailed, Unavailable)
+}
+
+
+class Deliveries:
+    """All writers of one worker."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        ports: Ports,
+        after: Callable[[float, Callable[[], object]], None],
+        confirmed: Callable[[Writer, Tag], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._plan, self._ports = plan, ports
+        self._after, self._on_confirmed, self._fail = after, confirmed, fail
+        self._job_uuid: JobUuid | None = None
+        self._machines: dict[Writer, delivery.Delivery] = {}
+        self._targets: dict[Writer, Target] = {}
+        self._confirmed: dict[Writer, Tag] = {}
+        self._by_manifest: dict[Writer, Tag] = {}
+        self._errors: dict[str, str] = {}
+
+    def deploy(
+        self, generation: Generation, job_uuid: JobUuid, pending: tuple[Pending, ...], confirmed: tuple[Confirmed, ...]
+    ) -> None:
+        """A generation begins: deliver first what earlier ones left behind."""
+        self._job_uuid = job_uuid
+        for done in confirmed:
+            self._by_manifest[done.writer] = max(done.tag, self._by_manifest.get(done.writer, done.tag))
+        for item in sorted(pending, key=lambda item: item.tag):
+            self.queue(item)
+
+    def queue(self, pending: Pending) -> None:
+        """Deliver this after what is queued already; repeating it is harmless."""
+        writer = pending.writer
+        if writer not in self._machines:
+            machine, effects = delivery.start(writer)
+            self._perform(writer, machine, effects)
+        self._step(writer, delivery.Queue(pending))
+
+    def full(self) -> bool:
+        """Return whether sources must stop until something is delivered (P18)."""
+        return any(delivery.is_full(machine) for machine in self._machines.values())
+
+    def confirmed(self) -> tuple[Confirmed, ...]:
+        """Return how far each writer of this worker is known to have come."""
+        return tuple(Confirmed(writer, tag) for writer, tag in self._confirmed.items())
+
+    def errors(self) -> dict[str, str]:
+        """Return, per sink, why its last attempt failed; empty once it succeeds."""
+        return dict(self._errors)
+
+    def close(self) -> None:
+        """Close every target."""
+        for target in self._targets.values():
+            target.close()
+
+    def _step(self, writer: Writer, event: delivery.Event) -> None:
+        self._perform(writer, *delivery.step(self._machines[writer], event))
+
+    def _perform(self, writer: Writer, machine: delivery.Delivery, effects: list[delivery.Effect]) -> None:
+        self._machines[writer] = machine
+        for effect in effects:
+            match effect:
+                case delivery.Open():
+                    self._submit(writer, lambda: self._target(writer).delivered(), self._opened)
+                case delivery.Attempt(pending):
+                    self._submit(writer, lambda pending=pending: self._attempt(pending), self._attempted)  # type: ignore[misc]
+                case delivery.Confirm(_, tag):
+                    self._confirmed[writer] = tag
+                    self._errors.pop(writer.sink, None)
+                    self._on_confirmed(writer, tag)
+                case delivery.RetryAfter(_, delay_ms):
+                    self._after(delay_ms / 1000, lambda: self._step(writer, delivery.RetryDue()))
+                case delivery.Fail(_, error, kind):
+                    what, _, rest = error.partition(".\nNot done: ")
+                    not_done, _, following = rest.partition(".\nNext: ")
+                    raised = _KINDS.get(kind, JobFailed)
+                    self._fail(raised(what, not_done=not_done or "nothing more was delivered", next_step=following))
+
+    def _submit(self, writer: Writer, work: Callable[[], object], done: Callable[[Writer, object], None]) -> None:
+        lane = self._ports.lane(f"deliver-{writer.sink}-{writer.subtask}")
+        lane.submit(work, lambda result: done(writer, result))
+
+    def _target(self, writer: Writer) -> Target:
+        if writer not in self._targets:
+            assert self._job_uuid is not None
+            sink = next(spec.sink for spec in self._plan.sinks if spec.name == writer.sink)
+            self._targets[writer] = sink.open(self._job_uuid, writer)
+        return self._targets[writer]
+
+    def _attempt(self, pending: Pending) -> object:
+        store = self._ports.store
+        batches = (batch for part in pending.staged.parts for batch in decode(read_verified(store, part)))
+        return self._target(pending.writer).deliver(pending.tag, batches)
+
+    def _opened(self, writer: Writer, result: object) -> None:
+        if isinstance(result, BaseException):
+            self._failed(writer, result)
+        else:
+            assert result is None or isinstance(result, Tag)
+            self._step(writer, delivery.Opened(result, self._by_manifest.get(writer)))
+
+    def _attempted(self, writer: Writer, result: object) -> None:
+        match result:
+            case Delivered():
+                machine = self._machines[writer]
+                assert isinstance(machine, delivery.Delivering)
+                self._step(writer, delivery.Succeeded(machine.queue[0].tag))
+            case AlreadyDelivered(tag):
+                self._step(writer, delivery.AlreadyThere(tag))
+            case BaseException():
+                self._failed(writer, result)
+            case _:
+                raise AssertionError(f"a delivery ended with {result!r}")
+
+    def _failed(self, writer: Writer, error: BaseException) -> None:
+        if not isinstance(error, HoldfastError):
+            raise error
+        self._errors[writer.sink] = error.what
+        permanent = not isinstance(error, Unavailable)
+        self._step(writer, delivery.Failed(str(error), permanent, error.kind))

@@ -1,0 +1,335 @@
+"""The interpreter of a worker: takes events, steps the pure protocol, performs its effects.
+
+The same loop runs in production, in the test driver and in the simulator; what differs are its
+ports. One thread calls `turn` and owns all state. Everything slow goes to a lane, and its result
+comes back as an event.
+
+Invariants
+    - Events are handled one at a time, to the end.
+    - What a lane reports for an older generation changes nothing (P2).
+    - An ack leaves only through `SendAck`, after the store has confirmed every object (DESIGN 4.4).
+
+Source: DESIGN sections 2 and 4; PROTOCOL P2, P9, P10, P16.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.checkpoint.manifest import Confirmed
+from holdfast.checkpoint.repository import read_verified
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
+from holdfast.model import Barrier, ChannelId, Epoch, Generation, Subtask, Tag, WorkerId, Writer
+from holdfast.ports import Clock, Lane, ObjectStore
+from holdfast.runtime import messages as m
+from holdfast.runtime import worker
+from holdfast.runtime.channels import Network, OpenLinks
+from holdfast.runtime.deliveries import Deliveries
+from holdfast.runtime.local import LocalState
+from holdfast.runtime.plan import Plan
+from holdfast.runtime.seal import SealJob, segment_job
+from holdfast.runtime.sources.source import OpenSource
+from holdfast.runtime.subtask import SubtaskRun, Throttle, inputs_of, open_readings, outputs_of
+from holdfast.state.store import StateStore
+
+PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
+"""Errors that would come again after a restart."""
+SEAL_RETRY_S = 0.2
+
+
+class Ports(Protocol):
+    """What a worker needs from its surroundings."""
+
+    clock: Clock
+    store: ObjectStore
+    network: Network
+    local: LocalState
+
+    def send(self, message: m.FromWorker) -> None:
+        """Send to the driver; may be lost."""
+
+    def lane(self, name: str) -> Lane:
+        """Return the lane of this name; its results are handed to `done` between turns."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Settings of one worker."""
+
+    records_per_second: float | None = None
+
+
+@dataclass
+class Active:
+    """The subtask in its generation."""
+
+    deploy: m.Deploy
+    machine: worker.Worker
+    run: SubtaskRun
+    deployed_at: float
+    broken: bool = False
+    first_record_ms: int | None = None
+
+
+class WorkerLoop:
+    """One worker, from registration to exit."""
+
+    def __init__(self, worker_id: WorkerId, plan: Plan, ports: Ports, limits: Limits) -> None:
+        self.worker_id, self._plan, self._ports, self._limits = worker_id, plan, ports, limits
+        self._active: Active | None = None
+        self._state: StateStore | None = None
+        self._held: tuple[Subtask, tuple[int, int]] | None = None
+        self._opened: dict[str, OpenSource] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_ids = itertools.count()
+        self._deliveries = Deliveries(plan, ports, self._after, self._confirmed, self._fail)
+        self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
+        self.exited: str | None = None
+
+    # Events
+
+    def received(self, message: m.FromDriver) -> None:
+        """Handle a message of the driver."""
+        active = self._active
+        match message:
+            case m.Deploy():
+                if active is None or message.generation > active.deploy.generation:
+                    self._deploy(message)
+                elif message.generation == active.deploy.generation and not active.broken:
+                    self._ports.send(m.Ready(self.worker_id, message.generation, "already running", 0))
+            case m.Trigger(generation, barrier) if self._is_current(generation):
+                assert active is not None
+                self._perform(*worker.triggered(active.machine, barrier))
+            case m.Committed(generation, epoch) if active is not None and active.deploy.generation == generation:
+                self._perform(*worker.committed(active.machine, epoch))
+            case m.Exit(reason):
+                self.exited = reason
+            case _:
+                pass
+
+    def channel_broken(self, generation: Generation, channel: ChannelId, why: str) -> None:
+        """A data channel broke: wait for the driver to start another generation."""
+        if self._active is not None and self._active.deploy.generation == generation:
+            self._active.broken = True
+            self.beat()
+
+    def turn(self) -> bool:
+        """Do one piece of work; return whether there was any."""
+        if self._timers and self._timers[0][0] <= self._ports.clock.monotonic():
+            heapq.heappop(self._timers)[2]()
+            return True
+        active = self._active
+        if active is None or active.broken:
+            return False
+        try:
+            taken = active.run.records_in
+            worked = active.run.advance(self._barrier_arrived, self._may_read(active))
+        except HoldfastError as error:
+            self._fail(error)
+            return True
+        if taken == 0 and active.run.records_in and active.first_record_ms is None:
+            active.first_record_ms = round((self._ports.clock.monotonic() - active.deployed_at) * 1000)
+            self.beat()
+        if not worked and not active.machine.halted and active.run.ended() and not self._shown.ended:
+            self.beat()
+        return worked or (self._state is not None and self._state.apply())
+
+    def idle_s(self) -> float:
+        """Return how long the loop may sleep unless it is woken, in seconds."""
+        waits = [0.05]
+        if self._timers:
+            waits.append(self._timers[0][0] - self._ports.clock.monotonic())
+        if self._active is not None and (throttle := self._active.run.throttle_s()) > 0:
+            waits.append(throttle)
+        return max(0.0, min(waits))
+
+    def heartbeat(self) -> m.Heartbeat:
+        """Return what was last shown; safe to call from any thread."""
+        return self._shown
+
+    def beat(self) -> None:
+        """Take stock and tell the driver."""
+        self._shown = self._take_stock()
+        self._ports.send(self._shown)
+
+    def state(self) -> StateStore | None:
+        """Return the state of this worker, for reads of committed values."""
+        return self._state
+
+    # Deployment
+
+    def _deploy(self, deploy: m.Deploy) -> None:
+        clock = self._ports.clock
+        began = clock.monotonic()
+        if self._active is not None:
+            self._active.run.close()
+        self._active = None
+        try:
+            how = self._bring_state(deploy)
+            self._active = self._start(deploy, began)
+        except HoldfastError as error:
+            self._report(deploy.generation, error)
+            return
+        self._deliveries.deploy(deploy.generation, deploy.job_uuid, deploy.pending, deploy.confirmed)
+        took_ms = round((clock.monotonic() - began) * 1000)
+        self._ports.send(m.Ready(self.worker_id, deploy.generation, how, took_ms))
+        self.beat()
+
+    def _bring_state(self, deploy: m.Deploy) -> str:
+        """Roll back in place if the state of the base is at hand, else restore it (P10)."""
+        owned = deploy.handle.key_groups
+        if self._state is not None and self._held == (deploy.subtask, owned) and self._state.roll_back(deploy.base_epoch):
+            return "rolled back"
+        if self._state is not None:
+            self._state.close()
+            self._state = None
+        self._state = self._ports.local.open(self._plan, deploy)
+        self._held = (deploy.subtask, owned)
+        newer = [s for s in deploy.handle.segments if s.epoch > self._state.applied]
+        self._state.restore(deploy.base_epoch, (read_verified(self._ports.store, s.object) for s in newer))
+        return "restored" if deploy.handle.segments else "empty"
+
+    def _start(self, deploy: m.Deploy, began: float) -> Active:
+        plan, subtask, parallelism = self._plan, deploy.subtask, len(deploy.peers)
+        assert self._state is not None
+        for spec in plan.sources:
+            if spec.name not in self._opened:
+                self._opened[spec.name] = spec.source.open()
+        inputs = {f.index: frozenset(inputs_of(plan, f.index, subtask, parallelism)) for f in plan.fragments}
+        outputs = [c for f in plan.fragments for c in outputs_of(plan, f.index, subtask, parallelism)]
+        links = self._ports.network.open(
+            OpenLinks(
+                deploy.job_uuid,
+                deploy.generation,
+                subtask,
+                [c for channels in inputs.values() for c in channels],
+                outputs,
+                {peer.subtask: peer.address for peer in deploy.peers},
+                {edge.index: edge.schema for edge in plan.edges},
+                self.channel_broken,
+            )
+        )
+        rate = self._limits.records_per_second
+        throttle = Throttle(None if rate is None else rate / parallelism, self._ports.clock)
+        readings = open_readings(plan, deploy.positions, self._opened)
+        run = SubtaskRun(plan, subtask, parallelism, self._state, links, readings, throttle)
+        sources = frozenset(f.index for f in plan.fragments if f.source is not None)
+        machine = worker.start(
+            deploy.generation, deploy.timeline, subtask, deploy.base_epoch, deploy.first_epoch,
+            {index: channels for index, channels in inputs.items() if channels}, sources,
+        )  # fmt: skip
+        return Active(deploy, machine, run, began)
+
+    # Effects
+
+    def _perform(self, machine: worker.Worker, effects: list[worker.Effect]) -> None:
+        active = self._active
+        assert active is not None and self._state is not None
+        active.machine = machine
+        try:
+            for effect in effects:
+                self._perform_one(active, effect)
+        except HoldfastError as error:
+            self._fail(error)
+
+    def _perform_one(self, active: Active, effect: worker.Effect) -> None:
+        assert self._state is not None
+        match effect:
+            case worker.Pause(channel):
+                active.run.pause(channel)
+            case worker.Resume(channels):
+                active.run.resume(channels)
+            case worker.CloseFragment(fragment, barrier):
+                positions = active.run.close_fragment(fragment, barrier)
+                active.machine = worker.positions_noted(active.machine, barrier.epoch, positions)
+            case worker.Commit(through):
+                self._state.commit(through)
+            case worker.Deliver(pending):
+                self._deliveries.queue(pending)
+            case worker.Seal(epoch):
+                job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages())
+                self._seal(active.deploy.generation, epoch, job)
+            case worker.SendAck():
+                part = worker.part_of(active.machine, effect)
+                part = replace_part(part, self._deliveries.confirmed())
+                self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))
+
+    def _seal(self, generation: Generation, epoch: Epoch, job: SealJob) -> None:
+        store = self._ports.store
+
+        def done(result: object) -> None:
+            if not self._is_current(generation):
+                return
+            if isinstance(result, worker.Sealed):
+                assert self._active is not None
+                self._perform(*worker.output_sealed(self._active.machine, epoch, result))
+            elif isinstance(result, Unavailable):
+                # The names are this worker's own and the bytes the same, so a repeated put is harmless.
+                self._after(SEAL_RETRY_S, lambda: self._is_current(generation) and self._seal(generation, epoch, job))
+            else:
+                assert isinstance(result, BaseException)
+                self._fail(result)
+
+        self._ports.lane("upload").submit(lambda: job.run(store), done)
+
+    def _barrier_arrived(self, fragment: int, channel: ChannelId, barrier: Barrier) -> None:
+        assert self._active is not None
+        self._perform(*worker.barrier_arrived(self._active.machine, fragment, channel, barrier))
+
+    def _confirmed(self, writer: Writer, tag: Tag) -> None:
+        self.beat()
+
+    def _after(self, delay_s: float, action: Callable[[], object]) -> None:
+        due = self._ports.clock.monotonic() + delay_s
+        heapq.heappush(self._timers, (due, next(self._timer_ids), lambda: (action(), None)[1]))
+
+    def _may_read(self, active: Active) -> bool:
+        return not active.machine.halted and not self._deliveries.full()
+
+    def _is_current(self, generation: Generation) -> bool:
+        active = self._active
+        return active is not None and active.deploy.generation == generation and not active.broken
+
+    # Reports
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the driver why this generation cannot go on; it decides what happens next."""
+        if not isinstance(error, HoldfastError):
+            raise error
+        if self._active is not None:
+            self._active.broken = True
+            self._report(self._active.deploy.generation, error)
+
+    def _report(self, generation: Generation, error: HoldfastError) -> None:
+        permanent = isinstance(error, PERMANENT)
+        self._ports.send(m.Failed(self.worker_id, generation, error.as_json(), permanent))
+
+    def _take_stock(self) -> m.Heartbeat:
+        active = self._active
+        delivered = self._deliveries.confirmed()
+        if active is None:
+            return m.Heartbeat(self.worker_id, Generation(0), False, False, delivered, m.Progress())
+        run = active.run
+        operators = tuple(m.OperatorProgress(name, *counts, 0) for name, counts in run.counters().items())
+        progress = m.Progress(
+            records_in=run.records_in,
+            positions=run.positions(),
+            operators=operators,
+            lag_epochs=worker.durable_epochs(active.machine),
+            sink_errors=self._deliveries.errors(),
+            first_record_ms=active.first_record_ms,
+        )
+        return m.Heartbeat(
+            self.worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress
+        )
+
+
+def replace_part(part: m.SubtaskPart, delivered: tuple[Confirmed, ...]) -> m.SubtaskPart:
+    """Add what was delivered so far to a part."""
+    return m.SubtaskPart(part.subtask, part.positions, part.segment, part.staged, delivered)
+
+

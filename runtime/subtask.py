@@ -1,0 +1,268 @@
+"""One subtask's data plane in one generation: sources, fragments, state, stages, channels.
+
+What runtime/worker.py decides about epochs is carried out here, in the operator thread, which owns
+all state. Later fragments are served before sources, so an acyclic graph always drains; a fragment
+is served only while its output channels have room.
+
+Invariants
+    - A barrier goes into an output channel after every row that its fragment emitted before it.
+    - Tables are frozen after operators have emitted for the epoch, and before any later row.
+    - Source positions are noted at the barrier, by the thread that reads.
+
+Source: DESIGN sections 3 to 5; PROTOCOL P8, P9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.model import Barrier, ChannelId, SourcePosition, Subtask
+from holdfast.ports import Clock
+from holdfast.runtime.channels import Links
+from holdfast.runtime.operators.fragment import FragmentRuntime
+from holdfast.runtime.plan import Edge, Plan
+from holdfast.runtime.sources.source import OpenSource
+from holdfast.sinks.staging import Stage
+from holdfast.state.keygroups import key_groups_of, owners
+from holdfast.state.keys import KeyType
+from holdfast.state.store import StateStore
+
+READ_BYTES_MAX = 1 << 20
+
+
+@dataclass
+class Reading:
+    """One source partition of this subtask."""
+
+    source: str
+    fragment: int
+    partition: int
+    opened: OpenSource
+    offset: int
+    ended: bool = False
+
+
+@dataclass
+class Throttle:
+    """A token bucket: how many records a subtask may take from its sources per second."""
+
+    rate: float | None
+    clock: Clock
+    _since: float = field(init=False)
+    _taken: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._since = self.clock.monotonic()
+
+    def wait_s(self) -> float:
+        """Return for how long nothing may be read, 0 if reading is allowed."""
+        if self.rate is None:
+            return 0.0
+        elapsed = self.clock.monotonic() - self._since
+        if elapsed > 1.0 and self._taken < self.rate * (elapsed - 1.0):
+            # What was not used for more than a second is not saved up for a burst.
+            self._since, self._taken = self._since + elapsed - 1.0, 0
+        return max(0.0, self._taken / self.rate - (self.clock.monotonic() - self._since))
+
+    def rows_max(self) -> int | None:
+        """Return how many rows to take at most in one read, a twentieth of a second's worth."""
+        return None if self.rate is None else max(1, int(self.rate / 20))
+
+    def took(self, rows: int) -> None:
+        """Count rows that were read."""
+        self._taken += rows
+
+
+class Router:
+    """Splits the rows of one edge by who owns their key."""
+
+    def __init__(self, edge: Edge, parallelism: int, key_groups: int) -> None:
+        self._columns = [edge.schema.get_field_index(name) for name in edge.key]
+        self._key = KeyType(tuple(edge.key), tuple(edge.schema.field(i) for i in self._columns))
+        self._parallelism, self._key_groups = parallelism, key_groups
+        self._owners = owners(parallelism, key_groups)
+
+    def split(self, batch: pa.RecordBatch) -> list[tuple[Subtask, pa.RecordBatch]]:
+        """Return the rows of each subtask that gets any, in their order."""
+        if self._parallelism == 1:
+            return [(Subtask(0), batch)]
+        hashes = self._key.hashes([batch.column(i) for i in self._columns])
+        owner = self._owners[key_groups_of(hashes, self._key_groups)]
+        parts = []
+        for subtask in range(self._parallelism):
+            rows = np.flatnonzero(owner == subtask)
+            if len(rows) == batch.num_rows:
+                return [(Subtask(subtask), batch)]
+            if len(rows):
+                parts.append((Subtask(subtask), batch.take(pa.array(rows))))
+        return parts
+
+
+class SubtaskRun:
+    """The subtask's fragments at work, from deployment to rollback."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        subtask: Subtask,
+        parallelism: int,
+        state: StateStore,
+        links: Links,
+        readings: list[Reading],
+        throttle: Throttle,
+    ) -> None:
+        self._plan, self._subtask, self._parallelism = plan, subtask, parallelism
+        self._state, self.links, self._readings, self._throttle = state, links, readings, throttle
+        self._paused: set[ChannelId] = set()
+        self._routers = {e.index: Router(e, parallelism, plan.key_groups) for e in plan.edges}
+        self._inputs = {f.index: inputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
+        self._outputs = {f.index: outputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
+        self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
+        self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
+        self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
+        self._turn = 0
+        self.records_in = 0
+
+    def advance(self, arrived: Callable[[int, ChannelId, Barrier], None], may_read: bool) -> bool:
+        """Take one frame or read one batch; return whether there was anything to do."""
+        for index in self._later_first:
+            if self._has_room(index) and self._take_one(index, arrived):
+                return True
+        return may_read and self._read_one()
+
+    def close_fragment(self, index: int, barrier: Barrier) -> tuple[SourcePosition, ...]:
+        """Close the fragment's epoch; return where its source stands, if it reads one."""
+        self._fragments[index].on_barrier()
+        for operator in self._plan.operators:
+            if operator.fragment == index:
+                self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
+        positions = tuple(
+            SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.fragment == index
+        )
+        for channel in self._outputs[index]:
+            self.links.put(channel, barrier)
+        return positions
+
+    def take_stages(self) -> dict[str, Stage]:
+        """Return what the sinks collected since the last call, to be sealed in the background."""
+        taken, self._stages = self._stages, {s.name: self._new_stage(s.name) for s in self._plan.sinks}
+        return taken
+
+    def pause(self, channel: ChannelId) -> None:
+        """Take nothing from the channel until it is resumed."""
+        self._paused.add(channel)
+
+    def resume(self, channels: frozenset[ChannelId]) -> None:
+        """Take from the channels again."""
+        self._paused -= channels
+
+    def ended(self) -> bool:
+        """Return whether every source partition was read to its end."""
+        return all(reading.ended for reading in self._readings)
+
+    def positions(self) -> tuple[SourcePosition, ...]:
+        """Return the next offset of every source partition."""
+        return tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings)
+
+    def throttle_s(self) -> float:
+        """Return for how long the throttle forbids to read."""
+        return self._throttle.wait_s()
+
+    def close(self) -> None:
+        """Close channels and sources."""
+        self.links.close()
+        for opened in {id(r.opened): r.opened for r in self._readings}.values():
+            opened.close()
+
+    def counters(self) -> dict[str, tuple[int, int]]:
+        """Return rows in and out by operator."""
+        return {name: count for run in self._fragments.values() for name, count in run.counters().items()}
+
+    def _fragment(self, index: int) -> FragmentRuntime:
+        fragment = self._plan.fragments[index]
+        tables = {o.name: self._state.table(o.id) for o in self._plan.operators if o.fragment == index}
+        return FragmentRuntime(fragment, tables, self._send, self._write)
+
+    def _new_stage(self, sink: str) -> Stage:
+        spec = next(s for s in self._plan.sinks if s.name == sink)
+        return Stage(spec.schema, spec.upsert_key, spec.sink.accept)
+
+    def _send(self, edge: int, batch: pa.RecordBatch) -> None:
+        for receiver, rows in self._routers[edge].split(batch):
+            self.links.put(ChannelId(edge, self._subtask, receiver), rows)
+
+    def _write(self, sink: str, batch: pa.RecordBatch) -> None:
+        self._stages[sink].add(batch)
+
+    def _has_room(self, index: int) -> bool:
+        return all(self.links.room(channel) for channel in self._outputs[index])
+
+    def _take_one(self, index: int, arrived: Callable[[int, ChannelId, Barrier], None]) -> bool:
+        channels = self._inputs[index]
+        self._turn += 1
+        for i in range(len(channels)):
+            channel = channels[(i + self._turn) % len(channels)]
+            if channel in self._paused or (frame := self.links.take(channel)) is None:
+                continue
+            if isinstance(frame, Barrier):
+                arrived(index, channel, frame)
+            else:
+                self._fragments[index].on_batch(frame)
+            return True
+        return False
+
+    def _read_one(self) -> bool:
+        if self._throttle.wait_s() > 0:
+            return False
+        self._turn += 1
+        for i in range(len(self._readings)):
+            reading = self._readings[(i + self._turn) % len(self._readings)]
+            if reading.ended or not self._has_room(reading.fragment):
+                continue
+            batch, following = reading.opened.read(reading.partition, reading.offset, READ_BYTES_MAX)
+            if batch is None:
+                reading.offset = following
+                reading.ended = reading.opened.ended(reading.partition, following)
+                continue
+            rows_max = self._throttle.rows_max()
+            if rows_max is not None and batch.num_rows > rows_max:
+                following -= batch.num_rows - rows_max
+                batch = batch.slice(0, rows_max)
+            reading.offset = following
+            self._throttle.took(batch.num_rows)
+            self.records_in += batch.num_rows
+            self._fragments[reading.fragment].on_batch(batch)
+            return True
+        return False
+
+
+def inputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:
+    """Return the input channels of one fragment of one subtask."""
+    edge = plan.fragments[fragment].input_edge
+    return [] if edge is None else [ChannelId(edge, Subtask(s), subtask) for s in range(parallelism)]
+
+
+def outputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:
+    """Return the output channels of one fragment of one subtask."""
+    edges = [edge.index for edge in plan.edges if edge.from_fragment == fragment]
+    return [ChannelId(edge, subtask, Subtask(s)) for edge in edges for s in range(parallelism)]
+
+
+def open_readings(
+    plan: Plan, positions: tuple[SourcePosition, ...], opened: Mapping[str, OpenSource]
+) -> list[Reading]:
+    """Return the partitions to read; an unknown position (-1) is the partition's first record."""
+    fragments = {spec.name: spec.fragment for spec in plan.sources}
+    readings = []
+    for at in positions:
+        source = opened[at.source]
+        offset = source.retention_start(at.partition) if at.offset < 0 else at.offset
+        readings.append(Reading(at.source, fragments[at.source], at.partition, source, offset))
+    return readings
+
+
