@@ -319,7 +319,7 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
             return _coordinate(replace(state, phase=replace(phase, epochs=epochs)), effects, now)
         case m.Failed():
             if message.permanent:
-                return _end(state, "failed", message.error)
+                return end(state, "failed", message.error)
             return _lose(state, message.worker, str(message.error.get("what", "worker failed")), message.error, now)
 
 
@@ -471,9 +471,9 @@ def _appended(state: Master, record: joblog.Record, now: float, at_us: int) -> S
         case joblog.CheckpointCompleted():
             return _completed(state, now, at_us)
         case joblog.Finished():
-            return _end(state, "finished", None)
+            return end(state, "finished", None)
         case joblog.Stopped():
-            return _end(state, "stopped", None)
+            return end(state, "stopped", None)
 
 
 def _start_generation(state: Master, cause: str, at_us: int) -> Step:
@@ -600,7 +600,7 @@ def _count_failure(state: Master, now: float, error: Mapping[str, Any]) -> Step:
     first = state.first_failure if len(recent) > 1 and state.first_failure is not None else error
     state = replace(state, failures=recent, first_failure=first)
     if len(recent) > state.rules.failures_max:
-        return _end(state, "failed", first)
+        return end(state, "failed", first)
     return state, []
 
 
@@ -614,7 +614,8 @@ def _launch_missing(state: Master, now: float) -> Step:
     return state, effects
 
 
-def _end(state: Master, outcome: str, error: Mapping[str, Any] | None) -> Step:
+def end(state: Master, outcome: str, error: Mapping[str, Any] | None) -> Step:
+    """End the run with this outcome: finished, stopped, fenced or failed."""
     leaving: list[Effect] = [Send(w, m.Exit(outcome)) for w in state.workers]
     return replace(state, phase=Over(outcome, error)), [*leaving, End(outcome, error)]
 

@@ -1,0 +1,166 @@
+"""The interpreter of the driver: takes events, steps the master, performs its effects.
+
+The same loop runs in production, in the test driver and in the simulator; what differs are its
+ports. One thread calls `turn`; reads and writes of the job's history go to a lane.
+
+Invariants
+    - Events are handled one at a time, to the end, and time is looked at after each.
+    - An append whose outcome is unknown is sent again until its slot is read (P4).
+
+Source: DESIGN sections 2 to 4; PROTOCOL P4, P9.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.model import ObjectRef, WorkerId
+from holdfast.ports import Clock, Lane
+from holdfast.runtime import master
+from holdfast.runtime import messages as m
+
+LOG_RETRY_S = 0.1
+
+
+class DriverPorts(Protocol):
+    """What the driver needs from its surroundings."""
+
+    clock: Clock
+    repository: Repository
+
+    def send(self, worker: WorkerId, message: m.FromDriver) -> None:
+        """Send to a worker; may be lost."""
+
+    def launch(self, number: int) -> None:
+        """Start a process that will register as a worker."""
+
+    def dismiss(self, worker: WorkerId, launch: int) -> None:
+        """Close the worker's stream."""
+
+    def lane(self, name: str) -> Lane:
+        """Return the lane of this name; its results are handed to `done` between turns."""
+
+
+class DriverLoop:
+    """One run of a job, from taking it over to its end."""
+
+    def __init__(self, rules: master.Rules, owner: str, ports: DriverPorts, pulse_every: float = 0.5) -> None:
+        self._rules, self._owner, self._ports = rules, owner, ports
+        self._pulse_every, self._next_pulse = pulse_every, 0.0
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_ids = itertools.count()
+        self._master: master.Master | None = None
+        self.outcome: tuple[str, Mapping[str, Any] | None] | None = None
+
+    @property
+    def master(self) -> master.Master:
+        """Return the master's state, for reports."""
+        assert self._master is not None, "the run has not begun"
+        return self._master
+
+    def begin(self, job: joblog.Job | None, cause: str) -> None:
+        """Take the job over as the log describes it, or create it."""
+        self._perform(*master.begin(self._rules, self._owner, job, cause, self._ports.clock.wall_us()))
+
+    def received(self, message: m.FromWorker) -> None:
+        """Handle a message of a worker."""
+        self._perform(*master.heard(self.master, message, self._now()))
+
+    def stream_closed(self, worker: WorkerId, why: str) -> None:
+        """A worker's control stream closed."""
+        self._perform(*master.lost(self.master, worker, why, self._now()))
+
+    def launch_ended(self, number: int, error: str | None) -> None:
+        """The Spark job that hosts a worker ended."""
+        self._perform(*master.launch_ended(self.master, number, error, self._now()))
+
+    def stop(self) -> None:
+        """Take a last checkpoint and end the run."""
+        self._perform(*master.stop(self.master))
+
+    def turn(self) -> None:
+        """Look at the time: due timers, silent workers, due epochs, the driver's own pulse."""
+        now = self._now()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        if self.outcome is not None:
+            return
+        self._perform(*master.tick(self.master, now, self._ports.clock.wall_us()))
+        if now >= self._next_pulse and self.outcome is None:
+            self._next_pulse = now + self._pulse_every
+            self._perform(self.master, master.pulse(self.master))
+
+    def _perform(self, state: master.Master, effects: list[master.Effect]) -> None:
+        self._master = state
+        for effect in effects:
+            match effect:
+                case master.CreateRecord(record):
+                    self._lane(lambda r=record: self._ports.repository.create_record(r), self._record_found)  # type: ignore[misc]
+                case master.LoadManifest(ref):
+                    self._lane(lambda r=ref: self._ports.repository.load_manifest(r), self._base_loaded)  # type: ignore[misc]
+                case master.StoreManifest(manifest):
+                    self._store_manifest(manifest)
+                case master.Send(worker, message):
+                    self._ports.send(worker, message)
+                case master.Launch(number):
+                    self._ports.launch(number)
+                case master.Dismiss(worker, launch):
+                    self._ports.dismiss(worker, launch)
+                case master.End(outcome, error):
+                    self.outcome = outcome, error
+
+    def _store_manifest(self, manifest: Manifest) -> None:
+        def done(result: object) -> None:
+            match result:
+                case ObjectRef():
+                    at_us = self._ports.clock.wall_us()
+                    self._perform(*master.manifest_stored(self.master, manifest, result, self._now(), at_us))
+                case Unavailable():
+                    self._after(LOG_RETRY_S, lambda: self._store_manifest(manifest))
+                case _:
+                    self._fail(result)
+
+        self._lane(lambda: self._ports.repository.store_manifest(manifest, self._owner), done)
+
+    def _record_found(self, result: object) -> None:
+        match result:
+            case joblog.Record():
+                at_us = self._ports.clock.wall_us()
+                self._perform(*master.record_found(self.master, result, self._now(), at_us))
+            case Unavailable():
+                self._after(LOG_RETRY_S, lambda: self._perform(*master.retry_append(self.master)))
+            case _:
+                self._fail(result)
+
+    def _base_loaded(self, result: object) -> None:
+        match result:
+            case Manifest():
+                self._perform(*master.base_loaded(self.master, result, self._now()))
+            case Unavailable():
+                completed = self.master.job.completed[-1]
+                load = master.LoadManifest(completed.body.manifest)
+                self._after(LOG_RETRY_S, lambda: self._perform(self.master, [load]))
+            case _:
+                self._fail(result)
+
+    def _fail(self, error: object) -> None:
+        if not isinstance(error, HoldfastError):
+            assert isinstance(error, BaseException)
+            raise error
+        self._perform(*master.end(self.master, "failed", error.as_json()))
+
+    def _lane(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        self._ports.lane("log").submit(work, done)
+
+    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (self._now() + delay_s, next(self._timer_ids), action))
+
+    def _now(self) -> float:
+        return self._ports.clock.monotonic()
