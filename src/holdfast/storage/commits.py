@@ -1,0 +1,93 @@
+"""The commits of one embedded log: its tail, random access by sequence, and the commit that holds an offset.
+
+A log may have very many commits, so none of this reads them all: the tail is found by one listing and then followed
+by asking for the next sequence, and an offset is found by galloping and bisection over the `ends` in the commits.
+
+Invariants
+    - `tail` only moves forward, by commits that fit the one before.
+    - At most CACHED_COMMITS_MAX commits are kept in memory.
+
+Commits are never deleted in format 1, so "there is no next sequence" means the end of the log; a release that
+prunes commits must list again instead (PROTOCOL P7). Not safe to share between threads.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import NotFound
+from holdfast.ports import ObjectStore
+from holdfast.storage.logformat import (
+    COMMITS_FOLDER,
+    Commit,
+    LogMeta,
+    LogSegment,
+    before_the_first,
+    check_follows,
+    commit_path,
+    damaged,
+    decode_commit,
+    sequence_of,
+)
+
+CACHED_COMMITS_MAX = 4_096
+
+
+class Commits:
+    """A view of the commits that exist; `refresh` moves it forward."""
+
+    def __init__(self, store: ObjectStore, meta: LogMeta) -> None:
+        self._store, self._meta = store, meta
+        self._cached: dict[int, Commit] = {0: before_the_first(meta)}
+        paths = store.list(COMMITS_FOLDER)
+        self.tail = self.at(sequence_of(paths[-1])) if paths else self._cached[0]
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Take in the commits that appeared since; return whether there were any."""
+        before = self.tail
+        while not self.tail.sealed:
+            try:
+                found = self._read(self.tail.sequence + 1)
+            except NotFound:
+                break
+            check_follows(found, self.tail)
+            self.tail = self._keep(found)
+        return self.tail is not before
+
+    def at(self, sequence: int) -> Commit:
+        """Return the commit with this sequence, which must exist. Raises Damaged."""
+        if (cached := self._cached.get(sequence)) is not None:
+            return cached
+        try:
+            return self._keep(self._read(sequence))
+        except NotFound as error:
+            raise damaged(commit_path(sequence), "is missing, while a later commit exists") from error
+
+    def find(self, partition: int, offset: int, after: int = 0) -> tuple[int, LogSegment]:
+        """Return the segment that holds an offset below the end, and the sequence of its commit.
+
+        Args:
+            partition: The partition.
+            offset: The offset; must lie below the end of the partition.
+            after: A sequence to search from; a good guess saves reading commits, a wrong one costs some.
+        """
+        assert offset < self.tail.ends[partition]
+        low = after if after <= self.tail.sequence and self.at(after).ends[partition] <= offset else 0
+        step = 1
+        while (high := min(low + step, self.tail.sequence)) and self.at(high).ends[partition] <= offset:
+            low, step = high, step * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.at(middle).ends[partition] <= offset else (low, middle)
+        for segment in self.at(high).segments:
+            if segment.partition == partition and segment.base <= offset < segment.base + segment.rows:
+                return high, segment
+        raise damaged(commit_path(high), f"does not hold offset {offset} of partition {partition}, as its ends say")
+
+    def _read(self, sequence: int) -> Commit:
+        return decode_commit(self._meta, sequence, self._store.get(commit_path(sequence)))
+
+    def _keep(self, commit: Commit) -> Commit:
+        if len(self._cached) >= CACHED_COMMITS_MAX:
+            self._cached.pop(next(sequence for sequence in self._cached if sequence))
+        self._cached[commit.sequence] = commit
+        return commit

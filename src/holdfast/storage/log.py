@@ -1,0 +1,340 @@
+"""The embedded log: a partitioned, append-only log of typed rows on any object store.
+
+There is one sequence of commits, made by conditional create; a commit names the new segments of all partitions, so
+an append is atomic across partitions and any number of writers may append at once. Offsets are dense per partition.
+
+Invariants
+    - A row is in the log if and only if a commit names its segment; segments are written first.
+    - An append takes effect exactly once or not at all. While its outcome is unknown the writer keeps it and
+      finishes it before anything else (PROTOCOL P4).
+    - Offsets are never reused; nothing follows a seal.
+    - A tagged append takes effect only if the writer's tag grows (PROTOCOL P17).
+
+Layout: `meta.json`, `commits/<20 digits>.json`, `data/<partition>/<unique>.arrow`; see docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from holdfast.errors import AlreadyExists, ConfigError, Damaged, NotFound, Unavailable, Where
+from holdfast.model import Tag
+from holdfast.ports import ObjectStore
+from holdfast.storage.commits import Commits
+from holdfast.storage.logformat import (
+    META_PATH,
+    PARTITIONS_MAX,
+    Commit,
+    Draft,
+    LogMeta,
+    LogSegment,
+    WriterTag,
+    commit_path,
+    decode_meta,
+    describe_column,
+    encode_commit,
+    encode_meta,
+    placed,
+)
+from holdfast.storage.segment import SEGMENT_BYTES_MAX, OpenSegment, encode_segment, segment_hash
+
+Rows: TypeAlias = pa.Table | pa.RecordBatch
+SENDS_MAX = 4
+"""How often a create with an unknown outcome is sent again before the caller is told."""
+CONFLICTS_MAX = 1_000
+"""How many other writers may win in a row; each of them made progress."""
+_FIRST_PAUSE_S = 0.1
+
+
+def create_log(
+    store: ObjectStore,
+    schema: pa.Schema,
+    partitions: int = 4,
+    key: Sequence[str] | None = None,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> LogMeta:
+    """Create an empty log.
+
+    Raises:
+        ConfigError: there is a log already, or schema, partitions or key are not usable.
+        Unavailable: the outcome is unknown; creating again tells.
+    """
+    meta = LogMeta(str(uuid.uuid4()), _plain(schema), partitions, tuple(key or ()))
+    _check_meta(meta)
+    if not _created(store, META_PATH, encode_meta(meta), pause):
+        found = _meta(store)
+        if found.uuid != meta.uuid:
+            raise ConfigError(
+                f"{store!r} holds a log already, created with {found.partitions} partitions and the columns "
+                + ", ".join(describe_column(column) for column in found.schema),
+                next_step="append to it, or choose another path",
+            )
+    return meta
+
+
+def read_meta(store: ObjectStore) -> LogMeta | None:
+    """Return what the log is, None if there is none. Raises Damaged, Unavailable."""
+    try:
+        return decode_meta(store.get(META_PATH))
+    except NotFound:
+        return None
+
+
+class LogWriter:
+    """Appends to a log. One thread uses it; any number of writers share a log."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+        wall_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
+    ) -> None:
+        self._store, self._pause, self._wall_us = store, pause, wall_us
+        self.meta = _meta(store)
+        self._commits = Commits(store, self.meta)
+        self._doubt: tuple[Draft, Commit] | None = None
+
+    def append(self, rows: Mapping[int, Rows]) -> dict[int, int]:
+        """Append rows to any number of partitions at once.
+
+        Returns:
+            The offset of the first new row of each partition that got any.
+
+        Raises:
+            ConfigError: the rows do not fit the log, or it is sealed; nothing was appended.
+            Unavailable: the outcome may be unknown. Call `settle`: it returns the offsets, or None if nothing was
+                appended; only then append the same rows again.
+        """
+        self.settle()
+        draft = self._draft(rows, None)
+        if not draft.segments:
+            return {}
+        return _first_offsets(self._commit(draft))
+
+    def append_tagged(self, rows: Mapping[int, Rows], writer: str, tag: Tag) -> dict[int, int] | None:
+        """Append and move the writer's tag, atomically; None if the tag does not grow, then nothing was appended."""
+        self.settle()
+        self._commits.refresh()
+        if not _grows(self._commits.tail, WriterTag(writer, tag)):
+            return None
+        commit = self._commit(self._draft(rows, WriterTag(writer, tag)))
+        return None if commit is None else _first_offsets(commit)
+
+    def tag_of(self, writer: str) -> Tag | None:
+        """Return the newest tag of a writer, None if it never wrote."""
+        self.settle()
+        self._commits.refresh()
+        return self._commits.tail.tag_of(writer)
+
+    def seal(self) -> None:
+        """End the log: nothing can be appended any more. Sealing twice is no error."""
+        self.settle()
+        self._commit(Draft("seal", uuid.uuid4().hex, self._wall_us()))
+
+    def settle(self) -> dict[int, int] | None:
+        """Finish an append whose outcome is unknown; return its offsets, None if there was none or it was refused."""
+        if self._doubt is None:
+            return None
+        draft, sent = self._doubt
+        commit = self._commit(draft, sent)
+        return None if commit is None else _first_offsets(commit)
+
+    def _draft(self, rows: Mapping[int, Rows], tag: WriterTag | None) -> Draft:
+        """Write the segments, which no commit names yet."""
+        tables = {partition: _fitting(self.meta, partition, part) for partition, part in sorted(rows.items())}
+        segments: list[LogSegment] = []
+        for partition, table in tables.items():
+            start = 0
+            while start < table.num_rows:
+                count = min(table.num_rows, max(1, SEGMENT_BYTES_MAX * table.num_rows // max(1, table.nbytes)))
+                piece = table.slice(start, count)
+                data = encode_segment(piece)
+                path = f"data/{partition}/{uuid.uuid4().hex}.arrow"
+                self._store.put(path, data)
+                segments.append(LogSegment(partition, start, piece.num_rows, path, len(data), segment_hash(data)))
+                start += piece.num_rows
+        return Draft("append", uuid.uuid4().hex, self._wall_us(), tuple(segments), tag)
+
+    def _commit(self, draft: Draft, sent: Commit | None = None) -> Commit | None:
+        """Put the draft at the end of the log; None if it must not be there (any more)."""
+        for _ in range(CONFLICTS_MAX):
+            if sent is None:
+                if not _admitted(self._store, self._commits.tail, draft):
+                    return None
+                sent = placed(draft, self._commits.tail)
+            if self._is_ours(draft, sent):
+                return sent
+            sent = None
+        raise Unavailable(
+            f"{CONFLICTS_MAX} appends of others came first, one after the other",
+            not_done="no row was appended",
+            next_step="use fewer writers, or larger appends",
+        )
+
+    def _is_ours(self, draft: Draft, commit: Commit) -> bool:
+        """Send the commit until its place is taken; return whether by us."""
+        self._doubt = (draft, commit)
+        taken_by_us = _created(self._store, commit_path(commit.sequence), encode_commit(commit), self._pause)
+        if not taken_by_us:
+            taken_by_us = self._commits.at(commit.sequence).owner == draft.owner
+        self._commits.refresh()
+        self._doubt = None  # last: should the refresh fail, `settle` still finds out what became of the commit
+        return taken_by_us
+
+
+class LogReader:
+    """Reads a log as far as the last `refresh` saw it. One thread uses it."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.meta = _meta(store)
+        self._commits = Commits(store, self.meta)
+        self._open: dict[int, OpenSegment] = {}
+        self._sequence: dict[int, int] = {}
+
+    def refresh(self) -> bool:
+        """Look for new commits: one request that finds nothing if there are none. Returns whether there were any."""
+        return self._commits.refresh()
+
+    @property
+    def sealed(self) -> bool:
+        return self._commits.tail.sealed
+
+    def end_offsets(self) -> dict[int, int]:
+        """Return per partition the offset that the next appended row will have."""
+        return dict(enumerate(self._commits.tail.ends))
+
+    def retention_start(self, partition: int) -> int:
+        """Return the lowest offset that can be read; format 1 keeps everything."""
+        assert 0 <= partition < self.meta.partitions
+        return 0
+
+    def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
+        """Read rows in order, without copying: at most 65,536, at most max_bytes, but at least one.
+
+        Returns:
+            The rows and the offset after them; None and the same offset at the end.
+
+        Raises:
+            Damaged: a segment or commit is not what was written, or the offset lies beyond the end.
+        """
+        segment = self._open.get(partition)
+        if segment is None or not segment.holds(offset):
+            end = self._commits.tail.ends[partition]
+            if offset == end:
+                return None, offset
+            self._check_inside(partition, offset, end)
+            segment = self._open_at(partition, offset)
+        batch = segment.read(offset, max_bytes)
+        return batch, offset + batch.num_rows
+
+    def _open_at(self, partition: int, offset: int) -> OpenSegment:
+        sequence, found = self._commits.find(partition, offset, self._sequence.get(partition, 0))
+        self._sequence[partition] = sequence - 1
+        self._open[partition] = OpenSegment(self._store, self.meta.schema, found)
+        return self._open[partition]
+
+    def _check_inside(self, partition: int, offset: int, end: int) -> None:
+        if not 0 <= offset < end:
+            raise Damaged(
+                f"offset {offset} was asked for, but partition {partition} of the log in {self._store!r} ends at {end}",
+                not_done="nothing was read",
+                next_step="check that this is the log that was read before, and that it was not restored from a backup",
+                where=Where(partition=partition, offset=offset),
+            )
+
+
+def _meta(store: ObjectStore) -> LogMeta:
+    if (meta := read_meta(store)) is None:
+        raise ConfigError(
+            f"there is no log in {store!r}",
+            next_step='create it: holdfast log create PATH --schema "name:type,..." --partitions N',
+        )
+    return meta
+
+
+def _created(store: ObjectStore, path: str, data: bytes, pause: Callable[[float], None]) -> bool:
+    """Send a create until the name is taken; False if it was taken before, perhaps by an earlier send of ours."""
+    for attempt in range(SENDS_MAX):
+        try:
+            store.create(path, data)
+            return True
+        except AlreadyExists:
+            return False
+        except Unavailable:
+            if attempt == SENDS_MAX - 1:
+                raise
+            pause(_FIRST_PAUSE_S * 2**attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
+    """Say whether the draft may follow; False for a tag that does not grow or a second seal."""
+    if draft.tag is not None and not _grows(tail, draft.tag):
+        return False
+    if not tail.sealed:
+        return True
+    if draft.kind == "seal":
+        return False
+    raise ConfigError(
+        f"the log in {store!r} is sealed", not_done="no row was appended", next_step="append to another log"
+    )
+
+
+def _grows(tail: Commit, tag: WriterTag) -> bool:
+    known = tail.tag_of(tag.writer)
+    return known is None or known < tag.tag
+
+
+def _first_offsets(commit: Commit | None) -> dict[int, int]:
+    assert commit is not None, "an untagged append is never refused silently"
+    first: dict[int, int] = {}
+    for segment in commit.segments:
+        first.setdefault(segment.partition, segment.base)
+    return first
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(column.name, column.type, column.nullable) for column in schema])
+
+
+def _check_meta(meta: LogMeta) -> None:
+    problem = None
+    names = meta.schema.names
+    if not 1 <= meta.partitions <= PARTITIONS_MAX:
+        problem = f"{meta.partitions} partitions were asked for, 1 to {PARTITIONS_MAX} are possible"
+    elif not names or len(set(names)) < len(names):
+        problem = "the schema has no column, or one twice"
+    elif encoded := [column.name for column in meta.schema if pa.types.is_dictionary(column.type)]:
+        problem = f"column {encoded[0]!r} is dictionary-encoded, which a log does not store"
+    elif missing := [name for name in meta.key if name not in names]:
+        problem = f"the key column {missing[0]!r} is not in the schema ({', '.join(names)})"
+    if problem:
+        raise ConfigError(problem, not_done="no log was created", next_step="correct it and create the log again")
+
+
+def _fitting(meta: LogMeta, partition: int, rows: Rows) -> pa.Table:
+    """Return the rows with exactly the log's schema."""
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    problem = None
+    if not 0 <= partition < meta.partitions:
+        problem = f"the log has {meta.partitions} partitions, counted from 0; there is no partition {partition}"
+    elif table.schema.names != meta.schema.names or table.schema.types != meta.schema.types:
+        problem = (
+            f"the log has the columns {', '.join(map(describe_column, meta.schema))}; "
+            f"the rows have {', '.join(map(describe_column, table.schema))}"
+        )
+    else:
+        for column in meta.schema:
+            if not column.nullable and table.column(column.name).null_count:
+                problem = f"column {column.name!r} holds a null, but the log does not allow one there"
+    if problem:
+        raise ConfigError(problem, not_done="no row was appended", next_step="correct the rows and append them again")
+    return pa.Table.from_arrays(table.columns, schema=meta.schema)

@@ -1,0 +1,243 @@
+"""The two JSON records of the embedded log, and what each must satisfy.
+
+`meta.json` says what the log is; `commits/<sequence>.json` are its append-only history. Both end with an xxh3 hash
+over everything before it, since a flipped digit would still be JSON. docs/formats.md describes every field.
+
+Invariants
+    - Sequences start at 1 and have no gap; a sealing commit is the last one.
+    - A commit's `ends` are those of its predecessor plus its own rows; so the newest commit alone tells where the
+      log ends, and offsets of one partition are found by bisection over the commits.
+    - `tags` holds the newest tag of every writer, so it too is read from the newest commit alone (PROTOCOL P17).
+
+Pure: no clock, random or I/O.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from holdfast.errors import ConfigError, Damaged
+from holdfast.model import Tag
+
+FORMAT_VERSION = 1
+PARTITIONS_MAX = 4_096
+META_PATH = "meta.json"
+COMMITS_FOLDER = "commits"
+_HASH_FIELD = b',"xxh3":"'
+_HASH_BYTES = len(_HASH_FIELD) + 16 + 2
+
+
+@dataclass(frozen=True)
+class LogMeta:
+    """What a log is: fixed when it is created."""
+
+    uuid: str
+    schema: pa.Schema
+    partitions: int
+    key: tuple[str, ...]
+    """Columns whose equal values always share a partition; empty: the writer chooses."""
+
+
+@dataclass(frozen=True)
+class LogSegment:
+    """Rows of one partition in one object; `base` is the offset of the first."""
+
+    partition: int
+    base: int
+    rows: int
+    path: str
+    size: int
+    xxh3: str
+
+
+@dataclass(frozen=True)
+class WriterTag:
+    """How far one writer's output stands in this log; the writer's name is the sink's affair."""
+
+    writer: str
+    tag: Tag
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One step of the log: rows for any number of partitions, visible together."""
+
+    v: int
+    log: str
+    sequence: int
+    kind: Literal["append", "seal"]
+    owner: str
+    """Names the one append that made this record, so that its writer knows it again (PROTOCOL P4)."""
+    at_us: int
+    """Wall clock of the writer; for people and retention, never for order (PROTOCOL P3)."""
+    ends: tuple[int, ...]
+    segments: tuple[LogSegment, ...] = ()
+    tag: WriterTag | None = None
+    tags: tuple[WriterTag, ...] = ()
+
+    @property
+    def sealed(self) -> bool:
+        return self.kind == "seal"
+
+    def tag_of(self, writer: str) -> Tag | None:
+        """Return the newest tag of a writer, None if it never wrote."""
+        return next((known.tag for known in self.tags if known.writer == writer), None)
+
+
+@dataclass(frozen=True)
+class _StoredMeta:
+    v: int
+    uuid: str
+    partitions: int
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    """For people; `schema` is what counts."""
+    schema: str
+
+
+@dataclass(frozen=True)
+class _Versioned:
+    v: int
+
+
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A commit that has no sequence yet; rows of one partition stand in their order."""
+
+    kind: Literal["append", "seal"]
+    owner: str
+    at_us: int
+    segments: tuple[LogSegment, ...] = ()
+    """With bases counted from the first row of this draft in the partition."""
+    tag: WriterTag | None = None
+
+
+def before_the_first(meta: LogMeta) -> Commit:
+    """Return what stands before commit 1: an empty log."""
+    return Commit(FORMAT_VERSION, meta.uuid, 0, "append", "", 0, (0,) * meta.partitions)
+
+
+def placed(draft: Draft, tail: Commit) -> Commit:
+    """Give a draft its place right after the newest commit."""
+    assert not tail.sealed, "nothing follows a seal"
+    ends = list(tail.ends)
+    segments = []
+    for segment in draft.segments:
+        base = tail.ends[segment.partition] + segment.base
+        assert base == ends[segment.partition], "segments of a partition leave no gap"
+        ends[segment.partition] += segment.rows
+        segments.append(replace(segment, base=base))
+    return Commit(
+        FORMAT_VERSION, tail.log, tail.sequence + 1, draft.kind, draft.owner, draft.at_us,
+        tuple(ends), tuple(segments), draft.tag, _tags_after(tail, draft.tag),
+    )  # fmt: skip
+
+
+def commit_path(sequence: int) -> str:
+    return f"{COMMITS_FOLDER}/{sequence:020d}.json"
+
+
+def sequence_of(path: str) -> int:
+    """Return the sequence in a commit's path."""
+    digits = path.removeprefix(f"{COMMITS_FOLDER}/").removesuffix(".json")
+    if len(digits) != 20 or not digits.isdecimal() or path != commit_path(int(digits)):
+        raise damaged(path, "is no name of a commit")
+    return int(digits)
+
+
+def encode_meta(meta: LogMeta) -> bytes:
+    columns = tuple(describe_column(column) for column in meta.schema)
+    schema = base64.b64encode(meta.schema.serialize().to_pybytes()).decode("ascii")
+    return _hashed(_StoredMeta(FORMAT_VERSION, meta.uuid, meta.partitions, meta.key, columns, schema))
+
+
+def decode_meta(data: bytes) -> LogMeta:
+    stored = _unhashed(META_PATH, data, _StoredMeta)
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored.schema, validate=True)))
+    except (ValueError, pa.ArrowInvalid, OSError) as error:
+        raise damaged(META_PATH, f"holds no schema: {error}") from error
+    return LogMeta(stored.uuid, schema, stored.partitions, stored.key)
+
+
+def encode_commit(commit: Commit) -> bytes:
+    return _hashed(commit)
+
+
+def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
+    """Return the commit, checked against itself, its name and its log."""
+    path = commit_path(sequence)
+    commit = _unhashed(path, data, Commit)
+    if commit.log != meta.uuid:
+        raise damaged(path, f"belongs to log {commit.log}, not to {meta.uuid}")
+    if commit.sequence != sequence:
+        raise damaged(path, f"says it is commit {commit.sequence}")
+    if len(commit.ends) != meta.partitions or not all(0 <= s.partition < meta.partitions for s in commit.segments):
+        raise damaged(path, f"names partitions that a log of {meta.partitions} does not have")
+    return commit
+
+
+def check_follows(commit: Commit, before: Commit) -> None:
+    """Raise Damaged unless the commit goes on exactly where the one before it ended."""
+    ends = list(before.ends)
+    path = commit_path(commit.sequence)
+    if before.sealed:
+        raise damaged(path, "follows a seal, after which nothing may follow")
+    for segment in commit.segments:
+        if segment.base != ends[segment.partition]:
+            raise damaged(path, f"leaves a gap at offset {ends[segment.partition]} of partition {segment.partition}")
+        ends[segment.partition] += segment.rows
+    if tuple(ends) != commit.ends:
+        raise damaged(path, "has end offsets that do not fit its rows")
+
+
+def describe_column(column: pa.Field) -> str:
+    """Return the column as people write it: `price:double?`, the question mark for nullable."""
+    return f"{column.name}:{column.type}{'?' if column.nullable else ''}"
+
+
+def damaged(path: str, what: str) -> Damaged:
+    """An error for a record that cannot be trusted."""
+    return Damaged(
+        f"{path} of the log {what}",
+        not_done="nothing was read from it and nothing was appended",
+        next_step="restore this object from a backup; nothing else in the log needs to change",
+    )
+
+
+def _tags_after(tail: Commit, tag: WriterTag | None) -> tuple[WriterTag, ...]:
+    if tag is None:
+        return tail.tags
+    others = [known for known in tail.tags if known.writer != tag.writer]
+    return tuple(sorted([*others, tag], key=lambda known: known.writer))
+
+
+def _hashed(record: object) -> bytes:
+    body = msgspec.json.encode(record)[:-1]
+    return body + _HASH_FIELD + xxhash.xxh3_64_hexdigest(body).encode("ascii") + b'"}'
+
+
+def _unhashed(path: str, data: bytes, kind: type[_Record]) -> _Record:
+    body, found = data[:-_HASH_BYTES], data[-_HASH_BYTES:]
+    if found != _HASH_FIELD + xxhash.xxh3_64_hexdigest(body).encode("ascii") + b'"}':
+        raise damaged(path, "does not match the hash at its end")
+    try:
+        version = msgspec.json.decode(body + b"}", type=_Versioned).v
+        if version != FORMAT_VERSION:
+            raise ConfigError(
+                f"{path} of the log has format {version}, this release knows format {FORMAT_VERSION}",
+                not_done="the log was not opened",
+                next_step="use the release of Holdfast that wrote it, or a newer one",
+            )
+        return msgspec.json.decode(body + b"}", type=kind)
+    except msgspec.DecodeError as error:
+        raise damaged(path, f"cannot be decoded: {error}") from error
