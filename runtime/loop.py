@@ -153,8 +153,24 @@ class WorkerLoop:
 
     def beat(self) -> None:
         """Take stock and tell the driver."""
-        self._shown = self._take_stock()
+        self._shown = self._stock()
         self._ports.send(self._shown)
+
+    def take_stock(self) -> None:
+        """Renew what the next heartbeat shows."""
+        self._shown = self._stock()
+
+    def leave(self, reason: str) -> None:
+        """End the loop after this turn."""
+        self.exited = self.exited or reason
+
+    def close(self) -> None:
+        """Release channels, sources, targets and state."""
+        if self._active is not None:
+            self._active.run.close()
+        self._deliveries.close()
+        if self._state is not None:
+            self._state.close()
 
     def state(self) -> StateStore | None:
         """Return the state of this worker, for reads of committed values."""
@@ -308,7 +324,7 @@ class WorkerLoop:
         permanent = isinstance(error, PERMANENT)
         self._ports.send(m.Failed(self.worker_id, generation, error.as_json(), permanent))
 
-    def _take_stock(self) -> m.Heartbeat:
+    def _stock(self) -> m.Heartbeat:
         active = self._active
         delivered = self._deliveries.confirmed()
         if active is None:

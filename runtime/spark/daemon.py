@@ -1,0 +1,26 @@
+"""The Python daemon of an executor: loads what workers need before they are forked.
+
+Spark starts one daemon per executor and forks every Python worker from it. Imports done here cost a
+new worker nothing, which is most of the time that a failover takes. Import only: a library that has
+started threads (a used Polars, an open RocksDB) would hang in the forked child.
+
+Source: DESIGN section 3; measured there.
+"""
+
+from __future__ import annotations
+
+import pyarrow.compute
+import pyarrow.ipc  # noqa: F401
+import pyspark.daemon
+import pyspark.worker  # noqa: F401
+
+import holdfast.runtime.spark.host  # noqa: F401
+
+
+def main() -> None:
+    """Run Spark's own daemon."""
+    pyspark.daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

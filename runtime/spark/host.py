@@ -1,0 +1,148 @@
+"""The worker process: one resident Spark task that runs a worker's loop until the driver lets it go.
+
+Invariants
+    - The process dies with the Python daemon that started it, and leaves when the driver is silent
+      for longer than the session timeout.
+    - Only the thread that runs the loop touches state; all others post to its mailbox.
+
+Source: DESIGN section 3.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from holdfast.model import WorkerId
+from holdfast.ports import Lane
+from holdfast.runtime import messages as m
+from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.local import LocalFolders
+from holdfast.runtime.loop import Limits, WorkerLoop
+from holdfast.runtime.mailbox import Mailbox, ThreadLanes
+from holdfast.runtime.plan import Plan
+from holdfast.runtime.spark.control import ControlClient
+from holdfast.runtime.spark.exchange import TcpNetwork
+from holdfast.storage.objects import open_objects
+
+_PR_SET_PDEATHSIG = 1
+EXIT_SESSION_LOST = 75
+_log = logging.getLogger("holdfast.worker")
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """What a worker process is started with; Spark ships it to the executor."""
+
+    plan: Plan
+    root: str
+    """URL or path of the job's folder."""
+    driver: tuple[str, int]
+    secret: bytes
+    heartbeat_s: float
+    session_timeout_s: float
+    records_per_second: float | None
+
+    def __repr__(self) -> str:
+        return f"WorkerTask({self.plan.app!r}, driver={self.driver})"  # never the secret
+
+
+class _Ports:
+    def __init__(self, task: WorkerTask, mailbox: Mailbox, network: TcpNetwork) -> None:
+        self.clock = SystemClock()
+        self.store = open_objects(task.root)
+        self.network = network
+        self.local = LocalFolders()
+        self.client: ControlClient | None = None
+        self._lanes = ThreadLanes(mailbox)
+
+    def send(self, message: m.FromWorker) -> None:
+        assert self.client is not None
+        self.client.send(message)
+
+    def lane(self, name: str) -> Lane:
+        return self._lanes.lane(name)
+
+
+def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
+    """Run one worker in this Spark task; yields why it left."""
+    (launch,) = list(launches)  # consumed, so that Spark uses this Python process again
+    _die_with_parent()
+    mailbox = Mailbox()
+    host = _own_host(task.driver)
+    network = TcpNetwork(host, task.secret, mailbox.wake)
+    worker = WorkerId(uuid.uuid4().hex[:12])
+    register = m.Register(worker, launch, socket.gethostname(), os.getpid(), _boot_id(), network.address)
+    ports = _Ports(task, mailbox, network)
+    loop = WorkerLoop(worker, task.plan, ports, Limits(task.records_per_second))
+    session = _Session(task, loop, mailbox)
+    ports.client = ControlClient(task.driver, task.secret, register, session.received, session.closed)
+    ports.client.start()
+    threading.Thread(target=session.watch, args=(ports,), name="session", daemon=True).start()
+    try:
+        while loop.exited is None:
+            mailbox.drain()
+            if loop.exited is None and not loop.turn():
+                mailbox.wait(loop.idle_s())
+    finally:
+        session.over.set()
+        loop.close()
+        ports.client.close()
+        network.close()
+    yield loop.exited
+
+
+class _Session:
+    """What the worker's other threads do: hear the driver, show signs of life."""
+
+    def __init__(self, task: WorkerTask, loop: WorkerLoop, mailbox: Mailbox) -> None:
+        self._task, self._loop, self._mailbox = task, loop, mailbox
+        self._heard = time.monotonic()
+        self.over = threading.Event()
+
+    def received(self, message: m.FromDriver) -> None:
+        self._heard = time.monotonic()
+        if not isinstance(message, m.Pulse):
+            self._mailbox.post(lambda: self._loop.received(message))
+
+    def closed(self, why: str) -> None:
+        self._mailbox.post(lambda: self._loop.leave(f"the driver closed the stream: {why}"))
+
+    def watch(self, ports: _Ports) -> None:
+        while not self.over.wait(self._task.heartbeat_s):
+            silent = time.monotonic() - self._heard
+            if silent > self._task.session_timeout_s:
+                _log.error("no word from the driver for %.1f s: leaving", silent)
+                os._exit(EXIT_SESSION_LOST)
+            ports.send(self._loop.heartbeat())
+            self._mailbox.post(self._loop.take_stock)
+
+
+def _die_with_parent() -> None:
+    """If the daemon is killed, nobody else would end its workers."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        _log.warning("PR_SET_PDEATHSIG failed: errno %d", ctypes.get_errno())
+
+
+def _own_host(driver: tuple[str, int]) -> str:
+    """Return the address of this machine that the driver is reached from."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(driver)  # sends nothing: asks the routing table
+        return str(probe.getsockname()[0])
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

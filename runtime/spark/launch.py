@@ -1,0 +1,132 @@
+"""Starts worker processes as ordinary resident Spark tasks, each its own one-partition job.
+
+A failed Spark barrier stage is never retried and kills healthy tasks; a job of its own per worker
+leaves the others alone and is resubmitted in 0.3 to 0.6 s.
+
+Source: DESIGN section 3; measured there.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from pyspark import SparkConf, SparkContext
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.runtime.spark.host import WorkerTask, host_worker
+
+SLOTS_WAIT_S = 20.0
+_CONF = {
+    "spark.locality.wait": "0",
+    "spark.speculation": "false",
+    "spark.task.maxFailures": "1",
+    "spark.task.reaper.enabled": "true",
+    "spark.task.reaper.killTimeout": "20s",
+    "spark.python.worker.reuse": "true",
+    "spark.python.worker.faulthandler.enabled": "true",
+    "spark.python.daemon.module": "holdfast.runtime.spark.daemon",
+    "spark.scheduler.mode": "FAIR",
+    "spark.excludeOnFailure.enabled": "false",
+}
+
+
+def start_context(name: str, master: str | None, parallelism: int) -> SparkContext:
+    """Return the Spark context: that of spark-submit, or a new one.
+
+    Raises:
+        Unavailable: Spark cannot be started, for instance without Java.
+    """
+    conf = SparkConf()
+    if master is not None:
+        conf.setMaster(master)
+    elif not conf.contains("spark.master"):
+        conf.setMaster(f"local[{parallelism + 1}]")
+    if not conf.contains("spark.app.name"):
+        conf.setAppName(f"holdfast-{name}")
+    for key, value in _CONF.items():
+        conf.setIfMissing(key, value)
+    if conf.get("spark.master", "").startswith("local"):
+        conf.setIfMissing("spark.driver.host", "127.0.0.1").setIfMissing("spark.driver.bindAddress", "127.0.0.1")
+    conf.setIfMissing("spark.ui.enabled", "false").setIfMissing("spark.ui.showConsoleProgress", "false")
+    conf.setIfMissing("spark.pyspark.python", sys.executable)
+    try:
+        context = SparkContext.getOrCreate(conf)
+    except Exception as error:  # py4j raises several kinds; each means that Spark did not come up
+        raise _no_spark(error) from error
+    context.setLogLevel("ERROR")
+    return context
+
+
+def check_slots(context: SparkContext, needed: int) -> None:
+    """Wait for executors, then refuse a cluster that cannot host every worker at once.
+
+    Raises:
+        ConfigError: too few slots; gives needed, found and the setting to change.
+    """
+    deadline = time.monotonic() + (0 if context.master.startswith("local[") else SLOTS_WAIT_S)
+    while (found := context.defaultParallelism) < needed and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if found < needed:
+        raise ConfigError(
+            f"the job needs {needed} task slots at the same time, Spark at {context.master} has {found}",
+            not_done="no worker was started and nothing was read",
+            next_step=f"run with --parallelism {found}, or give Spark more cores (here: --master 'local[{needed}]')",
+        )
+
+
+class SparkHost:
+    """Submits and cancels the Spark jobs that host workers."""
+
+    def __init__(
+        self, context: SparkContext, task: WorkerTask, ended: Callable[[int, str | None], None]
+    ) -> None:
+        self._context, self._ended = context, ended
+        self._prefix = f"holdfast-{task.plan.app}-{id(self)}"
+
+        def run(launches: Iterable[int]) -> Iterator[str]:
+            return host_worker(task, launches)
+
+        self._run = run
+
+    def launch(self, number: int) -> None:
+        """Start one worker; how its job ends is reported, whatever the cause."""
+        threading.Thread(target=self._submit, args=(number,), name=f"launch-{number}", daemon=True).start()
+
+    def cancel(self, number: int) -> None:
+        """End the worker's Spark job; Spark kills the process if it does not leave."""
+        self._context.cancelJobGroup(self._group(number))
+
+    def _submit(self, number: int) -> None:
+        context = self._context
+        context.setJobGroup(self._group(number), f"holdfast worker {number}", interruptOnCancel=True)
+        try:
+            context.parallelize([number], 1).mapPartitions(self._run).collect()
+        except Exception as error:  # any end of the job means that the worker is gone
+            self._ended(number, _first_line(error))
+        else:
+            self._ended(number, None)
+
+    def _group(self, number: int) -> str:
+        return f"{self._prefix}-{number}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    wanted = [line for line in lines if "Error" in line or "Exception" in line or "exited" in line]
+    return (wanted or lines or [type(error).__name__])[-1][:300]
+
+
+def _no_spark(error: Exception) -> Unavailable:
+    java = "JAVA_GATEWAY_EXITED" in str(error) or "Java" in str(error)
+    return Unavailable(
+        f"Spark did not start: {_first_line(error)}",
+        not_done="nothing was read or written",
+        next_step=(
+            "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless) and check JAVA_HOME"
+            if java
+            else "see the messages above; holdfast doctor checks Java and Spark"
+        ),
+    )
