@@ -1,0 +1,313 @@
+"""Runs a job: checks it, takes it over, hosts the driver's loop until the run ends.
+
+Everything that can be refused is refused before the job log is touched: plan, settings, sources,
+targets, slots, another run of the same job.
+
+Source: DESIGN sections 2 to 4, 13; API.md (exit statuses).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from pyspark import SparkContext
+
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Manifest, OperatorState
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, Fenced, NotFound, Where
+from holdfast.model import JobUuid, WorkerId
+from holdfast.ports import Lane, ObjectStore
+from holdfast.runtime import master, requests, status
+from holdfast.runtime import messages as m
+from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.driver import DriverLoop
+from holdfast.runtime.mailbox import Mailbox, ThreadLanes
+from holdfast.runtime.plan import Plan, check_against, describe_operators, with_operator_ids
+from holdfast.runtime.settings import Settings
+from holdfast.runtime.spark.control import ControlServer
+from holdfast.runtime.spark.host import WorkerTask
+from holdfast.runtime.spark.launch import SparkHost, check_slots, start_context
+from holdfast.state.keygroups import range_of
+from holdfast.storage.objects import open_objects
+from holdfast.storage.paths import join
+
+POLL_S = 0.02
+PUBLISH_EVERY_S = 0.5
+REQUESTS_EVERY_S = 1.0
+ZOMBIE_GRACE_S = 30.0
+"""How long a silent worker's Spark task is left alone before it is cancelled."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, and its last status."""
+
+    kind: str
+    """finished, stopped, fenced, failed, or `already finished`."""
+    error: Mapping[str, Any] | None
+    status: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that may run: all checks are passed, nothing was appended yet."""
+
+    plan: Plan
+    settings: Settings
+    root: str
+    """Absolute URL or path of the job's folder."""
+    store: ObjectStore
+    repository: Repository
+    job: joblog.Job | None
+    operators: tuple[OperatorState, ...]
+    partitions: Mapping[str, tuple[int, ...]]
+
+
+def prepare(plan: Plan, settings: Settings) -> Prepared:
+    """Check all that can be checked without Spark, and create missing targets.
+
+    Raises:
+        ConfigError: the job, a setting, a source or a target does not fit.
+        Fenced: another run of this job is alive.
+    """
+    root = join(settings.root, plan.app)
+    store = open_objects(root)
+    repository = Repository(store)
+    job = repository.read_log()
+    before: Manifest | None = None
+    if job is not None:
+        _check_job(job, plan)
+        if not job.finished:
+            _refuse_second_run(store, job)
+        if job.completed:
+            before = repository.load_manifest(job.completed[-1].body.manifest)
+    known = before.operators if before is not None else ()
+    plan = with_operator_ids(plan, {operator.name: operator.id for operator in known})
+    check_against(plan.operators, {operator.name: operator.schema for operator in known})
+    described = describe_operators(plan.operators)
+    operators = tuple(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators)
+    partitions = {}
+    for spec in plan.sources:
+        spec.source.check()
+        opened = spec.source.open()
+        partitions[spec.name] = tuple(opened.partitions())
+        opened.close()
+    for sink in plan.sinks:
+        sink.sink.prepare(sink.schema, sink.upsert_key)
+    return Prepared(plan, settings, root, store, repository, job, operators, partitions)
+
+
+def run(
+    prepared: Prepared, progress: Callable[[Mapping[str, Any]], None], started: Callable[[str], None] = lambda _: None
+) -> Outcome:
+    """Run the job until it finishes, stops, fails or is fenced.
+
+    Args:
+        progress: Called about twice a second with the status.
+        started: Called with a line for people at each step of starting up.
+    """
+    if prepared.job is not None and prepared.job.finished:
+        return Outcome("already finished", None, status.of_log(prepared.job, prepared.plan.app, prepared.root))
+    settings = prepared.settings
+    started("starting Spark")
+    context = start_context(prepared.plan.app, settings.master, settings.parallelism)
+    check_slots(context, settings.parallelism)
+    runner = _Run(prepared, context, progress)
+    try:
+        return runner.run()
+    finally:
+        runner.close()
+
+
+class _Run:
+    """The driver process at work: threads post, one loop decides."""
+
+    def __init__(
+        self, prepared: Prepared, context: SparkContext, progress: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self.clock = SystemClock()
+        self.repository = prepared.repository
+        self._prepared, self._progress = prepared, progress
+        self._mailbox = Mailbox()
+        self._lanes = ThreadLanes(self._mailbox)
+        self._host = context.getConf().get("spark.driver.host", "127.0.0.1")
+        secret = secrets.token_bytes(32)
+        self._control = ControlServer(self._host, secret, self._received, self._stream_closed)
+        settings = prepared.settings
+        rate = settings.max_records_per_second
+        task = WorkerTask(
+            prepared.plan, prepared.root, self._control.address, secret, settings.heartbeat_ms / 1000,
+            settings.session_timeout_ms / 1000, None if rate is None else float(rate),
+        )  # fmt: skip
+        self._spark = SparkHost(context, task, self._launch_ended)
+        self._zombies: list[tuple[float, int]] = []
+        owner = uuid.uuid4().hex
+        self._loop = DriverLoop(_rules(prepared, self._host), owner, self, settings.heartbeat_ms / 1000)
+        self._inbox = requests.Inbox(prepared.store)
+        self._signalled = 0
+
+    def run(self) -> Outcome:
+        restore = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return self._run()
+        finally:
+            for number, handler in restore.items():
+                signal.signal(number, handler)
+
+    def _run(self) -> Outcome:
+        loop, now = self._loop, self.clock.monotonic
+        loop.begin(self._prepared.job, "started" if self._prepared.job is None else "started again")
+        next_publish = next_requests = 0.0
+        while loop.outcome is None:
+            self._mailbox.drain()
+            loop.turn()
+            if now() >= next_publish:
+                next_publish = now() + PUBLISH_EVERY_S
+                self._publish()
+            if now() >= next_requests:
+                next_requests = now() + REQUESTS_EVERY_S
+                self._lanes.lane("requests").submit(self._inbox.poll, self._requested)
+            self._cancel_zombies(now())
+            self._mailbox.wait(POLL_S)
+        last = self._publish()
+        kind, error = loop.outcome
+        return Outcome(kind, error, last)
+
+    def close(self) -> None:
+        """End what this run started."""
+        self._control.close()
+        for launch in range(1, self._loop.master.launches + 1):
+            self._spark.cancel(launch)
+
+    # Ports of the driver's loop
+
+    def send(self, worker: WorkerId, message: m.FromDriver) -> None:
+        self._control.send(worker, message)
+
+    def launch(self, number: int) -> None:
+        self._spark.launch(number)
+
+    def dismiss(self, worker: WorkerId, launch: int) -> None:
+        self._control.dismiss(worker)
+        self._zombies.append((self.clock.monotonic() + ZOMBIE_GRACE_S, launch))
+
+    def lane(self, name: str) -> Lane:
+        return self._lanes.lane(name)
+
+    # Events from other threads
+
+    def _received(self, message: m.FromWorker) -> None:
+        self._mailbox.post(lambda: self._loop.received(message))
+
+    def _stream_closed(self, worker: WorkerId, why: str) -> None:
+        self._mailbox.post(lambda: self._loop.stream_closed(worker, why))
+
+    def _launch_ended(self, number: int, error: str | None) -> None:
+        self._mailbox.post(lambda: self._loop.launch_ended(number, error))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled += 1
+        if self._signalled > 1:
+            raise KeyboardInterrupt
+        self._mailbox.post(self._loop.stop)
+
+    def _requested(self, found: object) -> None:
+        if isinstance(found, BaseException):
+            return  # the store is away for now; polled again in a second
+        assert isinstance(found, list)
+        for request in found:
+            if request.kind == "stop":
+                self._loop.stop()
+            reply = {"accepted": request.kind == "stop", "generation": self._loop.master.job.generation}
+            self._lanes.lane("requests").submit(
+                lambda r=request, a=reply: self._inbox.answer(r, a),  # type: ignore[misc]
+                lambda _: None,
+            )
+
+    def _cancel_zombies(self, now: float) -> None:
+        due = [launch for at, launch in self._zombies if at <= now]
+        self._zombies = [(at, launch) for at, launch in self._zombies if at > now]
+        for launch in due:
+            self._spark.cancel(launch)
+
+    def _publish(self) -> Mapping[str, Any]:
+        host, pid, at = socket.gethostname(), os.getpid(), self.clock.wall_us()
+        shown = status.of_run(self._loop.master, self._prepared.root, "continuous", host, pid, at)
+        data = json.dumps(shown).encode()
+        if self._loop.outcome is None or self._loop.outcome[0] != "fenced":
+            self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), lambda _: None)
+        self._progress(shown)
+        return shown
+
+
+def _rules(prepared: Prepared, host: str) -> master.Rules:
+    settings, plan = prepared.settings, prepared.plan
+    every = settings.checkpoint_every_ms / 1000
+    count = plan.key_groups
+    return master.Rules(
+        name=plan.app,
+        job_uuid=JobUuid(uuid.uuid4().hex),
+        host=host,
+        key_groups=count,
+        key_ranges=tuple(range_of(i, settings.parallelism, count) for i in range(settings.parallelism)),
+        partitions=prepared.partitions,
+        operators=prepared.operators,
+        checkpoint_every=every,
+        silent_after=settings.silent_after_ms / 1000,
+        epoch_deadline=max(30.0, 10 * every),
+        redeploy_every=10.0,
+        failures_max=settings.restart_failures_max,
+        failures_window=settings.restart_window_ms / 1000,
+    )
+
+
+def _check_job(job: joblog.Job, plan: Plan) -> None:
+    if job.key_groups != plan.key_groups:
+        raise ConfigError(
+            f"job {job.name!r} was created with key_groups={job.key_groups}, the app says {plan.key_groups}",
+            not_done="the job was not started; state and output are untouched",
+            next_step=f"set key_groups={job.key_groups} (it is fixed for the job's life), or give the job a new name",
+            where=Where(job=job.name),
+        )
+
+
+def _refuse_second_run(store: ObjectStore, job: joblog.Job) -> None:
+    """A live driver keeps its `live.json` fresh; a dead one's is taken over at once."""
+    deadline = time.monotonic() + status.STALE_AFTER_MS / 1000 + 1
+    while (driver := _live_driver(store, job)) is not None:
+        if time.monotonic() > deadline:
+            raise Fenced(
+                f"job {job.name!r} is running on {driver['host']} (pid {driver['pid']}), generation {job.generation}",
+                not_done="this run was not started and nothing was changed",
+                next_step=f"to see it: holdfast status {job.name}; to end it: holdfast stop {job.name}",
+                where=Where(job=job.name),
+            )
+        time.sleep(0.2)
+
+
+def _live_driver(store: ObjectStore, job: joblog.Job) -> dict[str, Any] | None:
+    try:
+        live = json.loads(store.get("live.json"))
+    except (NotFound, ValueError):
+        return None
+    driver = live.get("driver")
+    if live.get("state") in ("stopped", "finished", "failed") or not driver or live.get("generation") != job.generation:
+        return None
+    age_ms = (time.time_ns() // 1000 - driver["at"]) / 1000
+    if age_ms > status.STALE_AFTER_MS:
+        return None
+    if driver["host"] == socket.gethostname() and not os.path.exists(f"/proc/{driver['pid']}"):
+        return None
+    found: dict[str, Any] = driver
+    return found

@@ -1,0 +1,164 @@
+"""What a run tells about itself: `live.json`, `holdfast status`, progress lines.
+
+Unknown is null, never zero.
+
+Pure: values in, JSON-able values out.
+Source: API.md, JSON `status`; DESIGN section 13 (`live.json`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.checkpoint import joblog
+from holdfast.runtime import master
+
+SCHEMA = 1
+STALE_AFTER_MS = 5_000
+"""A `live.json` older than this says that its driver cannot be reached."""
+
+
+def of_run(state: master.Master, root: str, mode: str, host: str, pid: int, now_us: int) -> dict[str, Any]:
+    """Return the status of a job from inside its driver."""
+    job = state.log.job
+    status = of_log(job, state.rules.name, root) if job is not None else _empty(state.rules.name, root)
+    status["state"], status["reason"] = _phase(state)
+    status["mode"] = mode
+    status["driver"] = {"host": host, "pid": pid, "seen_ms": 0, "at": now_us}
+    status["workers"] = [
+        {
+            "id": worker,
+            "host": hosted.host,
+            "pid": hosted.pid,
+            "role": "worker",
+            "subtasks": [] if hosted.subtask is None else [hosted.subtask],
+            "rss_bytes": hosted.progress.rss_bytes or None,
+            "lag_epochs": hosted.progress.lag_epochs,
+            "how": hosted.how,
+            "first_record_ms": hosted.progress.first_record_ms,
+        }
+        for worker, hosted in state.workers.items()
+    ]
+    status["sources"] = _sources(state)
+    status["sinks"] = _sinks(state)
+    status["operators"] = _operators(state)
+    status["restarts"] = [
+        {
+            "at": restart.at,
+            "cause": restart.cause,
+            "generation": restart.generation,
+            "recovery_ms": None if restart.ready_after is None else round(restart.ready_after * 1000),
+        }
+        for restart in state.restarts
+    ]
+    status["records_in"] = sum(hosted.progress.records_in for hosted in state.workers.values())
+    status["epochs_given_up"] = state.given_up
+    if isinstance(state.phase, master.Over) and state.phase.error is not None:
+        status["problems"] = [{"code": state.phase.outcome, **state.phase.error}]
+    return status
+
+
+def of_log(job: joblog.Job, name: str, root: str) -> dict[str, Any]:
+    """Return what the log alone tells about a job."""
+    status = _empty(name, root)
+    status["job_uuid"] = job.uuid
+    status["generation"], status["timeline"] = job.generation, job.timeline
+    status["key_groups"] = job.key_groups
+    if job.ended is not None:
+        status["state"] = "finished" if job.finished else "stopped"
+    if job.completed:
+        last = job.completed[-1]
+        status["checkpoint"] = {
+            "epoch": last.body.epoch,
+            "at": last.at,
+            "age_ms": None,
+            "duration_ms": last.body.duration_ms,
+            "bytes": last.body.bytes_total,
+        }
+        status["epochs"] = len(job.completed)
+    return status
+
+
+def _empty(name: str, root: str) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA, "job": name, "root": root, "state": "unreachable", "reason": None, "mode": None,
+        "generation": None, "timeline": None, "checkpoint": None, "driver": None, "workers": [], "sources": [],
+        "sinks": [], "operators": [], "restarts": [], "rewind_horizon": None, "problems": [],
+    }  # fmt: skip
+
+
+def _phase(state: master.Master) -> tuple[str, str | None]:
+    match state.phase:
+        case master.Over(outcome="finished"):
+            return "finished", None
+        case master.Over(outcome="stopped"):
+            return "stopped", None
+        case master.Over(outcome=outcome, error=error):
+            return "failed", str((error or {}).get("what", outcome))
+        case master.Running() if state.recover is None and state.recovering_since is None:
+            ready = sum(hosted.ready for hosted in state.workers.values())
+            if ready == state.rules.parallelism:
+                return "running", None
+            return "starting", f"{ready} of {state.rules.parallelism} subtasks are ready"
+        case _ if state.recovering_since is not None:
+            return "recovering", state.restarts[-1].cause if state.restarts else state.recover
+        case _:
+            return "starting", f"{len(state.workers)} of {state.rules.parallelism} workers have come up"
+
+
+def _sources(state: master.Master) -> list[dict[str, Any]]:
+    ends = {(at.source, at.partition): at.offset for h in state.workers.values() for at in h.progress.ends}
+    rows = []
+    for hosted in state.workers.values():
+        for at in hosted.progress.positions:
+            end = ends.get((at.source, at.partition))
+            rows.append(
+                {
+                    "name": at.source,
+                    "partition": at.partition,
+                    "offset": at.offset,
+                    "end_offset": end,
+                    "lag": None if end is None else max(0, end - at.offset),
+                    "oldest_offset": None,
+                    "watermark": None,
+                    "idle_ms": None,
+                }
+            )
+    return sorted(rows, key=lambda row: (str(row["name"]), row["partition"]))
+
+
+def _sinks(state: master.Master) -> list[dict[str, Any]]:
+    delivered: dict[str, int] = {}
+    for writer, tag in state.confirmed.items():
+        delivered[writer.sink] = max(delivered.get(writer.sink, 0), tag.epoch)
+    staged: dict[str, int] = {}
+    if isinstance(state.phase, master.Running) and state.phase.last is not None:
+        for item in state.phase.last.pending:
+            staged[item.writer.sink] = max(staged.get(item.writer.sink, 0), item.tag.epoch)
+    errors = {sink: text for h in state.workers.values() for sink, text in h.progress.sink_errors.items()}
+    names = sorted({*delivered, *staged, *errors})
+    return [
+        {
+            "name": name,
+            "staged_epoch": staged.get(name),
+            "delivered_epoch": delivered.get(name),
+            "error": errors.get(name),
+        }
+        for name in names
+    ]
+
+
+def _operators(state: master.Master) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for hosted in state.workers.values():
+        for each in hosted.progress.operators:
+            row = rows.setdefault(
+                each.name,
+                {
+                    "name": each.name, "rows_in": 0, "rows_out": 0, "late": None, "dropped": None, "dlq": None,
+                    "state_bytes": None, "blocked_by": None,
+                },
+            )  # fmt: skip
+            row["rows_in"] += each.rows_in
+            row["rows_out"] += each.rows_out
+    return [rows[name] for name in sorted(rows)]
