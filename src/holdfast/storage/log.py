@@ -211,6 +211,10 @@ class LogReader:
         """Return per partition the offset that the next appended row will have."""
         return dict(enumerate(self._commits.tail.ends))
 
+    def end_offset(self, partition: int) -> int:
+        """Return the offset that the next row appended to the partition will have."""
+        return self._commits.tail.ends[partition]
+
     def retention_start(self, partition: int) -> int:
         """Return the lowest offset that can be read; format 1 keeps everything."""
         assert 0 <= partition < self.meta.partitions
@@ -227,13 +231,17 @@ class LogReader:
         """
         segment = self._open.get(partition)
         if segment is None or not segment.holds(offset):
-            end = self._commits.tail.ends[partition]
+            end = self.end_offset(partition)
             if offset == end:
                 return None, offset
             self._check_inside(partition, offset, end)
             segment = self._open_at(partition, offset)
         batch = segment.read(offset, max_bytes)
         return batch, offset + batch.num_rows
+
+    def close(self) -> None:
+        """Let go of mapped segments; batches that were read stay valid."""
+        self._open.clear()
 
     def _open_at(self, partition: int, offset: int) -> OpenSegment:
         sequence, found = self._commits.find(partition, offset, self._sequence.get(partition, 0))

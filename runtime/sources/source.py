@@ -1,0 +1,61 @@
+"""What a source is: a configuration that travels, and the open connection that a worker reads.
+
+A `Source` is written down in the user's program, pickled to the workers and opened there. Offsets are per partition
+and name the next record to read; they live in checkpoints alone, so an open source keeps no position of its own.
+
+Invariants
+    - Reading the same partition at the same offset always gives the same records, or an error.
+    - `ended` is true only when no record can ever follow; reaching `end_offsets` is not enough.
+    - `read` does not wait for records; it is called from the operator thread.
+
+Source: DESIGN section 6; PROTOCOL P12: only the master discovers partitions, and `identity` lets it tell a log that
+was deleted and made again from the one it knew.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pyarrow as pa
+
+
+class Source(Protocol):
+    """Configuration of a source; picklable, and cheap to create. Nothing is opened before `check` or `open`."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of every batch that is read. Raises ConfigError if they cannot be known."""
+
+    def check(self) -> None:
+        """Look at the outside at plan time. Raises ConfigError, Unavailable."""
+
+    def open(self) -> OpenSource:
+        """Connect. Raises ConfigError, Damaged, Unavailable."""
+
+
+class OpenSource(Protocol):
+    """A connection of one worker; used by one thread."""
+
+    def identity(self) -> str:
+        """Return what tells this log from another of the same name."""
+
+    def partitions(self) -> list[int]:
+        """Return the partitions that exist now; more may appear, none goes away."""
+
+    def end_offsets(self) -> dict[int, int]:
+        """Return per partition the offset after the last record that exists now."""
+
+    def retention_start(self, partition: int) -> int:
+        """Return the lowest offset that can still be read."""
+
+    def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
+        """Return records from the offset on and the offset after them; None and the same offset if there are none.
+
+        At most max_bytes are returned, but at least one record. Raises Damaged, Unavailable, JobFailed.
+        """
+
+    def ended(self, partition: int, offset: int) -> bool:
+        """Say whether no record can ever come at this offset or after it."""
+
+    def close(self) -> None:
+        """Let go of connections and files. Batches that were read stay valid."""
