@@ -1,0 +1,273 @@
+"""`holdfast demo`: the flights job on real data, with a worker killed in the middle and the result checked.
+
+Runs `holdfast run` as any user would, in a process of its own, kills one Python worker with SIGKILL while
+records flow, and lets an oracle that shares no code with Holdfast compute every row again.
+
+Invariants
+    - "verified" is printed only if the kill hit a worker of this run, that process is gone, a newer generation
+      then took records, the job finished, and no row differs.
+    - Only a process below the job's own is ever killed.
+    - Every run starts clean: job history and results of an earlier demo are removed, the converted log is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import psutil
+
+from holdfast.errors import ConfigError, HoldfastError, JobFailed
+from holdfast.storage.log import LogReader, read_meta
+from holdfast.storage.objects import open_objects
+
+JOB = "flights"
+RECORDS_PER_S = 20_000
+RUN_LIMIT_S = 150
+GONE_LIMIT_S = 10
+LINE_EVERY_S = 2.0
+TAIL_LINES = 15
+
+
+class WorkerSeen(msgspec.Struct):
+    """A worker in a line of progress."""
+
+    id: str
+    pid: int | None = None
+    subtasks: list[int] = []
+
+
+class Restart(msgspec.Struct):
+    """A recovery in a line of progress."""
+
+    at: str | float | int | None = None
+    cause: str | None = None
+    recovery_ms: float | None = None
+
+
+class Progress(msgspec.Struct):
+    """One line of `holdfast run --progress json`; unknown = None."""
+
+    state: str | None = None
+    records_in: int | None = None
+    records_per_s: float | None = None
+    epoch: int | None = None
+    lag: int | None = None
+    generation: int | None = None
+    workers: list[WorkerSeen] = []
+    restarts: list[Restart] = []
+
+
+@dataclass
+class Kill:
+    """The fault of the demo, and the proof that it happened."""
+
+    worker: str
+    pid: int
+    at_records: int
+    generation: int
+    gone: bool
+    recovered: bool = False
+
+
+@dataclass
+class Run:
+    """What is known of the run so far."""
+
+    folder: Path
+    last: Progress = field(default_factory=Progress)
+    kill: Kill | None = None
+    shown_at: float = 0.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `demo` to the command line."""
+    parser = subparsers.add_parser(
+        "demo", help="the main job on real data, kills a worker on purpose, checks the result"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("flights-demo"), help="where log, history and results go")
+    parser.add_argument("--max-records-per-second", type=int, default=RECORDS_PER_S, metavar="N")
+    parser.add_argument("--kill-at", type=int, metavar="RECORDS", help="when the worker is killed; default: half way")
+    parser.set_defaults(handler=demo)
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Run the demo. Exit status: 0 verified, 7 the job failed, 1 anything is not as it must be."""
+    total = prepare(args.folder)
+    kill_at = args.kill_at if args.kill_at is not None else total // 2
+    run = Run(args.folder)
+    with job(run, args.max_records_per_second) as process:
+        assert process.stdout is not None
+        watch(run, process, process.stdout, kill_at, total)
+    print(file=sys.stderr)
+    if process.returncode != 0 or run.last.state != "finished":
+        raise failed(run, process.returncode)
+    return report(run, total)
+
+
+def prepare(folder: Path) -> int:
+    """Convert the data unless an earlier demo did, remove everything else of it; return the records in the log."""
+    from holdfast.examples import flights_data
+
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "events"
+    store = open_objects(str(log))
+    if read_meta(store) is None or not LogReader(store).sealed:
+        shutil.rmtree(log, ignore_errors=True)
+        print("Converting the flights of 2013 into a log", file=sys.stderr)
+        flights_data.main(str(log))
+    shutil.rmtree(folder / "root", ignore_errors=True)
+    for left in folder.glob("flights.db*"):
+        left.unlink()
+    return sum(LogReader(open_objects(str(log))).end_offsets().values())
+
+
+@contextmanager
+def job(run: Run, records_per_s: int) -> Iterator[subprocess.Popen[str]]:
+    """Start the job; end it, with everything below it, when it takes too long or the demo is interrupted."""
+    code = Path(str(files("holdfast.examples").joinpath("flights.py")))
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(code), "--root", str(run.folder / "root")]
+    command += ["--progress", "json", "--max-records-per-second", str(records_per_s)]
+    where = {"FLIGHTS_LOG": str(run.folder / "events"), "FLIGHTS_DB": str(run.folder / "flights.db")}
+    with (run.folder / "run.log").open("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | where, start_new_session=True
+        )
+        limit = threading.Timer(RUN_LIMIT_S, _end, [process])
+        limit.start()
+        try:
+            yield process
+            process.wait()
+        finally:
+            limit.cancel()
+            if process.poll() is None:
+                _end(process)
+                process.wait()
+
+
+def watch(run: Run, process: subprocess.Popen[str], lines: IO[str], kill_at: int, total: int) -> None:
+    """Follow the job to its end; kill one worker on the way."""
+    for line in lines:
+        if not line.startswith("{"):
+            continue
+        run.last = msgspec.json.decode(line, type=Progress)
+        show(run, total)
+        records, generation = run.last.records_in or 0, run.last.generation or 0
+        if run.kill is None and kill_at <= records < total:
+            run.kill = kill_one(run.last, process.pid)
+        elif run.kill is not None and generation > run.kill.generation and records > run.kill.at_records:
+            run.kill.recovered = True
+
+
+def kill_one(progress: Progress, job_pid: int) -> Kill | None:
+    """SIGKILL the first worker that has a subtask and see it gone; None if no worker can be told yet."""
+    for worker in progress.workers:
+        if worker.pid is None or not worker.subtasks:
+            continue
+        try:
+            victim = psutil.Process(worker.pid)
+            assert job_pid in [parent.pid for parent in victim.parents()], "a worker runs below its job"
+        except psutil.NoSuchProcess:
+            continue
+        os.kill(worker.pid, signal.SIGKILL)
+        return Kill(worker.id, worker.pid, progress.records_in or 0, progress.generation or 0, _gone(victim))
+    return None
+
+
+def show(run: Run, total: int) -> None:
+    """One line of progress: rewritten on a terminal, every few seconds elsewhere."""
+    now, p = time.monotonic(), run.last
+    terminal = sys.stderr.isatty()
+    if not terminal and now - run.shown_at < LINE_EVERY_S:
+        return
+    run.shown_at = now
+    killed = f"  killed pid {run.kill.pid}" if run.kill else ""
+    known = ["?" if n is None else f"{n:,.0f}" for n in (p.records_in, p.records_per_s, p.epoch, p.lag, p.generation)]
+    text = "{} of {:,}  {}/s  epoch {}  lag {}  generation {}{}".format(known[0], total, *known[1:], killed)
+    print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+
+def report(run: Run, total: int) -> int:
+    """Check the result and say what happened; exit status 0 or 1."""
+    from holdfast.examples import flights_oracle
+
+    verdict = flights_oracle.verify(run.folder / "flights.db")
+    rows = sum(verdict.rows.values())
+    print(f"records in   {total:,}, in {_checkpoints(run.folder)} epochs")
+    print(f"rows out     {rows:,} ({', '.join(f'{count:,} {table}' for table, count in verdict.rows.items())})")
+    wrong = list(verdict.differences)
+    if verdict.events != total:
+        wrong.append(f"the log holds {total} events, the data {verdict.events}")
+    if run.kill is None:
+        wrong.append("no worker was killed: the run proves nothing about failures")
+    else:
+        wrong += _describe(run.kill, run.last)
+    for line in wrong[:TAIL_LINES]:
+        print(line)
+    print(f"result       {f'NOT verified, {len(wrong)} problems' if wrong else 'verified: every row is as it must be'}")
+    return 1 if wrong else 0
+
+
+def failed(run: Run, status: int) -> HoldfastError:
+    """Return the error to raise for a job that did not finish."""
+    log = run.folder / "run.log"
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+    what = f"the job ended with status {status} in state {run.last.state!r}; the last lines of {log}:\n{tail}"
+    next_step = f"read {log}, then run holdfast demo again; it starts clean"
+    kind = ConfigError if status == ConfigError.exit_status else JobFailed
+    return kind(what, not_done="the result was not checked", next_step=next_step)
+
+
+def _describe(kill: Kill, last: Progress) -> list[str]:
+    """Print when the worker died and how long recovery took; return what the kill failed to prove."""
+    print(f"killed       worker {kill.worker}, pid {kill.pid}, after {kill.at_records:,} records")
+    times = [restart.recovery_ms for restart in last.restarts if restart.recovery_ms is not None]
+    took = f" after {times[0] / 1000:.2f} s" if times else ""
+    print(
+        f"recovered    {'yes' if kill.recovered else 'NOT SEEN'}{took}, generation {kill.generation} to {last.generation}"
+    )
+    unproven = {
+        f"pid {kill.pid} outlived SIGKILL by {GONE_LIMIT_S} s": not kill.gone,
+        "no newer generation was seen taking records after the kill": not kill.recovered,
+    }
+    return [problem for problem, holds in unproven.items() if holds]
+
+
+def _checkpoints(folder: Path) -> int:
+    """Count the completed epochs in the job log itself. Epoch numbers have gaps, so they do not tell."""
+    records = (folder / "root" / JOB / "log").glob("*.json")
+    return sum(msgspec.json.decode(record.read_bytes())["kind"] == "CheckpointCompleted" for record in records)
+
+
+def _gone(victim: psutil.Process) -> bool:
+    """Wait until the process has ended; one that nobody reaped yet has ended too."""
+    end = time.monotonic() + GONE_LIMIT_S
+    while time.monotonic() < end:
+        try:
+            if victim.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill the job and everything below it; it has a session of its own."""
+    for below in psutil.Process(process.pid).children(recursive=True) if psutil.pid_exists(process.pid) else []:
+        if below.is_running():
+            below.kill()
+    process.kill()
