@@ -1,0 +1,148 @@
+"""The app: a named dataflow, as a job's code builds it.
+
+Importing a file that builds an app runs nothing. `app.main()` at its end makes `python job.py`, `spark-submit job.py`
+and `holdfast run job.py` the same; `app.plan()` gives the plan without running it.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError
+from holdfast.model import KEY_GROUPS_MAX
+from holdfast.runtime.dataflow import FromSource, Graph, Stream, check_name, position
+from holdfast.runtime.expressions import check_column_name, unknown_column
+from holdfast.runtime.plan import compile_plan
+from holdfast.runtime.settings import duration_ms
+from holdfast.runtime.sources.source import Source
+from holdfast.runtime.steps import Plan
+
+
+class App:
+    """A job in the making.
+
+    Args:
+        name: Identity of the job under its root.
+        root: Where the job keeps its history, any fsspec URL; default `./.holdfast`.
+        checkpoint_every: Time between two checkpoints, such as "1s".
+        parallelism: Workers; default 2.
+        standbys: Warm spare workers. Only 0 so far.
+        key_groups: Units in which state moves between workers; fixed once the job has run.
+        dlq: Where undecodable records go. Only None so far: such a record fails the job.
+
+    Raises:
+        ConfigError: a value has the wrong form.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        root: str | None = None,
+        checkpoint_every: str = "1s",
+        parallelism: int | None = None,
+        standbys: int = 0,
+        key_groups: int = 128,
+        dlq: object = None,
+    ) -> None:
+        self.name = check_name(name, "app")
+        duration_ms(checkpoint_every, "checkpoint_every")
+        for called, value, most in (("parallelism", parallelism, None), ("key_groups", key_groups, KEY_GROUPS_MAX)):
+            if value is not None and (not isinstance(value, int) or value < 1 or (most is not None and value > most)):
+                raise ConfigError(
+                    f"app {name!r}: {called} is {value!r}",
+                    not_done="the app was not created",
+                    next_step="give a whole number of at least 1" + (f" and at most {most}" if most else ""),
+                )
+        self.root, self.checkpoint_every, self.parallelism = root, checkpoint_every, parallelism
+        self.standbys, self.key_groups, self.dlq = standbys, key_groups, dlq
+        self._graph = Graph(name)
+
+    def source(
+        self,
+        name: str,
+        source: Source,
+        *,
+        event_time: str | None = None,
+        out_of_orderness: str = "0s",
+        idle_after: str = "30s",
+    ) -> Stream:
+        """Begin a stream at a source.
+
+        Args:
+            name: Identity of the source: offsets are kept under it.
+            source: For example `hf.Log("data/bids", Bid)`.
+            event_time: Column that says when a record happened. Not supported so far.
+            out_of_orderness: How late records may come behind newer ones.
+            idle_after: Silence after which a partition no longer holds back time.
+
+        Raises:
+            ConfigError: the name is taken or malformed, or the source's columns cannot be used.
+        """
+        schema = getattr(source, "schema", None)
+        if not isinstance(schema, pa.Schema):
+            raise ConfigError(
+                f"source {name!r} at {position()}: {source!r} is not a source",
+                not_done="the job was not planned",
+                next_step='give one, for example hf.Log("data/bids", Bid)',
+            )
+        where = f"source {name!r} at {position()}"
+        check_columns(schema, where)
+        if event_time is not None and event_time not in schema.names:
+            raise unknown_column(event_time, schema.names, where)
+        kind = FromSource(
+            self._graph.claim(name, "source", source),
+            source,
+            event_time,
+            duration_ms(out_of_orderness, "out_of_orderness"),
+            duration_ms(idle_after, "idle_after"),
+        )
+        return Stream(self._graph, self._graph.add(kind, None, name, schema))
+
+    def plan(self) -> Plan:
+        """Compile what the code has built. Reads and writes nothing.
+
+        Raises:
+            ConfigError: there is no sink, something leads nowhere, or a feature is not supported.
+        """
+        self._refuse_unsupported()
+        return compile_plan(self._graph, self.key_groups)
+
+    def main(self) -> None:
+        """Run the job with the command line and environment of this process; ends the process."""
+        from holdfast.runtime.cli.run import main_of
+
+        main_of(self)
+
+    def _refuse_unsupported(self) -> None:
+        asked = {
+            f"standbys={self.standbys}": self.standbys != 0,
+            "dlq": self.dlq is not None,
+        } | {
+            f"event_time={node.kind.event_time!r} of source {node.kind.name!r}": node.kind.event_time is not None
+            for node in self._graph.nodes
+            if isinstance(node.kind, FromSource)
+        }
+        for what, used in asked.items():
+            if used:
+                raise ConfigError(
+                    f"app {self.name!r} uses {what}, which this version does not support",
+                    not_done="the job was not planned",
+                    next_step=f"leave out {what.split('=', 1)[0]}",
+                )
+
+
+def check_columns(schema: pa.Schema, where: str) -> None:
+    """Refuse a source schema that no stream can have.
+
+    Raises:
+        ConfigError: no column, a name twice, or a name that begins with an underscore.
+    """
+    if not schema.names or len(set(schema.names)) != len(schema.names):
+        raise ConfigError(
+            f"{where}: its columns are {', '.join(schema.names) or 'none at all'}",
+            not_done="the job was not planned",
+            next_step="give the source at least one column, and each column its own name",
+        )
+    for name in schema.names:
+        check_column_name(name, where)

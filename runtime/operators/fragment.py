@@ -1,0 +1,132 @@
+"""One fragment at run time: batches go in, batches come out at its exchanges and sinks.
+
+Between two barriers rows flow through the steps batch by batch. At a barrier every aggregate gives the last values of
+the keys that changed in the epoch, before the loop freezes the tables, and these rows take the same way.
+
+Consecutive filters and projections run as one Polars call. What several steps read is computed once.
+
+Invariants
+    - Rows of one input batch leave in their order; an epoch's results leave at its barrier, never later.
+    - Only columns that a later step needs are computed or sent.
+    - A batch without rows changes nothing and sends nothing.
+
+Pure: the tables and what becomes of the output belong to the caller.
+Source: DESIGN section 4 (steps 2 to 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+
+from holdfast.runtime.operators.aggregate import AggregateOperator
+from holdfast.runtime.operators.stateless import OP_FIELD, Chain, Origin
+from holdfast.runtime.steps import INPUT, Aggregate, Exchange, Filter, Fragment, Project, SinkStep, Step
+from holdfast.state.table import Table
+
+Consumer = Callable[[pa.RecordBatch], None]
+
+
+Send = Callable[[int, pa.RecordBatch], None]
+"""send(edge, rows): takes all rows of an edge, whatever subtask they belong to."""
+Write = Callable[[str, pa.RecordBatch], None]
+"""write(sink, rows)."""
+
+
+class FragmentRuntime:
+    """The steps of one fragment, ready to run on the operator thread.
+
+    Args:
+        tables: One table per aggregate of the fragment, by operator name.
+        job: Named in errors.
+    """
+
+    def __init__(
+        self, fragment: Fragment, tables: Mapping[str, Table], send: Send, write: Write, job: str | None = None
+    ) -> None:
+        self._tables, self._send, self._write, self._job = tables, send, write, job
+        self._readers: dict[int, list[Step]] = {}
+        for step in fragment.steps:
+            self._readers.setdefault(step.input, []).append(step)
+        self._aggregates: list[tuple[AggregateOperator, list[Consumer]]] = []
+        self._consumers = self._consumers_of(INPUT, fragment.schema, Origin(job, fragment.source))[0]
+
+    def on_batch(self, batch: pa.RecordBatch) -> None:
+        """Take rows from the source or edge.
+
+        Raises:
+            JobFailed: an expression cannot be computed, or a sum overflows.
+        """
+        if batch.num_rows:
+            _give(self._consumers, batch)
+
+    def on_barrier(self) -> None:
+        """Give the results of the epoch; the tables are not frozen yet.
+
+        Raises:
+            JobFailed: an expression cannot be computed.
+        """
+        for aggregate, consumers in self._aggregates:
+            changes = aggregate.changes()
+            if changes is not None:
+                _give(consumers, changes)
+
+    def counters(self) -> dict[str, tuple[int, int]]:
+        """Return rows in and rows out of every aggregate, by operator name."""
+        return {operator.name: (operator.rows_in, operator.rows_out) for operator, _ in self._aggregates}
+
+    def _consumers_of(self, point: int, schema: pa.Schema, origin: Origin) -> tuple[list[Consumer], frozenset[str]]:
+        """Return what takes the rows that leave `point`, and the columns needed there, without `_op`."""
+        consumers: list[Consumer] = []
+        needed: frozenset[str] = frozenset()
+        for step in self._readers.get(point, []):
+            consumer, reads = self._consumer(step, schema, origin)
+            if consumer is not None:
+                consumers.append(consumer)
+                needed |= reads
+        return consumers, needed
+
+    def _consumer(self, step: Step, schema: pa.Schema, origin: Origin) -> tuple[Consumer | None, frozenset[str]]:
+        match step.kind:
+            case SinkStep(sink=sink):
+                # A pushed-down projection may have left columns out of order; sinks take exactly the stream's.
+                names = [*step.schema.names, *([OP_FIELD.name] if step.upsert_key is not None else [])]
+                return _selecting(names, lambda batch: self._write(sink, batch)), frozenset(step.schema.names)
+            case Exchange(edge=edge, columns=columns):
+                return _selecting(list(columns), lambda batch: self._send(edge, batch)), frozenset(columns)
+            case Aggregate() as aggregate:
+                operator = AggregateOperator(aggregate, step.schema, self._tables[aggregate.operator], self._job)
+                behind = Origin(self._job, None, aggregate.operator)
+                self._aggregates.append((operator, self._consumers_of(step.id, step.schema, behind)[0]))
+                return operator.update, operator.reads
+            case Filter() | Project():
+                return self._chain(step, schema, origin)
+
+    def _chain(self, first: Step, schema: pa.Schema, origin: Origin) -> tuple[Consumer | None, frozenset[str]]:
+        steps = [first]
+        while len(readers := self._readers.get(steps[-1].id, [])) == 1 and isinstance(readers[0].kind, Filter | Project):
+            steps.append(readers[0])
+        consumers, needed = self._consumers_of(steps[-1].id, steps[-1].schema, origin)
+        if not consumers:
+            return None, frozenset()
+        chain = Chain(steps, needed, schema, origin)
+
+        def run(batch: pa.RecordBatch) -> None:
+            result = chain.run(batch)
+            if result is not None:
+                _give(consumers, result)
+
+        return run, chain.reads
+
+
+def _give(consumers: list[Consumer], batch: pa.RecordBatch) -> None:
+    for consumer in consumers:
+        consumer(batch)
+
+
+def _selecting(names: list[str], consumer: Consumer) -> Consumer:
+    def take(batch: pa.RecordBatch) -> None:
+        consumer(batch if batch.schema.names == names else batch.select(names))
+
+    return take

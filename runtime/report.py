@@ -1,0 +1,113 @@
+"""A plan for people and programs: `holdfast plan` prints these.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.runtime.steps import INPUT, Aggregate, Exchange, Filter, Fragment, Plan, Project, SinkStep, Step
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """Return the plan as JSON-able values."""
+    return {
+        "app": plan.app,
+        "key_groups": plan.key_groups,
+        "sources": [
+            {"name": source.name, "kind": type(source.source).__name__, "fragment": source.fragment}
+            for source in plan.sources
+        ],
+        "sinks": [
+            {"name": sink.name, "kind": type(sink.sink).__name__, "fragment": sink.fragment,
+             "columns": _columns(sink.schema), "upsert_key": _key(sink.upsert_key)}
+            for sink in plan.sinks
+        ],
+        "operators": [
+            {"name": operator.name, "id": operator.id, "fragment": operator.fragment,
+             "key": list(operator.table.key.names),
+             "state": [{"name": column.name, "type": column.dtype.name} for column in operator.table.columns]}
+            for operator in plan.operators
+        ],
+        "fragments": [
+            {"index": fragment.index, "source": fragment.source, "input_edge": fragment.input_edge,
+             "steps": [_step(step) for step in fragment.steps]}
+            for fragment in plan.fragments
+        ],
+        "edges": [
+            {"index": edge.index, "from_fragment": edge.from_fragment, "to_fragment": edge.to_fragment,
+             "key": list(edge.key), "columns": _columns(edge.schema)}
+            for edge in plan.edges
+        ],
+    }  # fmt: skip
+
+
+def render(plan: Plan) -> str:
+    """Return the plan as an indented text: every fragment, and in it every step below what it reads."""
+    lines = [f"{plan.app}: {len(plan.fragments)} fragments, {plan.key_groups} key groups"]
+    for fragment in plan.fragments:
+        lines.append("")
+        lines.append(f"fragment {fragment.index}: {_entry(plan, fragment)}")
+        lines.extend(_below(fragment, INPUT, 1))
+    return "\n".join(lines)
+
+
+def _entry(plan: Plan, fragment: Fragment) -> str:
+    if fragment.input_edge is None:
+        return f"source {fragment.source} ({_shown(fragment.schema)})"
+    edge = plan.edges[fragment.input_edge]
+    return f"edge {edge.index} from fragment {edge.from_fragment}, by {', '.join(edge.key)} ({_shown(fragment.schema)})"
+
+
+def _below(fragment: Fragment, input: int, depth: int) -> list[str]:
+    lines: list[str] = []
+    for step in fragment.steps:
+        if step.input == input:
+            upsert = f" upsert by {', '.join(step.upsert_key)}" if step.upsert_key else ""
+            lines.append("  " * depth + _text(step) + (f" -> ({_shown(step.schema)}){upsert}"))
+            lines.extend(_below(fragment, step.id, depth + 1))
+    return lines
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "id": step.id, "input": None if step.input == INPUT else step.input,
+        "kind": type(step.kind).__name__.removesuffix("Step").lower(), "text": _text(step),
+        "columns": _columns(step.schema), "upsert_key": _key(step.upsert_key),
+    }  # fmt: skip
+
+
+def _text(step: Step) -> str:
+    match step.kind:
+        case Filter(predicate=predicate):
+            return f"filter {predicate}"
+        case Project(columns=columns):
+            changed = [
+                column.name if column.passes == column.name else f"{column.name} = {column.expr.meta.undo_aliases()}"
+                for column in columns
+            ]
+            return "select " + ", ".join(changed)
+        case Aggregate(operator=operator, keys=keys, aggregations=aggregations):
+            parts = [
+                f"{bound.result.name} = {bound.kind}({bound.column or ''})" for bound in aggregations
+            ]
+            return f"aggregate {operator} by {', '.join(keys)}: {', '.join(parts)}"
+        case SinkStep(sink=sink):
+            return f"sink {sink}"
+        case Exchange(edge=edge):
+            return f"exchange to edge {edge}"
+
+
+def _columns(schema: pa.Schema) -> list[dict[str, Any]]:
+    return [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in schema]
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}{'?' if field.nullable else ''}" for field in schema)
+
+
+def _key(key: tuple[str, ...] | None) -> list[str] | None:
+    return None if key is None else list(key)

@@ -1,0 +1,155 @@
+"""What a plan consists of: fragments of steps, joined by edges.
+
+A fragment is the part of the dataflow between two shuffles; every worker runs one subtask of it. Its steps form a tree
+that begins at the fragment's input, which is a source or an edge. All of it is plain values, so that the driver can
+ship a plan to its workers and compare two plans.
+
+Invariants
+    - Sources' fragments come first; an edge leads from a fragment to one with a higher number.
+    - Steps are in topological order: a step's input is `INPUT` or a step before it.
+    - An Aggregate's input is always `INPUT` of a fragment that begins at an edge keyed by its keys: all rows of one key
+      meet in one subtask, also when there is only one.
+    - Batches of an upsert stream carry the int8 column `_op` last; the schemas here leave it out.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+import pyarrow as pa
+
+from holdfast.runtime.aggregates import BoundAggregation
+from holdfast.runtime.expressions import Column, Use
+from holdfast.runtime.sources.source import Source
+from holdfast.sinks.contract import Sink
+from holdfast.state.spec import TableSpec
+
+INPUT = -1
+"""The input of a step that reads what enters the fragment."""
+
+
+@dataclass(frozen=True, eq=False)
+class Filter:
+    """Keep the rows for which the predicate is true. In an upsert stream the others become deletes."""
+
+    predicate: pl.Expr
+    use: Use
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """Give exactly these columns, in order."""
+
+    columns: tuple[Column, ...]
+    use: Use
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Keep aggregates per key; at a barrier, give the last values of the keys changed in the epoch."""
+
+    operator: str
+    keys: tuple[str, ...]
+    aggregations: tuple[BoundAggregation, ...]
+
+
+@dataclass(frozen=True)
+class SinkStep:
+    """Hand the rows to the sink."""
+
+    sink: str
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Send the rows, reduced to these columns, over an edge to the subtasks that own their keys."""
+
+    edge: int
+    columns: tuple[str, ...]
+
+
+StepKind = Filter | Project | Aggregate | SinkStep | Exchange
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a fragment, with the stream that comes out (for sinks and exchanges: that goes in)."""
+
+    id: int
+    input: int
+    kind: StepKind
+    schema: pa.Schema
+    upsert_key: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Steps without a shuffle between them. Exactly one of `source` and `input_edge` is set."""
+
+    index: int
+    source: str | None
+    input_edge: int | None
+    schema: pa.Schema
+    """What enters."""
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A shuffle by key from every subtask of one fragment to every subtask of another."""
+
+    index: int
+    from_fragment: int
+    to_fragment: int
+    key: tuple[str, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, eq=False)
+class SourceSpec:
+    """A source by its stable name."""
+
+    name: str
+    source: Source
+    fragment: int
+
+
+@dataclass(frozen=True, eq=False)
+class SinkSpec:
+    """A sink by its stable name, with the stream that reaches it."""
+
+    name: str
+    sink: Sink
+    fragment: int
+    schema: pa.Schema
+    upsert_key: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """A stateful operator by its stable name; `id` (u16) begins its keys in storage."""
+
+    name: str
+    id: int
+    fragment: int
+    table: TableSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The whole job, ready to be run by any number of workers."""
+
+    app: str
+    key_groups: int
+    sources: tuple[SourceSpec, ...]
+    sinks: tuple[SinkSpec, ...]
+    operators: tuple[OperatorSpec, ...]
+    fragments: tuple[Fragment, ...]
+    edges: tuple[Edge, ...]
+
+    def operator(self, name: str) -> OperatorSpec:
+        """Return the operator of this name; it exists."""
+        return next(operator for operator in self.operators if operator.name == name)

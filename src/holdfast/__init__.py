@@ -1,0 +1,79 @@
+"""Holdfast: fault-tolerant stateful stream processing in Python on Spark.
+
+import holdfast as hf
+
+Names load at first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast import errors as errors
+    from holdfast.errors import (
+        ConfigError,
+        Damaged,
+        Fenced,
+        HoldfastError,
+        JobFailed,
+        Unavailable,
+    )
+    from holdfast.runtime.aggregates import count, max, mean, min, sum
+    from holdfast.runtime.app import App
+    from holdfast.runtime.sources.generator import Generator
+    from holdfast.runtime.sources.log import Log
+    from holdfast.sinks.sqlite import SQLite
+
+_HOMES = {
+    "App": "holdfast.runtime.app",
+    "count": "holdfast.runtime.aggregates",
+    "sum": "holdfast.runtime.aggregates",
+    "min": "holdfast.runtime.aggregates",
+    "max": "holdfast.runtime.aggregates",
+    "mean": "holdfast.runtime.aggregates",
+    "Log": "holdfast.runtime.sources.log",
+    "Generator": "holdfast.runtime.sources.generator",
+    "SQLite": "holdfast.sinks.sqlite",
+    "HoldfastError": "holdfast.errors",
+    "ConfigError": "holdfast.errors",
+    "Damaged": "holdfast.errors",
+    "Unavailable": "holdfast.errors",
+    "Fenced": "holdfast.errors",
+    "JobFailed": "holdfast.errors",
+}
+
+__all__ = [
+    "App",
+    "ConfigError",
+    "Damaged",
+    "Fenced",
+    "Generator",
+    "HoldfastError",
+    "JobFailed",
+    "Log",
+    "SQLite",
+    "Unavailable",
+    "count",
+    "errors",
+    "max",
+    "mean",
+    "min",
+    "sum",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("holdfast.errors")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
