@@ -52,6 +52,7 @@ from holdfast.sinks.sqlite_file import (
     check_place,
     connect,
     create_table,
+    json_object,
     listed,
     quoted,
     table_columns,
@@ -59,8 +60,8 @@ from holdfast.sinks.sqlite_file import (
 )
 
 INCOMING = "temp.holdfast_incoming"
-UNDO_ROWS = 10_000
-"""Before-images read and written at a time: bounds what a large delivery holds in memory."""
+COLUMNS_MAX = 400
+"""SQLite nests an expression 1,000 deep at most; the one for a before-image takes two per column."""
 
 
 @dataclass(frozen=True, init=False)
@@ -114,6 +115,11 @@ class SQLite:
         if self.table.lower().startswith(("sqlite_", "holdfast_")):
             raise ConfigError(f"{self.where}: names with this prefix are reserved", next_step="choose another table")
         check_key(self.where, schema, upsert_key, self.key)
+        if len(schema) > COLUMNS_MAX:
+            raise ConfigError(
+                f"{self.where}: {len(schema)} columns are more than the {COLUMNS_MAX} it takes",
+                next_step="select the columns you need before the sink",
+            )
         folded: set[str] = set()
         for field in schema:
             check_name(self.where, "column", field.name)
@@ -315,21 +321,13 @@ class SQLiteTarget:
 
     def _record_before(self, db: sqlite3.Connection, tag: Tag, key: tuple[str, ...]) -> None:
         """Write one before-image per key of the delivery, in key order; NULL where there was no row."""
-        values = [name for name in self._columns if name not in key]
-        chosen = [f"i.{quoted(name)}" for name in key] + [f"t.{quoted(name)}" for name in (key[0], *values)]
+        before = json_object("t", (name for name in self._columns if name not in key))
         same = " AND ".join(f"t.{quoted(name)} = i.{quoted(name)}" for name in key)
-        found = db.execute(
-            f"SELECT {', '.join(chosen)} FROM {INCOMING} i LEFT JOIN main.{quoted(self._sink.table)} t ON {same} "
-            f"ORDER BY {', '.join(f'i.{quoted(name)}' for name in key)}"
+        order = ", ".join(f"i.{quoted(name)}" for name in key)
+        db.execute(
+            f"INSERT INTO {tags.UNDO} ({tags.UNDO_COLUMNS}) "
+            f"SELECT ?, ?, ?, ?, ?, row_number() OVER (ORDER BY {order}) - 1, {json_object('i', key)}, "
+            f"CASE WHEN t.{quoted(key[0])} IS NULL THEN NULL ELSE {before} END "
+            f"FROM {INCOMING} i LEFT JOIN main.{quoted(self._sink.table)} t ON {same} ORDER BY {order}",
+            tags.tag_row(self._job, self._writer, tag),
         )
-        of_delivery = tags.tag_row(self._job, self._writer, tag)
-        n = 0
-        while rows := found.fetchmany(UNDO_ROWS):
-            keys = sql_values.to_json(key, [row[: len(key)] for row in rows])
-            befores = sql_values.to_json(values, [row[len(key) + 1 :] for row in rows])
-            images = zip(range(n, n + len(rows)), keys, befores, rows, strict=True)
-            db.executemany(
-                tags.record_before(),
-                [(*of_delivery, i, k, None if row[len(key)] is None else before) for i, k, before, row in images],
-            )
-            n += len(rows)

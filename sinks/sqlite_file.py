@@ -14,6 +14,7 @@ Source: sqlite.org/rescode.html.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
-from holdfast.sinks.sql_values import declared_type
+from holdfast.sinks.sql_values import declared_type, real_as_json
 
 BUSY_TIMEOUT_MS = 250
 """How long a statement waits for another writer's lock before it gives way."""
@@ -62,6 +63,7 @@ def connect(path: str, mode: str) -> sqlite3.Connection:
         check_same_thread=False,
     )
     db.execute("PRAGMA synchronous = FULL")
+    db.create_function("holdfast_real", 1, real_as_json, deterministic=True)
     return db
 
 
@@ -113,6 +115,20 @@ def quoted(name: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """Return the names quoted, between commas."""
     return ", ".join(quoted(name) for name in names)
+
+
+def json_object(alias: str, names: Iterable[str]) -> str:
+    """Return the SQL expression that writes these columns as canonical JSON (see sql_values)."""
+    members = []
+    for name in sorted(names):
+        column = f"{alias}.{quoted(name)}"
+        label = json.dumps(name, ensure_ascii=False).replace("'", "''")
+        members.append(
+            f"'{label}:' || CASE typeof({column}) WHEN 'integer' THEN {column} "
+            f"WHEN 'real' THEN holdfast_real({column}) WHEN 'text' THEN json_quote({column}) "
+            f"WHEN 'blob' THEN '{{\"hex\":\"' || lower(hex({column})) || '\"}}' ELSE 'null' END"
+        )
+    return "'{' || " + " || ',' || ".join(members) + " || '}'" if members else "'{}'"
 
 
 def check_name(where: str, kind: str, name: str) -> None:

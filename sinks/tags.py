@@ -47,6 +47,9 @@ CREATE TABLE IF NOT EXISTS {UNDO} (
     PRIMARY KEY (job, sink, writer, timeline, epoch, n)
 )"""
 
+UNDO_COLUMNS = 'job, sink, writer, timeline, epoch, n, "key", "before"'
+"""For the target's own INSERT ... SELECT; the first five are `tag_row`, `before` NULL means no row."""
+
 WriterRow = tuple[str, str, int]
 """Job UUID, sink, writer: the parameters that every statement begins with."""
 
@@ -57,7 +60,7 @@ def writer_row(job_uuid: str, writer: Writer) -> WriterRow:
 
 
 def tag_row(job_uuid: str, writer: Writer, tag: Tag) -> tuple[str, str, int, int, int]:
-    """Return the parameters of `advance` and `forget`, and the first five of `record_before`."""
+    """Return the parameters of `advance` and `forget`, and the first five of a before-image."""
     return *writer_row(job_uuid, writer), tag.timeline, tag.epoch
 
 
@@ -73,11 +76,6 @@ def advance(mark: str = "?") -> str:
         f"ON CONFLICT (job, sink, writer) DO UPDATE SET timeline = excluded.timeline, epoch = excluded.epoch "
         f"WHERE ({PROGRESS}.timeline, {PROGRESS}.epoch) < (excluded.timeline, excluded.epoch)"
     )
-
-
-def record_before(mark: str = "?") -> str:
-    """Insert one before-image; `before` is NULL if there was no row with that key."""
-    return f'INSERT INTO {UNDO} (job, sink, writer, timeline, epoch, n, "key", "before") VALUES ({_marks(mark, 8)})'
 
 
 def forget(mark: str = "?") -> str:
