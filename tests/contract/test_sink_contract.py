@@ -1,0 +1,400 @@
+"""What every transactional sink promises, run against each of them.
+
+A crash is an exception that no delivery code knows, raised at a named point; the target that saw
+it is abandoned as it is, and a new one is opened, as a restarted worker would.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pytest
+
+from holdfast.errors import ConfigError, Fenced, Unavailable
+from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.contract import (
+    DELETE,
+    OP,
+    PUT,
+    AlreadyDelivered,
+    Delivered,
+    Fault,
+    FaultPoint,
+    Sink,
+    Target,
+    no_fault,
+)
+from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.sql_values import from_json
+from holdfast.sinks.sqlite import SQLite, SQLiteTarget
+
+JOB = "6f9b0f6e-0000-4000-8000-000000000001"
+LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))
+SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("total", pa.float64()), pa.field("name", pa.string())])
+KEY = ("user",)
+POINTS_BEFORE_COMMIT: tuple[FaultPoint, ...] = ("before_begin", "after_tag", "before_commit")
+
+Image = tuple[Tag, int, dict[str, Any], dict[str, Any] | None]
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+class World(Protocol):
+    """A sink, and what a user would see in its target."""
+
+    @property
+    def sink(self) -> Sink:
+        """The configuration object."""
+
+    def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
+        """Open a target that calls `fault` at every point."""
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return the visible rows, sorted."""
+
+    def before_images(self, writer: Writer) -> list[Image]:
+        """Return the writer's before-images, in order."""
+
+
+class MemoryWorld:
+    def __init__(self, key: tuple[str, ...] | None) -> None:
+        self.sink = MemorySink(key)
+        self.sink.prepare(SCHEMA, key)
+
+    def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
+        self.sink.fault = fault
+        return self.sink.open(job, writer)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row.values()) for row in self.sink.rows())
+
+    def before_images(self, writer: Writer) -> list[Image]:
+        return [(i.tag, i.n, i.key, i.before) for i in self.sink.before_images() if i.writer == writer]
+
+
+class SQLiteWorld:
+    def __init__(self, path: Path, key: tuple[str, ...] | None) -> None:
+        self.sink = SQLite(path / "out.db", "totals", key)
+        self.sink.prepare(SCHEMA, key)
+        self._open: list[Target] = []
+
+    def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
+        target = SQLiteTarget(self.sink, job, writer, fault)
+        self._open.append(target)
+        return target
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(self._ask("SELECT user, total, name FROM totals"))
+
+    def before_images(self, writer: Writer) -> list[Image]:
+        found = self._ask(
+            'SELECT timeline, epoch, n, "key", "before" FROM holdfast_undo '
+            "WHERE job = ? AND sink = ? AND writer = ? ORDER BY timeline, epoch, n",
+            (JOB, writer.sink, writer.subtask),
+        )
+        return [
+            (Tag(t, e), n, from_json(key), None if before is None else from_json(before))
+            for t, e, n, key, before in found
+        ]
+
+    def close(self) -> None:
+        for target in self._open:
+            target.close()
+
+    def _ask(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.sink.path)) as db:
+            return db.execute(sql, values).fetchall()
+
+
+MakeWorld = Callable[[tuple[str, ...] | None], World]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeWorld]:
+    worlds: list[SQLiteWorld] = []
+
+    def build(key: tuple[str, ...] | None) -> World:
+        if request.param == "memory":
+            return MemoryWorld(key)
+        worlds.append(SQLiteWorld(tmp_path, key))
+        return worlds[-1]
+
+    yield build
+    for world in worlds:
+        world.close()
+
+
+@pytest.fixture
+def keyed(make: MakeWorld) -> World:
+    return make(KEY)
+
+
+@pytest.fixture
+def append(make: MakeWorld) -> World:
+    return make(None)
+
+
+def tag(epoch: int, timeline: int = 1) -> Tag:
+    return Tag(Timeline(timeline), Epoch(epoch))
+
+
+def added(*rows: tuple[int, float, str]) -> pa.RecordBatch:
+    """A batch of an append stream."""
+    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), SCHEMA, strict=True)]
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def changed(*rows: tuple[int, float | None, str | None, int]) -> pa.RecordBatch:
+    """A batch of an upsert stream."""
+    schema = SCHEMA.append(pa.field(OP, pa.int8()))
+    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
+    return pa.record_batch(columns, schema=schema)
+
+
+def crash_at(point: FaultPoint) -> Fault:
+    def fault(reached: FaultPoint) -> None:
+        if reached == point:
+            raise Crash
+
+    return fault
+
+
+def lose_reply(point: FaultPoint) -> None:
+    if point == "after_commit":
+        raise Unavailable("the connection broke", next_step="nothing")
+
+
+ANN, BEA, CAT = (1, 1.5, "ann"), (2, 2.5, "bea"), (3, 3.5, "cat")
+
+
+class TestDelivery:
+    def test_rows_and_tag_arrive_together(self, append: World) -> None:
+        target = append.open(LEFT)
+        assert target.delivered() is None
+        assert target.deliver(tag(1), [added(ANN, BEA)]) == Delivered(2)
+        assert (append.rows(), target.delivered()) == ([ANN, BEA], tag(1))
+
+    def test_several_parts_are_taken_in_order(self, keyed: World) -> None:
+        parts = [
+            changed((1, 1.0, "old", PUT)),
+            changed((1, 2.0, "new", PUT), (2, 0.0, "x", PUT)),
+            changed((2, None, None, DELETE)),
+        ]
+        keyed.open(LEFT).deliver(tag(1), parts)
+        assert keyed.rows() == [(1, 2.0, "new")]
+
+    def test_an_append_target_keeps_equal_rows(self, append: World) -> None:
+        append.open(LEFT).deliver(tag(1), [added(ANN), added(ANN)])
+        assert append.rows() == [ANN, ANN]
+
+    def test_an_empty_epoch_moves_the_tag_only(self, keyed: World) -> None:
+        target = keyed.open(LEFT)
+        target.deliver(tag(1), [changed((*ANN, PUT))])
+        assert target.deliver(tag(2), []) == Delivered(0)
+        assert (keyed.rows(), target.delivered()) == ([ANN], tag(2))
+        assert [image[0] for image in keyed.before_images(LEFT)] == [tag(1)]
+
+    def test_a_put_replaces_the_row_with_its_key(self, keyed: World) -> None:
+        target = keyed.open(LEFT)
+        target.deliver(tag(1), [changed((*ANN, PUT), (*BEA, PUT))])
+        target.deliver(tag(2), [changed((1, 9.0, "anna", PUT))])
+        assert keyed.rows() == [(1, 9.0, "anna"), BEA]
+
+    def test_a_delete_removes_the_row_with_its_key(self, keyed: World) -> None:
+        target = keyed.open(LEFT)
+        target.deliver(tag(1), [changed((*ANN, PUT), (*BEA, PUT))])
+        target.deliver(tag(2), [changed((1, None, None, DELETE), (7, None, None, DELETE))])
+        assert keyed.rows() == [BEA]
+
+    def test_an_append_stream_into_a_keyed_target_keeps_the_last_row(self, keyed: World) -> None:
+        keyed.open(LEFT).deliver(tag(1), [added(ANN, (1, 7.0, "anna"))])
+        assert keyed.rows() == [(1, 7.0, "anna")]
+
+    def test_two_writers_do_not_move_each_others_tags(self, keyed: World) -> None:
+        left, right = keyed.open(LEFT), keyed.open(RIGHT)
+        left.deliver(tag(1), [changed((*ANN, PUT))])
+        right.deliver(tag(1), [changed((*BEA, PUT))])
+        left.deliver(tag(3), [changed((*CAT, PUT))])
+        right.deliver(tag(2), [changed((2, 0.0, "b", PUT))])
+        assert keyed.rows() == [ANN, (2, 0.0, "b"), CAT]
+        assert (left.delivered(), right.delivered()) == (tag(3), tag(2))
+
+    def test_another_job_of_the_same_name_has_tags_of_its_own(self, append: World) -> None:
+        append.open(LEFT).deliver(tag(5), [added(ANN)])
+        assert append.open(LEFT, job="another").deliver(tag(1), [added(BEA)]) == Delivered(1)
+        assert append.rows() == [ANN, BEA]
+
+    def test_a_null_key_is_refused_and_changes_nothing(self, keyed: World) -> None:
+        batch = changed((*ANN, PUT), (None, 1.0, "nobody", PUT))  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="1 rows have no value in the key column 'user'"):
+            keyed.sink.accept(batch)
+        target = keyed.open(LEFT)
+        with pytest.raises(ConfigError, match="'user'"):
+            target.deliver(tag(1), [batch])
+        assert (keyed.rows(), target.delivered()) == ([], None)
+
+
+class TestCrash:
+    @pytest.mark.parametrize("point", POINTS_BEFORE_COMMIT)
+    def test_before_the_commit_nothing_is_there_and_redelivery_brings_all(
+        self, keyed: World, point: FaultPoint
+    ) -> None:
+        keyed.open(LEFT).deliver(tag(1), [changed((*ANN, PUT), (*BEA, PUT))])
+        batches = [changed((1, 9.0, "anna", PUT), (2, None, None, DELETE))]
+        with pytest.raises(Crash):
+            keyed.open(LEFT, crash_at(point)).deliver(tag(2), batches)
+        again = keyed.open(LEFT)
+        assert (keyed.rows(), again.delivered(), len(keyed.before_images(LEFT))) == ([ANN, BEA], tag(1), 2)
+        assert again.deliver(tag(2), batches) == Delivered(2)
+        assert (keyed.rows(), again.delivered()) == ([(1, 9.0, "anna")], tag(2))
+
+    def test_after_the_commit_all_is_there_and_redelivery_changes_nothing(self, append: World) -> None:
+        with pytest.raises(Crash):
+            append.open(LEFT, crash_at("after_commit")).deliver(tag(1), [added(ANN)])
+        again = append.open(LEFT)
+        assert again.deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
+        assert append.rows() == [ANN]
+
+    def test_a_batch_that_cannot_be_read_changes_nothing(self, append: World) -> None:
+        def broken() -> Iterator[pa.RecordBatch]:
+            yield added(ANN)
+            raise Unavailable("the store is away", next_step="nothing")
+
+        target = append.open(LEFT)
+        with pytest.raises(Unavailable):
+            target.deliver(tag(1), broken())
+        assert (append.rows(), target.delivered()) == ([], None)
+        assert target.deliver(tag(1), [added(BEA)]) == Delivered(1)
+        assert append.rows() == [BEA]
+
+
+class TestRepetition:
+    def test_the_same_tag_again_changes_nothing_and_reads_nothing(self, append: World) -> None:
+        target = append.open(LEFT)
+        target.deliver(tag(1), [added(ANN)])
+        unread = iter([added(ANN)])
+        assert target.deliver(tag(1), unread) == AlreadyDelivered(tag(1))
+        assert (append.rows(), len(list(unread))) == ([ANN], 1)
+
+    def test_a_lost_reply_does_not_double(self, append: World) -> None:
+        with pytest.raises(Unavailable):
+            append.open(LEFT, lose_reply).deliver(tag(1), [added(ANN)])
+        again = append.open(LEFT)
+        assert again.delivered() == tag(1)
+        assert again.deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
+        assert append.rows() == [ANN]
+
+    def test_the_same_target_goes_on_after_a_lost_reply(self, append: World) -> None:
+        replies = [lose_reply, no_fault]
+        target = append.open(LEFT, lambda point: replies[0](point))
+        with pytest.raises(Unavailable):
+            target.deliver(tag(1), [added(ANN)])
+        del replies[0]
+        assert target.deliver(tag(2), [added(BEA)]) == Delivered(1)
+        assert append.rows() == [ANN, BEA]
+
+
+class TestZombie:
+    def test_an_older_epoch_changes_nothing(self, append: World) -> None:
+        append.open(LEFT).deliver(tag(7), [added(ANN)])
+        assert append.open(LEFT).deliver(tag(6), [added(BEA)]) == AlreadyDelivered(tag(7))
+        assert append.rows() == [ANN]
+
+    def test_an_older_timeline_is_fenced_even_with_a_higher_epoch(self, append: World) -> None:
+        append.open(LEFT).deliver(tag(5, timeline=2), [added(ANN)])
+        zombie = append.open(LEFT)
+        with pytest.raises(Fenced, match="timeline 2"):
+            zombie.deliver(tag(9), [added(BEA)])
+        assert (append.rows(), zombie.delivered()) == ([ANN], tag(5, timeline=2))
+
+    def test_a_newer_timeline_goes_on_though_its_epochs_are_below(self, append: World) -> None:
+        append.open(LEFT).deliver(tag(9), [added(ANN)])
+        assert append.open(LEFT).deliver(tag(5, timeline=2), [added(BEA)]) == Delivered(1)
+        assert append.rows() == [ANN, BEA]
+
+    def test_one_overtaken_between_its_look_and_its_transaction_changes_nothing(self, append: World) -> None:
+        """The guard is in the transaction: a look at the tag before it proves nothing."""
+        successors = [append.open(LEFT)]
+
+        def overtaken(point: FaultPoint) -> None:
+            if point == "before_begin" and successors:
+                successors.pop().deliver(tag(1), [added(ANN)])
+
+        assert append.open(LEFT, overtaken).deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
+        assert append.rows() == [ANN]
+
+    def test_one_of_the_same_generation_cannot_repeat_an_epoch(self, append: World) -> None:
+        """The guard is (timeline, epoch): by generation alone, an owner's own retry would pass."""
+        owner = append.open(LEFT)
+        assert [owner.deliver(tag(n), [added(ANN)]) for n in (1, 2, 1, 2)] == [
+            Delivered(1),
+            Delivered(1),
+            AlreadyDelivered(tag(2)),
+            AlreadyDelivered(tag(2)),
+        ]
+        assert append.rows() == [ANN, ANN]
+
+
+class TestBeforeImages:
+    def test_each_key_has_what_was_there_before_the_delivery(self, keyed: World) -> None:
+        target = keyed.open(LEFT)
+        target.deliver(tag(1), [changed((*ANN, PUT), (*BEA, PUT))])
+        target.deliver(
+            tag(2), [changed((3, 3.5, "c", PUT), (2, None, None, DELETE)), changed((1, 0.1, None, PUT), (*CAT, PUT))]
+        )
+        assert keyed.before_images(LEFT) == [
+            (tag(1), 0, {"user": 1}, None),
+            (tag(1), 1, {"user": 2}, None),
+            (tag(2), 0, {"user": 1}, {"total": 1.5, "name": "ann"}),
+            (tag(2), 1, {"user": 2}, {"total": 2.5, "name": "bea"}),
+            (tag(2), 2, {"user": 3}, None),
+        ]
+
+    def test_they_are_not_written_twice_by_a_redelivery(self, keyed: World) -> None:
+        with pytest.raises(Unavailable):
+            keyed.open(LEFT, lose_reply).deliver(tag(1), [changed((*ANN, PUT))])
+        keyed.open(LEFT).deliver(tag(1), [changed((*ANN, PUT))])
+        assert keyed.before_images(LEFT) == [(tag(1), 0, {"user": 1}, None)]
+
+    def test_an_append_target_has_none(self, append: World) -> None:
+        append.open(LEFT).deliver(tag(1), [added(ANN)])
+        assert append.before_images(LEFT) == []
+
+    def test_those_beyond_the_horizon_are_forgotten_for_the_one_writer(self, keyed: World) -> None:
+        left, right = keyed.open(LEFT), keyed.open(RIGHT)
+        for n in (1, 2, 3):
+            left.deliver(tag(n), [changed((*ANN, PUT))])
+            right.deliver(tag(n), [changed((*BEA, PUT))])
+        left.forget(tag(2))
+        assert [image[0] for image in keyed.before_images(LEFT)] == [tag(3)]
+        assert [image[0] for image in keyed.before_images(RIGHT)] == [tag(1), tag(2), tag(3)]
+
+
+class TestPlanning:
+    def test_an_upsert_stream_needs_a_key(self, append: World) -> None:
+        with pytest.raises(ConfigError, match=r"replaces rows by \['user'\], the sink has no key"):
+            append.sink.check(SCHEMA, KEY)
+
+    def test_an_upsert_stream_needs_its_own_key(self, keyed: World) -> None:
+        with pytest.raises(ConfigError, match=r"give the sink key=\['user', 'name'\]"):
+            keyed.sink.check(SCHEMA, ("user", "name"))
+
+    def test_a_key_must_name_columns(self, keyed: World) -> None:
+        with pytest.raises(ConfigError, match=r"unknown columns \['user'\]"):
+            keyed.sink.check(SCHEMA.remove(0), None)
+
+    def test_a_stream_may_not_have_our_own_column(self, append: World) -> None:
+        with pytest.raises(ConfigError, match="_op"):
+            append.sink.check(SCHEMA.append(pa.field(OP, pa.int8())), None)
+
+    def test_preparing_again_changes_nothing(self, keyed: World) -> None:
+        keyed.open(LEFT).deliver(tag(1), [changed((*ANN, PUT))])
+        keyed.sink.prepare(SCHEMA, KEY)
+        assert keyed.rows() == [ANN]
