@@ -1,0 +1,176 @@
+"""Computed records: the same at every reading, limited by rate and count, and wrong functions are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import ConfigError, JobFailed
+from holdfast.runtime.sources.generator import Generator, OpenGenerator
+from holdfast.runtime.sources.source import Source
+
+ANY_BYTES = 1 << 30
+
+
+@dataclass
+class Point:
+    i: int
+    square: float | None
+
+
+class StoppedClock:
+    """A clock that moves only when told."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_us(self) -> int:
+        return 0
+
+
+def point(i: int) -> Point:
+    return Point(i, float(i * i))
+
+
+def points(i: Any) -> dict[str, Any]:
+    return {"i": i, "square": (i * i).astype(float)}
+
+
+def indices(opened: OpenGenerator, partition: int, offset: int = 0) -> list[int]:
+    batch, following = opened.read(partition, offset, ANY_BYTES)
+    assert following == offset + (0 if batch is None else batch.num_rows)
+    return [] if batch is None else list(batch.column("i").to_pylist())
+
+
+class TestGenerator:
+    def test_offsets_of_the_partitions_interleave_the_indices(self) -> None:
+        opened = Generator(Point, point, count=7, partitions=3).open()
+        assert [indices(opened, partition) for partition in opened.partitions()] == [[0, 3, 6], [1, 4], [2, 5]]
+        assert opened.end_offsets() == {0: 3, 1: 2, 2: 2}
+
+    @given(st.integers(0, 50), st.integers(1, 5), st.booleans())
+    @settings(max_examples=40, deadline=None)
+    def test_every_index_below_the_count_comes_exactly_once(self, count: int, partitions: int, whole: bool) -> None:
+        fn: Callable[[Any], Any] = points if whole else point
+        opened = Generator(Point, fn, count=count, partitions=partitions, vectorised=whole).open()
+        found = [i for partition in opened.partitions() for i in indices(opened, partition)]
+        assert sorted(found) == list(range(count))
+
+    def test_records_by_function_and_by_column_are_equal(self) -> None:
+        one, _ = Generator(Point, point, count=100).open().read(0, 0, ANY_BYTES)
+        whole, _ = Generator(Point, points, count=100, vectorised=True).open().read(0, 0, ANY_BYTES)
+        assert one == whole
+
+    @pytest.mark.parametrize(
+        "fn", [lambda i: (i, None), lambda i: {"i": i}, lambda i: Point(i, None)], ids=["tuple", "dict", "instance"]
+    )
+    def test_a_record_may_come_in_several_forms(self, fn: Callable[[int], object]) -> None:
+        batch, _ = Generator(Point, fn, count=2).open().read(0, 0, ANY_BYTES)
+        assert batch is not None and batch.to_pydict() == {"i": [0, 1], "square": [None, None]}
+
+    def test_max_bytes_limits_a_read_to_no_less_than_one_record(self) -> None:
+        opened = Generator(Point, point).open()
+        assert opened.read(0, 0, 160)[1] == 10
+        assert opened.read(0, 10, 1)[1] == 11
+
+    def test_it_has_ended_after_the_count_only(self) -> None:
+        opened = Generator(Point, point, count=3, partitions=2).open()
+        assert [opened.ended(0, 1), opened.ended(0, 2), opened.ended(1, 1)] == [False, True, True]
+        assert not Generator(Point, point).open().ended(0, 10**9)
+
+    def test_a_generator_is_a_source(self) -> None:
+        source: Source = Generator(Point, point)
+        source.check()
+
+    @pytest.mark.parametrize(
+        "wrong", [{"rate": 0}, {"rate": float("nan")}, {"count": -1}, {"partitions": 0}], ids=lambda wrong: str(wrong)
+    )
+    def test_arguments_out_of_range_are_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            Generator(Point, point, **wrong)
+
+
+class TestRate:
+    def test_only_what_is_due_exists(self) -> None:
+        clock = StoppedClock()
+        opened = Generator(Point, point, rate=10, partitions=2).open(clock)
+        assert indices(opened, 0) == []
+        clock.now += 0.5
+        assert indices(opened, 0) == [0, 2]
+        assert indices(opened, 1) == [1, 3]
+        assert opened.end_offsets() == {0: 2, 1: 2}
+
+    def test_a_job_that_goes_on_from_a_checkpoint_does_not_wait_for_the_past(self) -> None:
+        clock = StoppedClock()
+        opened = Generator(Point, point, rate=10).open(clock)
+        assert indices(opened, 0, 1_000) == []
+        clock.now += 0.2
+        assert indices(opened, 0, 1_000) == [1_000, 1_001]
+
+    def test_what_was_read_before_is_read_again_without_waiting(self) -> None:
+        clock = StoppedClock()
+        opened = Generator(Point, point, rate=10).open(clock)
+        clock.now += 0.5
+        assert indices(opened, 0) == [0, 1, 2, 3, 4]
+        assert indices(opened, 0, 2) == [2, 3, 4]
+
+    def test_the_count_limits_what_the_rate_allows(self) -> None:
+        clock = StoppedClock()
+        opened = Generator(Point, point, rate=10, count=2).open(clock)
+        clock.now += 100
+        assert indices(opened, 0) == [0, 1]
+
+    def test_without_a_limit_the_end_is_what_was_read(self) -> None:
+        opened = Generator(Point, point).open()
+        opened.read(0, 0, 160)
+        assert opened.end_offsets() == {0: 10}
+
+
+class TestAWrongFunction:
+    def test_an_error_names_function_index_partition_and_offset(self) -> None:
+        def fails_at_seven(i: int) -> Point:
+            return Point(i, 1 / (i - 7))
+
+        opened = Generator(Point, fails_at_seven, count=20, partitions=2).open()
+        with pytest.raises(JobFailed, match=r"fails_at_seven\) raised ZeroDivisionError.* at index 7") as caught:
+            opened.read(1, 0, ANY_BYTES)
+        assert (caught.value.where.partition, caught.value.where.offset) == (1, 3)
+
+    def test_a_wrong_value_names_column_and_index(self) -> None:
+        opened = Generator(Point, lambda i: (i, "x" if i == 5 else 1.0), count=20, partitions=2).open()
+        with pytest.raises(JobFailed, match="wrong result at index 5: column 'square' takes double, not str") as caught:
+            opened.read(1, 0, ANY_BYTES)
+        assert (caught.value.where.partition, caught.value.where.offset) == (1, 2)
+
+    @pytest.mark.parametrize(
+        ("fn", "message"),
+        [
+            (lambda i: {"i": i}, "'square' is missing"),
+            (lambda i: {"i": i, "square": np.zeros(1)}, "'square' has 1 values instead of 4"),
+            (lambda i: [1, 2], "list is no dict of columns"),
+            (lambda i: 1 / 0, "ZeroDivisionError.* at indices 0 to 3"),
+        ],
+    )
+    def test_wrong_columns_are_named(self, fn: Callable[[Any], Any], message: str) -> None:
+        with pytest.raises(JobFailed, match=message):
+            Generator(Point, fn, count=4, vectorised=True).open().read(0, 0, ANY_BYTES)
+
+    def test_a_function_that_gives_a_record_batch_is_checked_too(self) -> None:
+        def batch(i: Any) -> pa.RecordBatch:
+            return pa.record_batch({"i": pa.array(i), "square": pa.nulls(len(i), pa.float64())})
+
+        got, _ = Generator(Point, batch, count=2, vectorised=True).open().read(0, 0, ANY_BYTES)
+        assert got is not None and got.to_pydict() == {"i": [0, 1], "square": [None, None]}
+
+    def test_the_check_finds_it_before_the_job_starts(self) -> None:
+        with pytest.raises(ConfigError, match="column 'i' takes int64, not str"):
+            Generator(Point, lambda i: (str(i), None)).check()

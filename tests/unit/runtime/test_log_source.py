@@ -1,0 +1,122 @@
+"""The embedded log as a source: found, checked, read to its end and known to have ended."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.schema import schema_of
+from holdfast.runtime.sources.log import Log
+from holdfast.runtime.sources.source import OpenSource, Source
+from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.objects import LocalObjects
+
+ANY_BYTES = 1 << 30
+
+
+@dataclass
+class Word:
+    n: int
+    word: str | None
+
+
+@dataclass
+class Other:
+    n: float
+    size: int
+
+
+def rows(*numbers: int) -> pa.Table:
+    return pa.table({"n": pa.array(numbers, pa.int64()), "word": pa.array([None] * len(numbers), pa.utf8())})
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> LogWriter:
+    create_log(LocalObjects(tmp_path / "log"), schema_of(Word), partitions=2)
+    return LogWriter(LocalObjects(tmp_path / "log"))
+
+
+class TestLog:
+    def test_a_log_with_the_expected_columns_passes_the_check(self, writer: LogWriter, tmp_path: Path) -> None:
+        source: Source = Log(tmp_path / "log", Word)
+        source.check()
+        assert source.schema == schema_of(Word)
+
+    def test_without_a_schema_it_has_the_columns_of_the_log(self, writer: LogWriter, tmp_path: Path) -> None:
+        assert Log(tmp_path / "log").schema == schema_of(Word)
+
+    def test_a_missing_log_names_the_command_that_creates_it(self, tmp_path: Path) -> None:
+        source = Log(tmp_path / "log", Word, key=["n"], partitions=3)
+        for refused in (source.check, source.open):
+            with pytest.raises(ConfigError, match="there is no log at") as caught:
+                refused()
+        assert caught.value.next_step == (
+            f'create it: holdfast log create {tmp_path}/log --schema "n:int64,word:string?" --partitions 3 --key n'
+        )
+        assert not (tmp_path / "log").exists()
+
+    def test_other_columns_are_refused_one_by_one(self, writer: LogWriter, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError) as caught:
+            Log(tmp_path / "log", Other).check()
+        assert "n: expected double, found int64" in caught.value.what
+        assert "size: expected int64, but it is missing" in caught.value.what
+
+    def test_a_relative_path_is_fixed_when_the_source_is_created(
+        self, writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        source = Log("log", Word)
+        monkeypatch.chdir("/")
+        source.check()
+        assert source.path == str(tmp_path / "log")
+
+    def test_a_copy_that_travelled_reads_the_same(self, writer: LogWriter, tmp_path: Path) -> None:
+        writer.append({0: rows(1)})
+        travelled = copy.deepcopy(Log(tmp_path / "log", Word))
+        assert travelled.open().end_offsets() == {0: 1, 1: 0}
+
+
+class TestOpenLog:
+    @pytest.fixture
+    def opened(self, writer: LogWriter, tmp_path: Path) -> OpenSource:
+        writer.append({0: rows(1, 2), 1: rows(3)})
+        return Log(tmp_path / "log", Word).open()
+
+    def test_it_has_the_partitions_and_ends_of_the_log(self, opened: OpenSource) -> None:
+        assert opened.partitions() == [0, 1]
+        assert opened.end_offsets() == {0: 2, 1: 1}
+        assert opened.retention_start(0) == 0
+
+    def test_a_read_gives_rows_and_the_next_offset(self, opened: OpenSource) -> None:
+        batch, following = opened.read(0, 1, ANY_BYTES)
+        assert batch is not None and batch.column("n").to_pylist() == [2]
+        assert following == 2
+
+    def test_a_read_at_the_end_finds_what_was_appended_meanwhile(self, opened: OpenSource, writer: LogWriter) -> None:
+        assert opened.read(0, 2, ANY_BYTES) == (None, 2)
+        writer.append({0: rows(9)})
+        batch, following = opened.read(0, 2, ANY_BYTES)
+        assert batch is not None and batch.column("n").to_pylist() == [9]
+        assert following == 3
+
+    def test_the_end_of_an_open_log_is_not_the_end(self, opened: OpenSource) -> None:
+        assert not opened.ended(0, 2)
+
+    def test_a_sealed_log_has_ended_where_it_was_read_to_the_end(self, opened: OpenSource, writer: LogWriter) -> None:
+        writer.seal()
+        assert opened.read(0, 2, ANY_BYTES) == (None, 2)
+        assert opened.ended(0, 2)
+        assert not opened.ended(1, 0)
+
+    def test_batches_outlive_the_source(self, opened: OpenSource) -> None:
+        batch, _ = opened.read(0, 0, ANY_BYTES)
+        opened.close()
+        assert batch is not None and batch.column("n").to_pylist() == [1, 2]
+
+    def test_the_identity_is_that_of_the_log(self, opened: OpenSource, writer: LogWriter) -> None:
+        assert opened.identity() == writer.meta.uuid
