@@ -17,3 +17,12 @@ class LocalState(Protocol):
 
     def open(self, plan: Plan, deploy: Deploy) -> StateStore:
         """Return a store for the subtask's key groups; `applied` tells which epoch it holds."""
+
+
+class MemoryState:
+    """Keeps state in memory alone: for tests, and as the simplest base, none."""
+
+    def open(self, plan: Plan, deploy: Deploy) -> StateStore:
+        """Return an empty store."""
+        specs = [operator.table for operator in plan.operators]
+        return StateStore(specs, plan.key_groups, deploy.handle.key_groups)

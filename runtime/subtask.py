@@ -28,7 +28,7 @@ from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.plan import Edge, Plan
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.staging import Stage
-from holdfast.state.keygroups import key_groups_of, owners
+from holdfast.state.keygroups import owners
 from holdfast.state.keys import KeyType
 from holdfast.state.store import StateStore
 
@@ -83,7 +83,7 @@ class Router:
 
     def __init__(self, edge: Edge, parallelism: int, key_groups: int) -> None:
         self._columns = [edge.schema.get_field_index(name) for name in edge.key]
-        self._key = KeyType(tuple(edge.key), tuple(edge.schema.field(i) for i in self._columns))
+        self._key = KeyType.of(edge.schema.field(i) for i in self._columns)
         self._parallelism, self._key_groups = parallelism, key_groups
         self._owners = owners(parallelism, key_groups)
 
@@ -91,8 +91,8 @@ class Router:
         """Return the rows of each subtask that gets any, in their order."""
         if self._parallelism == 1:
             return [(Subtask(0), batch)]
-        hashes = self._key.hashes([batch.column(i) for i in self._columns])
-        owner = self._owners[key_groups_of(hashes, self._key_groups)]
+        keys = self._key.encode([batch.column(i) for i in self._columns])
+        owner = self._owners[keys.key_groups(self._key_groups)]
         parts = []
         for subtask in range(self._parallelism):
             rows = np.flatnonzero(owner == subtask)

@@ -1,0 +1,245 @@
+"""`hf.testing.TestDriver`: a job under test, with the production loop and no waiting.
+
+Sources become lists that the test pushes to, sinks become tables that it reads, time passes only
+when told, and crashes happen on request. State and output really are encoded and stored.
+
+    with TestDriver(app) as t:
+        t.push("bids", [{"auction": 1, "price": 2.0}])
+        t.checkpoint()
+        assert t.rows("out") == [{"auction": 1, "bids": 1}]
+
+Source: API.md (tests).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, JobFailed
+from holdfast.model import Epoch, WorkerId
+from holdfast.runtime import master
+from holdfast.runtime.app import App
+from holdfast.runtime.cluster import Cluster
+from holdfast.runtime.settings import duration_ms
+from holdfast.runtime.steps import Plan
+from holdfast.sinks.memory import MemorySink
+from holdfast.storage.objects import MemoryObjects
+
+PARTITIONS = 4
+Row = Mapping[str, Any]
+
+
+class PushedSource:
+    """A source that holds what a test pushed; all that open it see the same records."""
+
+    def __init__(self, name: str, schema: pa.Schema, rng: random.Random) -> None:
+        self.name, self.schema, self._random = name, schema, rng
+        self.tables: list[pa.Table] = [schema.empty_table() for _ in range(PARTITIONS)]
+        self.over = False
+
+    def check(self) -> None:
+        """There is nothing outside to look at."""
+
+    def open(self) -> PushedSource:
+        """Return this very source."""
+        return self
+
+    def identity(self) -> str:
+        """Return a name."""
+        return self.name
+
+    def partitions(self) -> list[int]:
+        """Return all partitions."""
+        return list(range(PARTITIONS))
+
+    def end_offsets(self) -> dict[int, int]:
+        """Return how many records were pushed."""
+        return {partition: table.num_rows for partition, table in enumerate(self.tables)}
+
+    def retention_start(self, partition: int) -> int:
+        """Everything is kept."""
+        return 0
+
+    def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
+        """Return some of the records that follow; the seed decides how many."""
+        table = self.tables[partition]
+        left = table.num_rows - offset
+        if left <= 0:
+            return None, offset
+        count = self._random.randint(1, min(left, 64))
+        batch = table.slice(offset, count).combine_chunks().to_batches()[0]
+        return batch, offset + batch.num_rows
+
+    def ended(self, partition: int, offset: int) -> bool:
+        """Nothing follows once the test has said so."""
+        return self.over and offset >= self.tables[partition].num_rows
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class TestDriver:
+    """Runs an app on in-memory workers.
+
+    Args:
+        app: The app; its sources and sinks are replaced, everything else is as in production.
+        parallelism: Workers.
+        seed: Decides how input is split into batches and the order of events.
+    """
+
+    __test__ = False  # not a test class, whatever its name says
+
+    def __init__(self, app: App, parallelism: int = 2, seed: int = 0) -> None:
+        plan = app.plan()
+        rng = random.Random(seed)
+        self.sources = {s.name: PushedSource(s.name, s.source.schema, rng) for s in plan.sources}
+        self.sinks = {s.name: MemorySink(key=s.upsert_key) for s in plan.sinks}
+        plan = _with_doubles(plan, self.sources, self.sinks)
+        self._operators = {operator.name: operator.id for operator in plan.operators}
+        partitions = {name: tuple(range(PARTITIONS)) for name in self.sources}
+        every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000
+        self.cluster = Cluster(plan, parallelism, seed, MemoryObjects(), every, partitions)
+
+    def __enter__(self) -> TestDriver:
+        self.cluster.begin()
+        self._settle()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.cluster.members.values():
+            member.loop.close()
+
+    def push(self, source: str, rows: Iterable[Any], partition: int = 0) -> None:
+        """Append records (dicts or dataclass instances) to a partition, and let them be processed.
+
+        Raises:
+            ConfigError: no such source or partition, or a row does not fit the schema.
+        """
+        pushed = self._source(source)
+        if not 0 <= partition < PARTITIONS:
+            raise ConfigError(
+                f"source {source!r} has no partition {partition}",
+                next_step=f"push to one of 0 to {PARTITIONS - 1}",
+            )
+        plain = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row) for row in rows]
+        try:
+            table = pa.Table.from_pylist(plain, schema=pushed.schema)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"a row pushed to {source!r} does not fit its schema: {error}",
+                not_done="none of these rows was pushed",
+                next_step=f"give each row the columns {pushed.schema.names}",
+            ) from error
+        pushed.tables[partition] = pa.concat_tables([pushed.tables[partition], table])
+        self._settle()
+
+    def advance(self, duration: str) -> None:
+        """Let virtual time pass, such as "5m"; everything due happens."""
+        self.cluster.pass_time(duration_ms(duration, "duration") / 1000)
+        self._check()
+
+    def checkpoint(self) -> Epoch:
+        """Complete an epoch that holds everything pushed, deliver it, and return its number."""
+        self._settle()
+        before = self.cluster.driver.master.job.base_epoch
+        while self.cluster.driver.master.job.base_epoch == before or not self._delivered():
+            self.cluster.pass_time(0.25)
+            self._check()
+        return self.cluster.driver.master.job.base_epoch
+
+    def finish(self) -> None:
+        """End every source, and run until the job is finished and delivered."""
+        for source in self.sources.values():
+            source.over = True
+        while self.cluster.driver.outcome is None:
+            self.cluster.pass_time(0.25)
+            self._check()
+
+    def crash(self, worker: int | None = None) -> None:
+        """Kill one worker (by subtask, default 0); its memory is gone until `recover`."""
+        self.cluster.held_launches = self.cluster.held_launches or []
+        self.cluster.crash(self._worker(worker or 0))
+        self._settle()
+
+    def recover(self) -> None:
+        """Let a replacement start; return when every subtask is ready again."""
+        self.cluster.release_launches()
+        self._settle()
+        while self.cluster.driver.master.recovering_since is not None:
+            self.cluster.pass_time(0.25)
+            self._check()
+
+    def rows(self, sink: str) -> list[dict[str, Any]]:
+        """Return the rows delivered to a sink so far."""
+        if sink not in self.sinks:
+            raise ConfigError(f"no sink is called {sink!r}", next_step=f"use one of {sorted(self.sinks)}")
+        return self.sinks[sink].rows()
+
+    def state(self, operator: str, key: Any) -> dict[str, Any] | None:
+        """Return the committed state of a key (a tuple for several columns), None if there is none."""
+        if operator not in self._operators:
+            raise ConfigError(f"no operator is called {operator!r}", next_step=f"use one of {sorted(self._operators)}")
+        parts = key if isinstance(key, tuple) else (key,)
+        for member in self.cluster.members.values():
+            state = member.loop.state()
+            found = None if state is None else state.get_committed(self._operators[operator], parts)
+            if found is not None:
+                return found
+        return None
+
+    @property
+    def restarts(self) -> tuple[master.Restart, ...]:
+        """Return the recoveries so far."""
+        return self.cluster.driver.master.restarts
+
+    def how(self) -> dict[int, str | None]:
+        """Return, by subtask, how its worker came to its state in this generation."""
+        workers = self.cluster.driver.master.workers.values()
+        return {hosted.subtask: hosted.how for hosted in workers if hosted.subtask is not None}
+
+    def _source(self, name: str) -> PushedSource:
+        if name not in self.sources:
+            raise ConfigError(f"no source is called {name!r}", next_step=f"use one of {sorted(self.sources)}")
+        return self.sources[name]
+
+    def _worker(self, subtask: int) -> WorkerId:
+        for worker, hosted in self.cluster.driver.master.workers.items():
+            if hosted.subtask == subtask:
+                return worker
+        raise ConfigError(f"no worker runs subtask {subtask}", next_step="recover() first, or name another subtask")
+
+    def _delivered(self) -> bool:
+        phase = self.cluster.driver.master.phase
+        if not isinstance(phase, master.Running) or phase.last is None:
+            return False
+        confirmed = self.cluster.driver.master.confirmed
+        return all(item.writer in confirmed and confirmed[item.writer] >= item.tag for item in phase.last.pending)
+
+    def _settle(self) -> None:
+        self.cluster.settle()
+        self._check()
+
+    def _check(self) -> None:
+        outcome = self.cluster.driver.outcome
+        if outcome is not None and outcome[0] in ("failed", "fenced"):
+            error = outcome[1] or {}
+            raise JobFailed(
+                str(error.get("what", outcome[0])),
+                not_done=str(error.get("not_done", "the job ended")),
+                next_step=str(error.get("next", "see the cause above")),
+            )
+
+
+def _with_doubles(plan: Plan, sources: Mapping[str, PushedSource], sinks: Mapping[str, MemorySink]) -> Plan:
+    for spec in plan.sinks:
+        sinks[spec.name].prepare(spec.schema, spec.upsert_key)
+    return replace(
+        plan,
+        sources=tuple(replace(spec, source=sources[spec.name]) for spec in plan.sources),
+        sinks=tuple(replace(spec, sink=sinks[spec.name]) for spec in plan.sinks),
+    )
