@@ -211,10 +211,9 @@ def report(run: Run, total: int) -> int:
     wrong = list(verdict.differences)
     if verdict.events != total:
         wrong.append(f"the log holds {total} events, the data {verdict.events}")
-    if run.kill is None:
-        wrong.append("no worker was killed: the run proves nothing about failures")
-    else:
-        wrong += _describe(run.kill, run.last)
+    if run.kill is not None:
+        describe(run.kill, run.last)
+    wrong += unproven(run.kill, run.last)
     for line in wrong[:TAIL_LINES]:
         print(line)
     print(f"result       {f'NOT verified, {len(wrong)} problems' if wrong else 'verified: every row is as it must be'}")
@@ -231,19 +230,24 @@ def failed(run: Run, status: int) -> HoldfastError:
     return kind(what, not_done="the result was not checked", next_step=next_step)
 
 
-def _describe(kill: Kill, last: Progress) -> list[str]:
-    """Print when the worker died and how long recovery took; return what the kill failed to prove."""
+def describe(kill: Kill, last: Progress) -> None:
+    """Print when the worker died and how long recovery took."""
     print(f"killed       worker {kill.worker}, pid {kill.pid}, after {kill.at_records:,} records")
     times = [restart.recovery_ms for restart in last.restarts if restart.recovery_ms is not None]
     took = f" after {times[0] / 1000:.2f} s" if times else ""
-    print(
-        f"recovered    {'yes' if kill.recovered else 'NOT SEEN'}{took}, generation {kill.generation} to {last.generation}"
-    )
-    unproven = {
+    print(f"recovered    {'yes' if kill.recovered else 'no'}{took}, generation {kill.generation} to {last.generation}")
+
+
+def unproven(kill: Kill | None, last: Progress) -> list[str]:
+    """Return what is missing before the run shows anything about a killed worker."""
+    if kill is None:
+        return ["no worker was killed: the run proves nothing about failures"]
+    missing = {
         f"pid {kill.pid} outlived SIGKILL by {GONE_LIMIT_S} s": not kill.gone,
-        "no newer generation was seen taking records after the kill": not kill.recovered,
-    }
-    return [problem for problem, holds in unproven.items() if holds]
+        f"no records were seen after the kill in a generation above {kill.generation}, the last is {last.generation}":
+            not kill.recovered,
+    }  # fmt: skip
+    return [problem for problem, holds in missing.items() if holds]
 
 
 def _checkpoints(folder: Path) -> int:

@@ -1,0 +1,41 @@
+"""What a benchmark gets: sizes for a smoke run or a full one, a stopwatch, and a report that checks the work.
+
+The smoke size runs in every `make test`, so that no benchmark rots; `make bench` takes the full one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Bench:
+    """One benchmark in the making. Times mean something at full size only."""
+
+    def __init__(self, name: str, full: bool) -> None:
+        self.name, self.full = name, full
+        self.sizes: dict[str, int] = {}
+        self.seconds: float | None = None
+        self.line: str | None = None
+
+    def size(self, what: str, *, smoke: int, full: int) -> int:
+        """Return how much work to do, and note it for the report."""
+        self.sizes[what] = full if self.full else smoke
+        return self.sizes[what]
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Time the block, once."""
+        assert self.seconds is None, "one timed block per benchmark"
+        start = time.perf_counter()
+        yield
+        self.seconds = time.perf_counter() - start
+
+    def report(self, *, per: int, unit: str, check: int) -> None:
+        """Note the result: `per` units were done, `check` is what the work came to."""
+        assert self.seconds is not None, "nothing was timed"
+        assert per > 0
+        sizes = ", ".join(f"{what} {count:,}" for what, count in self.sizes.items())
+        rate = f"{per / self.seconds:,.0f} {unit}s/s, {self.seconds / per * 1e6:.3f} us each"
+        self.line = f"{self.name}: {rate} ({sizes}; check {check:,})"

@@ -1,0 +1,42 @@
+"""What is installed is what is in the tree: links and package lists hide mistakes until somebody installs the wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("chaos", "checkpoint", "examples", "runtime", "sinks", "state")
+NO_INDEX = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of what git knows and the tree holds."""
+    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
+    kept = [*FOLDERS, "src", "pyproject.toml", "README.md", "LICENSE"]
+    subprocess.run(["cp", "--archive", *kept, str(copy)], cwd=ROOT, check=True)
+    command = [sys.executable, "-m", "pip", "wheel", *NO_INDEX, "--wheel-dir", str(out), str(copy)]
+    subprocess.run(command, check=True, capture_output=True)
+    [built] = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_module_of_the_tree_once(wheel: Path) -> None:
+    tree = {f"holdfast/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    shared = {
+        str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/holdfast").rglob("*.py") if path.resolve() == path
+    }
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
+    assert sorted(names) == sorted(tree | shared)
+
+
+def test_the_wheel_says_that_it_is_typed_and_brings_the_command(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    assert "holdfast/py.typed" in archive.namelist()
+    [entry_points] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+    assert "holdfast = holdfast.runtime.cli.main:main" in archive.read(entry_points).decode()

@@ -1,0 +1,64 @@
+"""The demo kills only what belongs to its job, and says so only when it saw it happen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from holdfast.runtime.cli.demo import Kill, Progress, Restart, WorkerSeen, kill_one, unproven
+
+WAITS = "import sys; sys.stdin.read()"
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process below this one that does nothing until its input ends."""
+    process = subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def seen(*workers: WorkerSeen) -> Progress:
+    return Progress(records_in=500, generation=1, workers=list(workers))
+
+
+class TestKillOne:
+    def test_a_worker_with_a_subtask_is_killed_and_seen_gone(self, child: subprocess.Popen[bytes]) -> None:
+        kill = kill_one(seen(WorkerSeen("w1", child.pid, [0])), os.getpid())
+        assert kill == Kill("w1", child.pid, 500, 1, gone=True)
+        assert child.wait() == -9
+
+    def test_a_worker_without_a_subtask_is_left_alone(self, child: subprocess.Popen[bytes]) -> None:
+        assert kill_one(seen(WorkerSeen("w1", child.pid, [])), os.getpid()) is None
+        assert psutil.pid_exists(child.pid)
+
+    def test_a_process_that_is_not_below_the_job_is_never_killed(self, child: subprocess.Popen[bytes]) -> None:
+        with pytest.raises(AssertionError, match="below its job"):
+            kill_one(seen(WorkerSeen("w1", os.getpid(), [0])), child.pid)
+
+    def test_a_worker_of_unknown_pid_is_not_guessed(self) -> None:
+        assert kill_one(seen(WorkerSeen("w1", None, [0])), os.getpid()) is None
+
+
+class TestProof:
+    KILL = Kill("w1", 77, 500, 1, gone=True, recovered=True)
+
+    def test_a_kill_with_a_recovery_leaves_nothing_unproven(self) -> None:
+        assert unproven(self.KILL, Progress(generation=2, restarts=[Restart(recovery_ms=400)])) == []
+
+    def test_a_run_without_a_kill_proves_nothing(self) -> None:
+        assert len(unproven(None, Progress(generation=2))) == 1
+
+    def test_a_kill_without_a_newer_generation_proves_nothing(self) -> None:
+        kill = Kill("w1", 77, 500, 1, gone=True)
+        assert len(unproven(kill, Progress(generation=1))) == 1
+
+    def test_a_process_that_outlived_the_kill_is_told(self) -> None:
+        kill = Kill("w1", 77, 500, 1, gone=False, recovered=True)
+        assert "77" in unproven(kill, Progress(generation=2))[0]
