@@ -16,6 +16,7 @@ Source: PROTOCOL P8, P12, P18; DESIGN section 13.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -51,7 +52,9 @@ class OperatorState(msgspec.Struct, frozen=True):
 
     name: str
     id: int
-    schema: dict[str, str]
+    schema: dict[str, Any]
+    dropped: bool = False
+    """Its state is no longer read; its number is never given away."""
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -139,7 +139,7 @@ class Cluster:
         self._inbox: deque[Callable[[], None]] = deque()
         self._lanes = InlineLanes()
         self.repository = Repository(store)
-        described = describe_operators(plan.operators)
+        described = describe_operators(plan)
         ranges = tuple(range_of(i, parallelism, plan.key_groups) for i in range(parallelism))
         rules = master.Rules(
             name=plan.app, job_uuid=JobUuid(f"{self._random.getrandbits(128):032x}"), host="here",

@@ -1,28 +1,100 @@
-"""Where a worker keeps its state: a local folder with RocksDB, or memory alone.
+"""Where a worker keeps its state: memory, and behind it a local folder with RocksDB.
 
-Source: DESIGN section 5 (restore); PROTOCOL P14.
+A folder that a dead worker left on this machine is the best base there is: only the segments after
+its marker have to be read. Folders lie below the machine's boot id, because what RocksDB has not
+synced is lost with the machine, not with the process.
+
+Source: DESIGN section 5 (restore); PROTOCOL P14, P15.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from holdfast.errors import Unavailable
+from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
-from holdfast.state.store import StateStore
+from holdfast.state.directory import claim
+from holdfast.state.marker import Stretch, usable
+from holdfast.state.store import Identity, StateStore
+
+EPOCH_MAX = Epoch(1 << 62)
+
+
+@dataclass(frozen=True)
+class Base:
+    """A store that was opened, and what of it may be used."""
+
+    store: StateStore
+    applied: Epoch | None
+    """None if nothing of it may be used."""
+    key_groups: tuple[int, int] | None
+    close: Callable[[], None]
+    """Releases the folder."""
 
 
 class LocalState(Protocol):
     """Opens the state of a subtask with whatever base is at hand."""
 
-    def open(self, plan: Plan, deploy: Deploy) -> StateStore:
-        """Return a store for the subtask's key groups; `applied` tells which epoch it holds."""
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Base:
+        """Return a store for the subtask's key groups, not restored yet."""
 
 
 class MemoryState:
-    """Keeps state in memory alone: for tests, and as the simplest base, none."""
+    """Keeps state in memory alone."""
 
-    def open(self, plan: Plan, deploy: Deploy) -> StateStore:
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Base:
         """Return an empty store."""
         specs = [operator.table for operator in plan.operators]
-        return StateStore(specs, plan.key_groups, deploy.handle.key_groups)
+        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, deploy.handle.key_groups)
+        return Base(store, None, None, lambda: None)
+
+
+class LocalFolders:
+    """Keeps state in RocksDB folders of this machine.
+
+    Args:
+        root: Parent of all folders; default: below the system's temporary directory.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Base:
+        """Take over the folder that leaves least to restore, else a new one."""
+        parent = self._root / (boot_id() or "unknown-boot") / deploy.job_uuid
+        lineage = (Stretch(deploy.timeline, Epoch(1), EPOCH_MAX),)
+        owned, target = deploy.handle.key_groups, deploy.base_epoch
+        try:
+            parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder = claim(parent, deploy.job_uuid, lineage, target, owned)
+        except OSError as error:
+            raise Unavailable(
+                f"no local folder for state below {parent}: {error}",
+                not_done="the subtask was not started on this machine",
+                next_step="make room or set TMPDIR on the executors to a folder that can be written",
+            ) from error
+        covered = usable(folder.marker, deploy.job_uuid, lineage, target, owned)
+        specs = [operator.table for operator in plan.operators]
+        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, folder.store)
+        applied = folder.marker.applied if covered is not None and folder.marker is not None else None
+        return Base(store, applied, covered, folder.store.close)
+
+
+def identity_of(deploy: Deploy, worker: WorkerId) -> Identity:
+    """Return whose state a deployment is."""
+    return Identity(deploy.job_uuid, Generation(deploy.generation), deploy.timeline, worker)
+
+
+def boot_id() -> str:
+    """Return the machine's boot id, empty where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

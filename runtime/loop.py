@@ -29,7 +29,7 @@ from holdfast.runtime import messages as m
 from holdfast.runtime import worker
 from holdfast.runtime.channels import Network, OpenLinks
 from holdfast.runtime.deliveries import Deliveries
-from holdfast.runtime.local import LocalState
+from holdfast.runtime.local import LocalState, identity_of
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.seal import SealJob, segment_job
 from holdfast.runtime.sources.source import OpenSource
@@ -83,6 +83,7 @@ class WorkerLoop:
         self._active: Active | None = None
         self._state: StateStore | None = None
         self._held: tuple[Subtask, tuple[int, int]] | None = None
+        self._release: Callable[[], None] = lambda: None
         self._opened: dict[str, OpenSource] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
@@ -169,8 +170,7 @@ class WorkerLoop:
         if self._active is not None:
             self._active.run.close()
         self._deliveries.close()
-        if self._state is not None:
-            self._state.close()
+        self._close_state()
 
     def state(self) -> StateStore | None:
         """Return the state of this worker, for reads of committed values."""
@@ -198,16 +198,23 @@ class WorkerLoop:
     def _bring_state(self, deploy: m.Deploy) -> str:
         """Roll back in place if the state of the base is at hand, else restore it (P10)."""
         owned = deploy.handle.key_groups
-        if self._state is not None and self._held == (deploy.subtask, owned) and self._state.roll_back(deploy.base_epoch):
+        identity = identity_of(deploy, self.worker_id)
+        same = self._held == (deploy.subtask, owned)
+        if self._state is not None and same and self._state.roll_back(deploy.base_epoch, identity):
             return "rolled back"
-        if self._state is not None:
-            self._state.close()
-            self._state = None
-        self._state = self._ports.local.open(self._plan, deploy)
-        self._held = (deploy.subtask, owned)
-        newer = [s for s in deploy.handle.segments if s.epoch > self._state.applied]
-        self._state.restore(deploy.base_epoch, (read_verified(self._ports.store, s.object) for s in newer))
+        self._close_state()
+        base = self._ports.local.open(self._plan, deploy, self.worker_id)
+        self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
+        covered = base.applied is not None and base.key_groups == owned
+        needed = [s for s in deploy.handle.segments if not covered or base.applied is None or s.epoch > base.applied]
+        segments = (read_verified(self._ports.store, segment.object) for segment in needed)
+        self._state.restore(deploy.base_epoch, segments, base.applied, base.key_groups)
         return "restored" if deploy.handle.segments else "empty"
+
+    def _close_state(self) -> None:
+        if self._state is not None:
+            self._state, self._held = None, None
+            self._release()
 
     def _start(self, deploy: m.Deploy, began: float) -> Active:
         plan, subtask, parallelism = self._plan, deploy.subtask, len(deploy.peers)

@@ -539,7 +539,6 @@ def _deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Dep
     return m.Deploy(
         job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers,
         recovery.handles_for(base, list(rules.key_ranges))[subtask], positions, pending, confirmed,
-        {operator.name: operator.id for operator in rules.operators},
     )  # fmt: skip
 
 

@@ -133,7 +133,6 @@ class Deploy(Message, frozen=True):
     """Where each source partition of this subtask is read from."""
     pending: tuple[Pending, ...]
     confirmed: tuple[Confirmed, ...]
-    operator_ids: dict[str, int]
 
 
 class Trigger(Message, frozen=True):

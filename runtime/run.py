@@ -15,11 +15,12 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from msgspec.structs import replace
 from pyspark import SparkContext
 
 from holdfast.checkpoint import joblog
@@ -74,8 +75,11 @@ class Prepared:
     partitions: Mapping[str, tuple[int, ...]]
 
 
-def prepare(plan: Plan, settings: Settings) -> Prepared:
+def prepare(plan: Plan, settings: Settings, drop_state: Sequence[str] = ()) -> Prepared:
     """Check all that can be checked without Spark, and create missing targets.
+
+    Args:
+        drop_state: Operators whose kept state is given up, because they are gone or have changed.
 
     Raises:
         ConfigError: the job, a setting, a source or a target does not fit.
@@ -92,11 +96,7 @@ def prepare(plan: Plan, settings: Settings) -> Prepared:
             _refuse_second_run(store, job)
         if job.completed:
             before = repository.load_manifest(job.completed[-1].body.manifest)
-    known = before.operators if before is not None else ()
-    plan = with_operator_ids(plan, {operator.name: operator.id for operator in known})
-    check_against(plan.operators, {operator.name: operator.schema for operator in known})
-    described = describe_operators(plan.operators)
-    operators = tuple(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators)
+    plan, operators = _with_identities(plan, before.operators if before is not None else (), drop_state)
     partitions = {}
     for spec in plan.sources:
         spec.source.check()
@@ -270,6 +270,35 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         failures_max=settings.restart_failures_max,
         failures_window=settings.restart_window_ms / 1000,
     )
+
+
+def _with_identities(
+    plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str]
+) -> tuple[Plan, tuple[OperatorState, ...]]:
+    """Give every operator the number it had; numbers of dropped ones are kept and never given away."""
+    alive = {operator.name: operator for operator in known if not operator.dropped}
+    unknown = sorted(set(drop_state) - set(alive))
+    gone = sorted(set(alive) - {operator.name for operator in plan.operators} - set(drop_state))
+    if unknown or gone:
+        raise ConfigError(
+            f"no state is kept for {unknown}" if unknown else f"state is kept for {gone}, which the app no longer has",
+            not_done="the job was not started; state and output are untouched",
+            next_step=f"operators with state are {sorted(alive)}"
+            if unknown
+            else f"put the operator back, or give up its state: --drop-state {gone[0]}",
+            where=Where(job=plan.app),
+        )
+    dropped = tuple(replace(o, dropped=True) if o.name in drop_state else o for o in known if _is_past(o, drop_state))
+    kept = {name: operator for name, operator in alive.items() if name not in drop_state}
+    taken = {f"dropped {operator.id}": operator.id for operator in dropped}
+    plan = with_operator_ids(plan, {name: operator.id for name, operator in kept.items()} | taken)
+    check_against(plan, {name: operator.schema for name, operator in kept.items()})
+    described = describe_operators(plan)
+    return plan, (*dropped, *(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators))
+
+
+def _is_past(operator: OperatorState, drop_state: Sequence[str]) -> bool:
+    return operator.dropped or operator.name in drop_state
 
 
 def _check_job(job: joblog.Job, plan: Plan) -> None:

@@ -25,7 +25,7 @@ from holdfast.model import WorkerId
 from holdfast.ports import Lane
 from holdfast.runtime import messages as m
 from holdfast.runtime.clock import SystemClock
-from holdfast.runtime.local import LocalFolders
+from holdfast.runtime.local import LocalFolders, boot_id
 from holdfast.runtime.loop import Limits, WorkerLoop
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.plan import Plan
@@ -80,7 +80,7 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     host = _own_host(task.driver)
     network = TcpNetwork(host, task.secret, mailbox.wake)
     worker = WorkerId(uuid.uuid4().hex[:12])
-    register = m.Register(worker, launch, socket.gethostname(), os.getpid(), _boot_id(), network.address)
+    register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), network.address)
     ports = _Ports(task, mailbox, network)
     loop = WorkerLoop(worker, task.plan, ports, Limits(task.records_per_second))
     session = _Session(task, loop, mailbox)
@@ -139,10 +139,3 @@ def _own_host(driver: tuple[str, int]) -> str:
         probe.connect(driver)  # sends nothing: asks the routing table
         return str(probe.getsockname()[0])
 
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
