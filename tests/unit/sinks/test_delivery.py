@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.model import Epoch, ObjectRef, Pending, Staged, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.delivery import (
+    RETRY_FIRST_MS,
+    RETRY_MAX_MS,
+    AlreadyThere,
+    Attempt,
+    Confirm,
+    Delivering,
+    Delivery,
+    Effect,
+    Event,
+    Fail,
+    Failed,
+    Open,
+    Opened,
+    Opening,
+    Queue,
+    Ready,
+    RetryAfter,
+    RetryDue,
+    Stopped,
+    Succeeded,
+    Waiting,
+    backlog,
+    is_full,
+    start,
+    step,
+)
+
+WRITER = Writer("out", Subtask(3))
+LOST = Failed("no answer", permanent=False)
+
+
+def tag(epoch: int, timeline: int = 1) -> Tag:
+    return Tag(Timeline(timeline), Epoch(epoch))
+
+
+def pending(epoch: int, size: int = 10, timeline: int = 1) -> Pending:
+    part = ObjectRef(f"staged/1/{epoch}/out-3/0", size, "0" * 64)
+    return Pending(WRITER, tag(epoch, timeline), Staged((part,), rows=1))
+
+
+FIVE, SIX, SEVEN = pending(5), pending(6), pending(7)
+
+
+def play(*events: Event) -> tuple[Delivery, list[Effect]]:
+    """Start, take the events; return the state and the effects of the last event."""
+    state, effects = start(WRITER)
+    for event in events:
+        state, effects = step(state, event)
+    return state, effects
+
+
+class TestOpening:
+    def test_the_tag_is_read_before_anything_is_attempted(self) -> None:
+        assert start(WRITER) == (Opening(WRITER, None, (), 0), [Open(WRITER)])
+        assert play(Queue(FIVE)) == (Opening(WRITER, None, (FIVE,), 0), [])
+
+    def test_a_fresh_target_gets_the_oldest_output_first(self) -> None:
+        assert play(Queue(FIVE), Queue(SIX), Opened(None)) == (
+            Delivering(WRITER, None, (FIVE, SIX), 0),
+            [Attempt(FIVE)],
+        )
+
+    def test_what_the_target_holds_already_is_confirmed_and_not_attempted(self) -> None:
+        assert play(Queue(FIVE), Queue(SIX), Opened(tag(5)))[1] == [Confirm(WRITER, tag(5)), Attempt(SIX)]
+
+    def test_a_target_that_holds_everything_is_ready(self) -> None:
+        assert play(Queue(FIVE), Opened(tag(5), confirmed_by_manifest=tag(4))) == (
+            Ready(WRITER, tag(5)),
+            [Confirm(WRITER, tag(5))],
+        )
+
+    @pytest.mark.parametrize("delivered", [None, tag(3), tag(9, timeline=0)])
+    def test_a_target_below_what_a_manifest_confirmed_stops_delivery(self, delivered: Tag | None) -> None:
+        state, effects = play(Queue(FIVE), Opened(delivered, confirmed_by_manifest=tag(4)))
+        assert isinstance(state, Stopped)
+        match effects:
+            case [Fail(writer, error, "damaged")]:
+                assert writer == WRITER and "epoch 4 was delivered to it: it was restored from a backup" in error
+            case _:
+                pytest.fail(f"{effects}")
+
+    def test_a_target_that_loses_its_tag_while_the_job_runs_stops_delivery(self) -> None:
+        state, _ = play(Queue(FIVE), Opened(None), Succeeded(tag(5)), Queue(SIX), LOST, RetryDue(), Opened(tag(4)))
+        assert isinstance(state, Stopped)
+
+    def test_a_new_timeline_is_above_every_epoch_of_the_old_one(self) -> None:
+        later = pending(6, timeline=2)
+        assert play(Queue(later), Opened(tag(50)))[1] == [Confirm(WRITER, tag(50)), Attempt(later)]
+
+
+class TestDelivering:
+    def test_the_next_begins_when_the_one_before_is_in(self) -> None:
+        assert play(Opened(None), Queue(FIVE), Queue(SIX), Succeeded(tag(5)))[1] == [
+            Confirm(WRITER, tag(5)),
+            Attempt(SIX),
+        ]
+
+    def test_output_that_comes_to_an_idle_writer_is_attempted_at_once(self) -> None:
+        assert play(Opened(None), Queue(FIVE)) == (Delivering(WRITER, None, (FIVE,), 0), [Attempt(FIVE)])
+
+    def test_the_last_one_leaves_the_writer_ready(self) -> None:
+        assert play(Opened(None), Queue(FIVE), Succeeded(tag(5)))[0] == Ready(WRITER, tag(5))
+
+    def test_a_target_further_on_than_the_attempt_drops_all_it_covers(self) -> None:
+        events = (Opened(None), Queue(FIVE), Queue(SIX), Queue(SEVEN), AlreadyThere(tag(6)))
+        assert play(*events)[1] == [Confirm(WRITER, tag(6)), Attempt(SEVEN)]
+
+    def test_output_queued_again_by_a_recovery_is_ignored(self) -> None:
+        before = play(Opened(None), Queue(FIVE), Queue(SIX), Succeeded(tag(5)))[0]
+        assert [step(before, Queue(again)) for again in (FIVE, SIX)] == [(before, []), (before, [])]
+
+    def test_output_that_would_be_overtaken_is_a_broken_caller(self) -> None:
+        with pytest.raises(AssertionError, match="overtaken"):
+            play(Opened(None), Queue(SIX), Queue(FIVE))
+
+    def test_one_epoch_cannot_be_staged_in_two_ways(self) -> None:
+        with pytest.raises(AssertionError, match="two ways"):
+            play(Opened(None), Queue(FIVE), Queue(pending(5, size=11)))
+
+    def test_an_answer_to_another_attempt_is_a_broken_caller(self) -> None:
+        with pytest.raises(AssertionError, match="another attempt"):
+            play(Opened(None), Queue(FIVE), Succeeded(tag(4)))
+
+
+class TestFailure:
+    def test_the_tag_is_read_again_before_the_next_attempt(self) -> None:
+        assert play(Opened(None), Queue(FIVE), LOST) == (
+            Waiting(WRITER, None, (FIVE,), 1),
+            [RetryAfter(WRITER, RETRY_FIRST_MS)],
+        )
+        assert play(Opened(None), Queue(FIVE), LOST, RetryDue())[1] == [Open(WRITER)]
+        assert play(Opened(None), Queue(FIVE), LOST, RetryDue(), Opened(None))[1] == [Attempt(FIVE)]
+
+    def test_a_lost_reply_to_a_delivery_that_took_place_is_not_repeated(self) -> None:
+        events = (Opened(None), Queue(FIVE), LOST, RetryDue(), Opened(tag(5)))
+        assert play(*events) == (Ready(WRITER, tag(5)), [Confirm(WRITER, tag(5))])
+
+    def test_the_wait_doubles_up_to_a_limit_though_the_tag_can_be_read(self) -> None:
+        state, _ = play(Opened(None), Queue(FIVE))
+        waits = []
+        for _ in range(40):
+            state, effects = step(state, LOST)
+            waits += [effect.delay_ms for effect in effects if isinstance(effect, RetryAfter)]
+            state = step(step(state, RetryDue())[0], Opened(None))[0]
+        assert waits[:3] == [RETRY_FIRST_MS, 2 * RETRY_FIRST_MS, 4 * RETRY_FIRST_MS]
+        assert (len(waits), waits[-1]) == (40, RETRY_MAX_MS)
+
+    def test_a_success_ends_the_long_waits(self) -> None:
+        events = (Opened(None), Queue(FIVE), Queue(SIX), LOST, RetryDue(), LOST, RetryDue(), Opened(None))
+        assert play(*events, Succeeded(tag(5)), LOST)[1] == [RetryAfter(WRITER, RETRY_FIRST_MS)]
+
+    def test_a_permanent_one_stops_with_its_own_error(self) -> None:
+        refusal = Failed("duplicate key", permanent=True, kind="config")
+        assert play(Opened(None), Queue(FIVE), refusal) == (
+            Stopped(WRITER, (FIVE,), "duplicate key"),
+            [Fail(WRITER, "duplicate key", "config")],
+        )
+
+    def test_nothing_happens_after_the_stop(self) -> None:
+        stopped = play(Failed("gone", permanent=True))[0]
+        assert step(stopped, Queue(FIVE)) == (stopped, [])
+
+
+class TestBacklog:
+    def test_it_counts_epochs_and_bytes_that_are_not_known_to_be_in(self) -> None:
+        assert backlog(play(Queue(pending(5, 10)), Queue(pending(6, 7)))[0]) == (2, 17)
+        assert backlog(play(Opened(None), Queue(pending(5, 10)), Queue(pending(6, 7)), Succeeded(tag(5)))[0]) == (1, 7)
+        assert backlog(play(Opened(tag(5)))[0]) == (0, 0)
+
+    def test_it_is_full_in_epochs_or_in_bytes(self) -> None:
+        state = play(Queue(pending(5, 10)), Queue(pending(6, 7)))[0]
+        assert (is_full(state, 2, 100), is_full(state, 3, 17), is_full(state, 3, 18)) == (True, True, False)
+
+
+@dataclass
+class World:
+    """A target with a tag, a job that commits and crashes, and replies that get lost."""
+
+    epochs: int
+    state: Delivery = field(init=False)
+    todo: list[Effect] = field(init=False)
+    committed: int = 0
+    stands: Tag | None = None
+    visible: list[int] = field(default_factory=list)
+    confirmed: Tag | None = None
+    stragglers: list[Pending] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state, self.todo = start(WRITER)
+
+    def take(self, event: Event) -> None:
+        self.state, effects = step(self.state, event)
+        self.todo += effects
+
+    def apply(self, attempt: Pending) -> bool:
+        if self.stands is not None and self.stands >= attempt.tag:
+            return False
+        self.stands = attempt.tag
+        self.visible.append(attempt.tag.epoch)
+        return True
+
+    def commit(self) -> None:
+        if self.committed < self.epochs:
+            self.committed += 1
+            self.take(Queue(pending(self.committed)))
+
+    def queue_again(self) -> None:
+        """Recovery: everything that no manifest confirmed, in order."""
+        for epoch in range(1 if self.confirmed is None else self.confirmed.epoch + 1, self.committed + 1):
+            self.take(Queue(pending(epoch)))
+
+    def crash(self) -> None:
+        """The process dies with its machine; an attempt under way may still arrive later."""
+        self.stragglers += [effect.pending for effect in self.todo if isinstance(effect, Attempt)]
+        self.state, self.todo = start(WRITER)
+        self.queue_again()
+
+    def perform(self, fate: str) -> None:
+        """Carry out the oldest effect; `fate` says what becomes of a request to the target."""
+        effect = self.todo.pop(0)
+        match effect:
+            case Confirm(_, confirmed):
+                assert self.stands is not None and confirmed <= self.stands, "confirmed before it was in"
+                self.confirmed = confirmed
+            case RetryAfter():
+                self.take(RetryDue())
+            case Open():
+                self.take(LOST if fate != "works" else Opened(self.stands, self.confirmed))
+            case Attempt(attempted):
+                self.attempt(attempted, fate)
+            case Fail():
+                pytest.fail(f"stopped: {effect}")
+
+    def attempt(self, attempted: Pending, fate: str) -> None:
+        if fate == "works":
+            moved = self.apply(attempted)
+            assert self.stands is not None
+            self.take(Succeeded(attempted.tag) if moved else AlreadyThere(self.stands))
+            return
+        if fate == "reply lost":
+            self.apply(attempted)
+        if fate == "late":
+            self.stragglers.append(attempted)
+        self.take(LOST)
+
+
+class TestEveryOrderOfEvents:
+    @given(
+        st.lists(
+            st.sampled_from(["commit", "works", "works", "reply lost", "refused", "late", "land", "crash", "again"]),
+            max_size=120,
+        )
+    )
+    def test_each_epoch_becomes_visible_once_and_in_order(self, script: list[str]) -> None:
+        world = World(epochs=12)
+        for action in script:
+            match action:
+                case "commit":
+                    world.commit()
+                case "crash":
+                    world.crash()
+                case "again":
+                    world.queue_again()
+                case "land":
+                    if world.stragglers:
+                        world.apply(world.stragglers.pop())
+                case fate:
+                    if world.todo:
+                        world.perform(fate)
+            assert world.visible == list(range(1, len(world.visible) + 1))
+            assert len(world.visible) <= world.committed
+            under_way = [effect for effect in world.todo if isinstance(effect, Open | Attempt | RetryAfter)]
+            assert len(under_way) == (0 if isinstance(world.state, Ready) else 1)
+        while world.todo:
+            world.perform("works")
+        assert world.visible == list(range(1, world.committed + 1))
+        assert isinstance(world.state, Ready) and backlog(world.state) == (0, 0)
+        assert world.confirmed == world.stands

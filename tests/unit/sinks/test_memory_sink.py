@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.memory import MemorySink
+
+SCHEMA = pa.schema([pa.field("user", pa.int64())])
+
+
+class TestMemorySink:
+    def test_what_a_reader_got_does_not_change_later(self) -> None:
+        sink = MemorySink()
+        target = sink.open("job", Writer("out", Subtask(0)))
+        batch = pa.RecordBatch.from_pylist([{"user": 1}], schema=SCHEMA)
+        target.deliver(Tag(Timeline(1), Epoch(1)), [batch])
+        seen = sink.rows()
+        target.deliver(Tag(Timeline(1), Epoch(2)), [batch])
+        assert (seen, len(sink.rows())) == ([{"user": 1}], 2)
+
+    def test_a_second_stream_needs_the_same_columns(self) -> None:
+        sink = MemorySink()
+        sink.prepare(SCHEMA, None)
+        with pytest.raises(ConfigError, match="a sink of its own"):
+            sink.prepare(pa.schema([pa.field("other", pa.int64())]), None)

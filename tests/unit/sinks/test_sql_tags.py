@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import sqlite3
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
+from holdfast.sinks import tags
+
+WRITER = Writer("out", Subtask(0))
+TAGS = st.tuples(st.integers(1, 3), st.integers(1, 6)).map(lambda t: Tag(Timeline(t[0]), Epoch(t[1])))
+
+
+class TestAdvance:
+    @given(st.lists(TAGS, min_size=1))
+    def test_the_row_count_is_one_exactly_if_the_tag_grows(self, attempts: list[Tag]) -> None:
+        db = sqlite3.connect(":memory:")
+        db.execute(tags.CREATE_PROGRESS)
+        stands: Tag | None = None
+        for tag in attempts:
+            moved = db.execute(tags.advance(), tags.tag_row("job", WRITER, tag)).rowcount
+            assert moved == (1 if stands is None or tag > stands else 0)
+            stands = tag if stands is None else max(stands, tag)
+            assert db.execute(tags.read_tag(), tags.writer_row("job", WRITER)).fetchall() == [
+                (stands.timeline, stands.epoch)
+            ]
+        db.close()
+
+    def test_the_parameter_mark_is_the_only_difference_between_databases(self) -> None:
+        assert tags.advance("%s").replace("%s", "?") == tags.advance("?")
+        assert tags.advance("%s").count("%s") == 5

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import ConfigError, Damaged
+from holdfast.sinks.contract import DELETE, OP, PUT
+from holdfast.sinks.staging import Part, Stage, decode, encode, last_per_key, staged_schema
+
+SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
+KEY = ("user",)
+
+
+def changes(*rows: tuple[int, str | None, int]) -> pa.RecordBatch:
+    schema = SCHEMA.append(pa.field(OP, pa.int8()))
+    return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
+
+
+def rows_in(part: Part | None) -> list[tuple[object, ...]]:
+    assert part is not None
+    rows = [tuple(row.values()) for batch in decode(part.data) for row in batch.to_pylist()]
+    assert part.rows == len(rows)
+    return rows
+
+
+class TestStage:
+    def test_an_epoch_without_rows_has_no_part(self) -> None:
+        stage = Stage(SCHEMA, None)
+        stage.add(pa.RecordBatch.from_pylist([], schema=SCHEMA))
+        assert stage.seal() is None
+
+    def test_rows_of_an_append_stream_keep_their_order_and_their_doubles(self) -> None:
+        stage = Stage(SCHEMA, None)
+        for users in ([2, 1], [2]):
+            stage.add(pa.RecordBatch.from_pydict({"user": users, "name": ["x"] * len(users)}, schema=SCHEMA))
+        assert rows_in(stage.seal()) == [(2, "x"), (1, "x"), (2, "x")]
+
+    def test_only_the_last_row_of_a_key_is_staged(self) -> None:
+        stage = Stage(SCHEMA, KEY)
+        stage.add(changes((1, "a", PUT), (2, "b", PUT), (1, "c", PUT)))
+        stage.add(changes((2, None, DELETE), (3, "d", PUT)))
+        assert rows_in(stage.seal()) == [(1, "c", PUT), (2, None, DELETE), (3, "d", PUT)]
+
+    def test_a_batch_without_op_puts_every_row(self) -> None:
+        stage = Stage(SCHEMA, KEY)
+        stage.add(pa.RecordBatch.from_pydict({"user": [1, 2], "name": ["a", "b"]}, schema=SCHEMA))
+        assert rows_in(stage.seal()) == [(1, "a", PUT), (2, "b", PUT)]
+
+    def test_a_seal_begins_the_next_epoch(self) -> None:
+        stage = Stage(SCHEMA, KEY)
+        stage.add(changes((1, "a", PUT)))
+        assert stage.buffered_bytes > 0
+        stage.seal()
+        assert (stage.buffered_bytes, stage.seal()) == (0, None)
+
+    def test_batches_of_a_wider_type_are_brought_to_the_schema(self) -> None:
+        stage = Stage(SCHEMA, None)
+        wide = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.large_string())])
+        stage.add(pa.RecordBatch.from_pydict({"user": [1], "name": ["a"]}, schema=wide))
+        part = stage.seal()
+        assert part is not None and decode(part.data)[0].schema.field("name").type == pa.string()
+
+    def test_rows_that_the_target_refuses_are_refused_before_they_are_staged(self) -> None:
+        def accept(batch: pa.RecordBatch) -> None:
+            raise ConfigError("a null key", next_step="filter it")
+
+        stage = Stage(SCHEMA, KEY, accept)
+        with pytest.raises(ConfigError):
+            stage.add(changes((1, "a", PUT)))
+        assert stage.seal() is None
+
+    def test_a_batch_of_other_columns_is_a_broken_operator(self) -> None:
+        with pytest.raises(AssertionError, match="columns"):
+            Stage(SCHEMA, None).add(pa.RecordBatch.from_pydict({"other": [1]}))
+
+    @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([PUT, DELETE])), min_size=1, max_size=30))
+    def test_coalescing_is_what_a_dictionary_would_keep(self, writes: list[tuple[int, int]]) -> None:
+        stage = Stage(SCHEMA, KEY)
+        for n, (user, op) in enumerate(writes):
+            stage.add(changes((user, str(n), op)))
+        kept = {user: (user, str(n), op) for n, (user, op) in enumerate(writes)}
+        assert sorted(rows_in(stage.seal())) == sorted(kept.values())
+
+
+class TestLastPerKey:
+    def test_a_key_of_several_columns_may_hold_nulls(self) -> None:
+        rows = pa.table({"a": [1, None, 1, None], "b": ["x", "y", "x", "y"], "v": [1, 2, 3, 4]})
+        assert last_per_key(rows, ("a", "b"))["v"].to_pylist() == [3, 4]
+
+
+class TestDecode:
+    def test_the_op_column_is_the_last_and_says_put_or_delete(self) -> None:
+        schema = staged_schema(SCHEMA, KEY)
+        assert (schema.names, schema.field(OP).type) == (["user", "name", OP], pa.int8())
+        wrong = pa.Table.from_pylist([{"user": 1, "name": "a", OP: 2}], schema=schema)
+        with pytest.raises(Damaged, match="other than 0 and 1"):
+            decode(encode(wrong))
+
+    def test_an_arrow_file_of_somebody_else_is_damaged(self) -> None:
+        with pytest.raises(Damaged, match="format is None"):
+            decode(encode(pa.table({"user": [1]})))
+
+    @settings(max_examples=60)
+    @given(st.data())
+    def test_truncated_bytes_are_damaged(self, data: st.DataObject) -> None:
+        stage = Stage(SCHEMA, KEY)
+        stage.add(changes((1, "a", PUT), (2, "b", DELETE)))
+        part = stage.seal()
+        assert part is not None
+        with pytest.raises(Damaged, match="staged part is broken"):
+            decode(part.data[: data.draw(st.integers(0, len(part.data) - 1))])
