@@ -8,6 +8,8 @@ Source: DESIGN section 3; measured there.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import threading
 import time
@@ -51,7 +53,8 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
     if conf.get("spark.master", "").startswith("local"):
         conf.setIfMissing("spark.driver.host", "127.0.0.1").setIfMissing("spark.driver.bindAddress", "127.0.0.1")
     conf.setIfMissing("spark.ui.enabled", "false").setIfMissing("spark.ui.showConsoleProgress", "false")
-    conf.setIfMissing("spark.pyspark.python", sys.executable)
+    # Workers on this machine run what the driver runs; spark-submit and clusters may say otherwise.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
         context = SparkContext.getOrCreate(conf)
     except Exception as error:  # py4j raises several kinds; each means that Spark did not come up
@@ -113,10 +116,14 @@ class SparkHost:
         return f"{self._prefix}-{number}"
 
 
+_CAUSE = re.compile(r"^(?:[\w.]*\.)?\w*(?:Error|Exception|Failure|exited)\b[^:]*: .+")
+
+
 def _first_line(error: Exception) -> str:
+    """Return the line of a long Java or Python report that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    wanted = [line for line in lines if "Error" in line or "Exception" in line or "exited" in line]
-    return (wanted or lines or [type(error).__name__])[-1][:300]
+    causes = [line for line in lines if _CAUSE.match(line) and "spark.SparkException" not in line]
+    return (causes or lines or [type(error).__name__])[0][:300]
 
 
 def _no_spark(error: Exception) -> Unavailable:

@@ -5,6 +5,8 @@ Names that start with `.tmp-` belong to the local store: a write in progress liv
 
 from __future__ import annotations
 
+import os
+
 TEMPORARY = ".tmp-"
 
 
@@ -19,3 +21,8 @@ def checked_path(path: str) -> str:
 def checked_folder(prefix: str) -> str:
     """Return the folder without a final slash; the root is the empty string."""
     return checked_path(prefix) if prefix.strip("/") else ""
+
+
+def join(root: str, name: str) -> str:
+    """Return the folder of this name below a root, which is a path or a URL; a path becomes absolute."""
+    return f"{root.rstrip('/')}/{name}" if "://" in root else os.path.join(os.path.abspath(root), name)
