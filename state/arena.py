@@ -1,0 +1,107 @@
+"""The stored keys of a table whose hashes alone do not tell keys apart.
+
+Keys lie one behind the other as 8-byte words, the last padded with zeros, so that a batch is
+compared with its stored keys a word of every key at a time.
+
+Invariants
+    - The key of a slot never changes: whoever holds (arena, slots) may read them later,
+      on another thread, without copying them now.
+    - Equal length and equal words mean equal keys.
+
+Pure: no clock, thread or I/O.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.state import canonical as codec
+from holdfast.state.index import Rows, Same
+from holdfast.state.slab import Slab
+
+_WORD = 8
+_TAIL_MASKS = np.array([(1 << 8 * size) - 1 for size in range(_WORD + 1)], np.uint64)
+
+
+class KeyArena:
+    """Canonical keys by slot; append-only."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._used = 0
+        self._words = Slab(np.uint64)
+        self._starts = Slab(np.int64)
+        self._lengths = Slab(np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use by the stored keys."""
+        return self._used * _WORD + self.count * 12
+
+    def append(self, batch: KeyBatch, rows: Rows) -> None:
+        """Store the keys of these rows as the next slots, in order."""
+        lengths = batch.lengths[rows]
+        words = (lengths + _WORD - 1) // _WORD
+        ends = self._used + np.cumsum(words)
+        if not rows.size:
+            return
+        end = self.count + rows.size
+        for slab, size in ((self._words, int(ends[-1])), (self._starts, end), (self._lengths, end)):
+            slab.hold(size)
+        starts = ends - words
+        self._starts.array[self.count : end] = starts
+        self._lengths.array[self.count : end] = lengths
+        at, to, left = batch.starts[rows], starts, lengths
+        while at.size:
+            self._words.array[to] = batch.words(at, left)
+            more = left > _WORD
+            at, to, left = at[more] + _WORD, to[more] + 1, left[more] - _WORD
+        self._used, self.count = int(ends[-1]), end
+
+    def same(self, batch: KeyBatch) -> Same:
+        """Return the test whether rows of a batch equal the keys at slots."""
+
+        def same(rows: Rows, slots: Rows) -> NDArray[np.bool_]:
+            lengths = batch.lengths[rows]
+            equal: NDArray[np.bool_] = self._lengths.array.take(slots) == lengths
+            asked = np.flatnonzero(equal)
+            at, stored, left = batch.starts[rows[asked]], self._starts.array.take(slots[asked]), lengths[asked]
+            while asked.size:
+                agree = batch.words(at, left) == self._words.array.take(stored)
+                if not agree.all():
+                    equal[asked[~agree]] = False
+                more = agree & (left > _WORD)
+                if more.all():
+                    at, stored, left = at + _WORD, stored + 1, left - _WORD
+                else:
+                    asked = asked[more]
+                    at, stored, left = at[more] + _WORD, stored[more] + 1, left[more] - _WORD
+            return equal
+
+        return same
+
+    def take(self, slots: Rows) -> pa.Array:
+        """Return the canonical keys of these slots, large_binary."""
+        lengths = self._lengths.array.take(slots).astype(np.int64)
+        first = self._starts.array.take(slots)
+        data = self._words.array[: self._used].view(np.uint8)
+        return codec.from_bytes(data.take(codec.ragged(first * _WORD, lengths)), lengths)
+
+
+class KeyBatch:
+    """Canonical keys of one batch, readable a word at a time."""
+
+    __slots__ = ("_at", "lengths", "starts")
+
+    def __init__(self, canonical: pa.Array) -> None:
+        data, self.starts, self.lengths = codec.bytes_of(canonical)
+        # A word may begin at any byte; the array is a window of 8 bytes that moves by one.
+        self._at = np.ndarray((data.size - _WORD + 1,), "<u8", data, strides=(1,))
+
+    def words(self, at: Rows, left: Rows) -> NDArray[np.uint64]:
+        """Return the words that begin at these bytes, with zeros beyond the `left` bytes of each key."""
+        words: NDArray[np.uint64] = self._at[at]
+        words &= _TAIL_MASKS.take(left, mode="clip")
+        return words

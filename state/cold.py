@@ -1,0 +1,180 @@
+"""Rows of one operator in the cold store: their bytes, and how a table reads them.
+
+A row is `[operator u16][key group u16][canonical key]` -> `[1][values, packed little-endian]`.
+Keys that a table has not seen yet are fetched, sorted; once enough keys of a key group were
+asked for, the whole key group is scanned instead, after which it is *complete*: it needs no
+look-ups any more, also not for keys that are absent.
+
+Invariants
+    - A key group is marked complete only after all its rows were handed to the table.
+    - Key groups that the cold store does not own (P14) count as complete and are never read:
+      whatever lies there is stale.
+
+Reads through the KeyValue port; no other I/O, clock or thread.
+Source: DESIGN section 5: a sorted multi-get costs 2.1 us per key, a scan 0.2 us per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from holdfast.errors import Damaged
+from holdfast.ports import KeyValue
+from holdfast.state import canonical as codec
+from holdfast.state.index import Rows
+from holdfast.state.keys import Keys
+from holdfast.state.spec import TableSpec
+
+PREFIX_BYTES = 4
+FETCHED_MAX = 10_000
+"""Keys in one call of get_many."""
+SCAN_AFTER_MISSES = 256
+"""A key group of unknown size is scanned after so many misses."""
+SCAN_SHARE = 10
+"""A key group of known size is scanned when more than 1/SCAN_SHARE of its rows were asked for."""
+_VALUE_FORMAT = 1
+
+Columns = dict[str, NDArray[Any]]
+
+
+def scope(operator: int, key_group: int) -> tuple[bytes, bytes]:
+    """Return the range [first, end) of all stored keys of an operator's key group."""
+    number = operator << 16 | key_group
+    return number.to_bytes(PREFIX_BYTES, "big"), (number + 1).to_bytes(PREFIX_BYTES, "big")
+
+
+def row_keys(operator: int, keys: Keys, key_groups: NDArray[np.uint16]) -> list[bytes]:
+    """Return the stored keys of rows, in the same order."""
+    head = np.empty((len(keys), PREFIX_BYTES), np.uint8)
+    head[:, :2] = list(operator.to_bytes(2, "big"))
+    head[:, 2:] = key_groups.astype(">u2").view(np.uint8).reshape(-1, 2)
+    if keys.ints is not None:
+        return _tolist(np.concatenate([head, codec.encode_ints(keys.ints, keys.type.types[0])], axis=1))
+    joined = pc.binary_join_element_wise(codec.from_matrix(head), keys.canonical(), pa.scalar(b"", pa.large_binary()))
+    result: list[bytes] = joined.to_pylist()
+    return result
+
+
+def row_values(spec: TableSpec, columns: Columns, count: int) -> list[bytes]:
+    """Return the stored values of so many rows."""
+    rows = np.empty(count, _row_type(spec))
+    rows["format"] = _VALUE_FORMAT
+    for name, values in columns.items():
+        rows[name] = values
+    return _tolist(rows.view(np.uint8).reshape(len(rows), -1))
+
+
+def columns_of(spec: TableSpec, values: Sequence[bytes]) -> Columns:
+    """Return the columns of stored values."""
+    row = _row_type(spec)
+    data = b"".join(values)
+    if len(data) != len(values) * row.itemsize or any(len(value) != row.itemsize for value in values):
+        raise _wrong_rows(spec)
+    rows = np.frombuffer(data, row)
+    if not (rows["format"] == _VALUE_FORMAT).all():
+        raise _wrong_rows(spec)
+    return {column.name: np.ascontiguousarray(rows[column.name], column.dtype) for column in spec.columns}
+
+
+class ColdRows:
+    """What the cold store knows of one operator; a table's Loader.
+
+    Args:
+        spec: The table.
+        store: The cold store.
+        key_group_count: Key groups of the job.
+        readable: Key groups [first, end) whose rows are valid in the store.
+    """
+
+    def __init__(self, spec: TableSpec, store: KeyValue, key_group_count: int, readable: tuple[int, int]) -> None:
+        self._spec, self._store, self._count = spec, store, key_group_count
+        self._incomplete = np.zeros(key_group_count, np.bool_)
+        self._incomplete[readable[0] : readable[1]] = True
+        self._misses = np.zeros(key_group_count, np.int64)
+        self._rows_of = np.full(key_group_count, -1, np.int64)
+        self._evicted = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row of the cold store is in the table already."""
+        return not self._incomplete.any()
+
+    def fetch(self, keys: Keys) -> tuple[Rows, Columns]:
+        """Return which of these keys have a row, and the rows."""
+        groups = keys.key_groups(self._count)
+        asked = np.flatnonzero(self._incomplete[groups])
+        wanted = keys.take(asked)
+        order = wanted.order(groups[asked])
+        asked, wanted = asked[order], wanted.take(order)
+        found: list[int] = []
+        values: list[bytes] = []
+        for first in range(0, len(asked), FETCHED_MAX):
+            rows = asked[first : first + FETCHED_MAX]
+            part = wanted.take(np.arange(first, first + len(rows)))
+            read = self._store.get_many(row_keys(self._spec.operator, part, groups[rows]))
+            for row, value in zip(rows.tolist(), read, strict=True):
+                if value is not None:
+                    found.append(row)
+                    values.append(value)
+        return np.array(found, np.int64), columns_of(self._spec, values)
+
+    def scan_for(self, keys: Keys) -> list[tuple[Keys, Columns]]:
+        """Return whole key groups, if that is cheaper than fetching these keys; they are complete then.
+
+        After an eviction nothing is scanned any more: the state is larger than its memory.
+        """
+        if self._evicted:
+            return []
+        groups = keys.key_groups(self._count)
+        self._misses += np.bincount(groups[self._incomplete[groups]], minlength=self._count)
+        known = self._rows_of[self._rows_of >= 0]
+        likely = max(SCAN_AFTER_MISSES, int(known.mean()) // SCAN_SHARE) if known.size else SCAN_AFTER_MISSES
+        return self._scan(np.flatnonzero(self._incomplete & (self._misses >= likely)))
+
+    def scan_rest(self) -> list[tuple[Keys, Columns]]:
+        """Return all key groups that are not complete yet; they are complete then."""
+        return self._scan(np.flatnonzero(self._incomplete))
+
+    def forget(self, keys: Keys) -> None:
+        """These keys leave the table; they have to be fetched again."""
+        if len(keys):
+            self._incomplete[keys.key_groups(self._count)] = True
+            self._evicted = True
+
+    def _scan(self, groups: Rows) -> list[tuple[Keys, Columns]]:
+        scanned = []
+        for group in groups.tolist():
+            pairs = self._store.scan(*scope(self._spec.operator, group))
+            self._rows_of[group] = len(pairs)
+            if pairs:
+                keys = pa.array([key[PREFIX_BYTES:] for key, _ in pairs], pa.large_binary())
+                columns = columns_of(self._spec, [value for _, value in pairs])
+                scanned.append((self._spec.key.from_canonical(keys), columns))
+        self._incomplete[groups] = False
+        return scanned
+
+
+def _row_type(spec: TableSpec) -> np.dtype[Any]:
+    columns = [(column.name, column.dtype.newbyteorder("<")) for column in spec.columns]
+    return np.dtype([("format", np.uint8), *columns])
+
+
+def _tolist(matrix: NDArray[np.uint8]) -> list[bytes]:
+    """Return every row of a byte matrix as bytes; a void view does it in C, 0.05 us per row."""
+    matrix = np.ascontiguousarray(matrix)
+    result: list[bytes] = matrix.view(f"V{matrix.shape[1]}").reshape(-1).tolist()
+    return result
+
+
+def _wrong_rows(spec: TableSpec) -> Damaged:
+    return Damaged(
+        f"rows of operator {spec.name!r} in the local store do not have the declared columns",
+        not_done="nothing was loaded",
+        next_step="let the worker restore from the checkpoint; the local directory is not used again",
+    )

@@ -1,0 +1,141 @@
+"""The cold store as a lagging copy of the tables' committed values.
+
+Applying is lazy and coalesced: a pass writes the newest committed value of every key that was
+committed since it was last written, in small batches, each of which holds the interpreter lock
+for 1-3 ms at most.
+
+Invariants
+    - The store is at `applied`, or between `applied` and `applying`, as its marker says. The marker
+      moves to `applying` before the first value of that epoch is written, also if a commit
+      arrives in the middle of a pass.
+    - Values are absolute, so applying again after a kill, or restoring over a half applied
+      store, ends in the same state.
+    - Key groups and operators that are not its base are given up in the marker first, then
+      removed, and only then is anything applied; they are claimed again when a pass has ended.
+
+Carries out PROTOCOL P14, P15.
+Reads and writes through the KeyValue port; no other I/O, clock or thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast.model import NO_EPOCH, Epoch, JobUuid, Timeline
+from holdfast.ports import KeyValue
+from holdfast.state.cold import ColdRows, row_keys, row_values, scope
+from holdfast.state.marker import Marker, overlap, read_marker, write_marker
+from holdfast.state.spec import TableSpec
+from holdfast.state.table import Table
+
+NOTHING = (0, 0)
+SCANS_MAX = 64
+"""Key groups looked through for foreign rows in one step."""
+
+
+class ColdCopy:
+    """The cold store of one worker; valid for nothing until adopt().
+
+    Args:
+        store: The local store.
+        operators: Operators that have a table.
+        key_group_count: Key groups of the job.
+        owned: Key groups [first, end) of the worker.
+    """
+
+    def __init__(
+        self, store: KeyValue, operators: tuple[int, ...], key_group_count: int, owned: tuple[int, int]
+    ) -> None:
+        self.applied = NO_EPOCH
+        self.based = NOTHING
+        self.epochs_behind = 0
+        self._store, self._operators, self._count, self._owned = store, operators, key_group_count, owned
+        self._valid: tuple[int, ...] = ()
+        self._found = read_marker(store)
+        self._written: Marker | None = None
+        self._foreign = self._foreign_groups()
+
+    def adopt(self, job_uuid: JobUuid, applied: Epoch, epoch: Epoch, key_groups: tuple[int, int]) -> None:
+        """Take what the store holds as of `applied` as the base for restoring `epoch`."""
+        marker = self._found
+        assert marker is not None and marker.job_uuid == job_uuid
+        assert marker.applied == applied and marker.applying <= epoch, "this local state is not usable as a base"
+        self.applied = applied
+        mine = overlap(marker.key_groups, self._owned)
+        self.based = NOTHING if mine is None else overlap(mine, key_groups) or NOTHING
+        self._valid = tuple(operator for operator in self._operators if operator in marker.operators)
+        self._foreign = self._foreign_groups()
+
+    def loader(self, spec: TableSpec) -> ColdRows:
+        """Return how a table reads its rows."""
+        readable = self.based if spec.operator in self._valid else NOTHING
+        return ColdRows(spec, self._store, self._count, readable)
+
+    def step(
+        self, job_uuid: JobUuid, timeline: Timeline, committed: Epoch, tables: Collection[Table], keys_max: int
+    ) -> bool:
+        """Do the next small piece of work; return whether there is more."""
+        if self._foreign:
+            self._remove_foreign(job_uuid, timeline, keys_max)
+            return True
+        pending = next((table for table in tables if table.unapplied_count), None)
+        if pending is None and self._written is not None and self._written.applied == committed:
+            return False
+        if self._written is None or self._written.applying != committed:
+            self._mark(job_uuid, timeline, self.applied, committed)
+        if pending is not None:
+            self._write_rows(pending, keys_max)
+        if any(table.unapplied_count for table in tables):
+            return True
+        self.applied, self.based, self._valid, self.epochs_behind = committed, self._owned, self._operators, 0
+        self._mark(job_uuid, timeline, committed, committed)
+        return False
+
+    def _write_rows(self, table: Table, keys_max: int) -> None:
+        slots, keys, exist, columns = table.unapplied(keys_max)
+        stored = row_keys(table.spec.operator, keys, keys.key_groups(self._count))
+        values = row_values(table.spec, columns, len(slots))
+        present = exist.tolist()
+        puts = [(key, value) for key, value, put in zip(stored, values, present, strict=True) if put]
+        self._store.write(puts, [key for key, put in zip(stored, present, strict=True) if not put])
+        table.applied(slots)
+
+    def _foreign_groups(self) -> list[tuple[int, int]]:
+        """Return (operator, key group) of all rows that may be there without being part of the base."""
+        if self._found is None:
+            return []
+        first, end = self.based
+        return [
+            (operator, group)
+            for operator in sorted({*self._found.touched, *self._operators})
+            for group in range(self._count)
+            if operator not in self._valid or not first <= group < end
+        ]
+
+    def _remove_foreign(self, job_uuid: JobUuid, timeline: Timeline, keys_max: int) -> None:
+        """Remove the next rows that are not part of the base, after the marker has given them up."""
+        assert self._found is not None
+        if self._written is None:
+            applying = self.applied if self.based == NOTHING else max(self.applied, self._found.applying)
+            self._mark(job_uuid, timeline, self.applied, applying, self._found.touched)
+        removed: list[bytes] = []
+        cleared = 0
+        for place in self._foreign[-SCANS_MAX:][::-1]:
+            rows = self._store.scan(*scope(*place))
+            part = rows[: keys_max - len(removed)]
+            removed.extend(key for key, _ in part)
+            if len(part) < len(rows):
+                break
+            cleared += 1
+        if removed:
+            self._store.write([], removed)
+        # Only now: a write that was refused is repeated with the same rows.
+        del self._foreign[len(self._foreign) - cleared :]
+
+    def _mark(
+        self, job_uuid: JobUuid, timeline: Timeline, applied: Epoch, applying: Epoch, touched: tuple[int, ...] = ()
+    ) -> None:
+        operators = tuple(sorted({*touched, *self._operators}))
+        marker = Marker(job_uuid, timeline, applied, applying, self.based, self._valid, operators)
+        write_marker(self._store, marker)
+        self._written = marker

@@ -1,0 +1,104 @@
+"""The keyed writes of one operator since the last epoch known to be committed: one row per key.
+
+A barrier freezes a delta; sealed, it is the operator's part of the changelog segment. Values are
+absolute, so writing a delta twice, or over a state that holds part of it, does no harm.
+
+Invariants
+    - Every key occurs once. A deleted key has default values.
+    - Arrays are never written again; another thread may read them.
+    - merge(older, newer) has the effect of writing older, then newer (PROTOCOL P8).
+
+Pure: no clock, thread or I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.model import Epoch
+from holdfast.state.arena import KeyArena, KeyBatch
+from holdfast.state.index import Index
+from holdfast.state.keys import Keys
+
+
+@dataclass(frozen=True, eq=False)
+class Delta:
+    """One operator's writes in one epoch.
+
+    Args:
+        epoch: The epoch whose barrier froze it.
+        follows: The completed epoch that it is a change to.
+        operator: Number of the operator.
+        key_group_count: Key groups of the job.
+        keys: One key per row.
+        puts: bool, shape (n,): True = the key has these values, False = it was deleted.
+        columns: The values by column name, shape (n,) each.
+    """
+
+    epoch: Epoch
+    follows: Epoch
+    operator: int
+    key_group_count: int
+    keys: Keys
+    puts: NDArray[np.bool_]
+    columns: dict[str, NDArray[Any]]
+
+    def __post_init__(self) -> None:
+        assert self.follows < self.epoch
+        for array in (self.puts, *self.columns.values()):
+            assert len(array) == len(self.keys)
+            array.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of hashes, kinds and values."""
+        return self.keys.hashes.nbytes + self.puts.nbytes + sum(array.nbytes for array in self.columns.values())
+
+    def take(self, rows: NDArray[np.int64]) -> Delta:
+        """Return the delta of these rows only."""
+        columns = {name: array[rows] for name, array in self.columns.items()}
+        keys, puts = self.keys.take(rows), self.puts[rows]
+        return Delta(self.epoch, self.follows, self.operator, self.key_group_count, keys, puts, columns)
+
+
+def merge(older: Delta, newer: Delta) -> Delta:
+    """Return what writing `older` and then `newer` amounts to: the newer value of a key wins."""
+    assert older.operator == newer.operator and older.keys.type == newer.keys.type and older.epoch < newer.epoch
+    assert older.columns.keys() == newer.columns.keys()
+    rest = older.take(np.flatnonzero(~_among(older.keys, newer.keys)))
+    columns = {name: np.concatenate([array, rest.columns[name]]) for name, array in newer.columns.items()}
+    return Delta(
+        newer.epoch,
+        min(older.follows, newer.follows),
+        newer.operator,
+        newer.key_group_count,
+        _joined(newer.keys, rest.keys),
+        np.concatenate([newer.puts, rest.puts]),
+        columns,
+    )
+
+
+def _among(asked: Keys, stored: Keys) -> NDArray[np.bool_]:
+    """Whether each asked key is among the stored ones."""
+    index = Index()
+    if stored.type.injective:
+        index.slots(stored.hashes, None)
+        return index.find(asked.hashes, None) >= 0
+    arena, batch = KeyArena(), KeyBatch(stored.canonical())
+    index.slots(stored.hashes, arena.same(batch), lambda rows: arena.append(batch, rows))
+    return index.find(asked.hashes, arena.same(KeyBatch(asked.canonical()))) >= 0
+
+
+def _joined(first: Keys, second: Keys) -> Keys:
+    hashes = np.concatenate([first.hashes, second.hashes])
+    if first.type.injective:
+        return first.type.from_hashes(hashes, None)
+    return first.type.from_hashes(hashes, lambda: pa.concat_arrays([first.canonical(), second.canonical()]))

@@ -1,0 +1,97 @@
+"""Local state directories: which one a new worker may take over, or a new one.
+
+Below a local root every worker incarnation has one directory, named at random, with one RocksDB
+in it. A directory without a live owner is left by a worker that ended; whoever opens it first
+has it, for RocksDB locks it. Whether its content may be used is decided by its marker (P14).
+
+Invariants
+    - Two live processes never hold the same directory.
+    - A directory that is damaged is never offered.
+
+I/O: local files.
+Carries out PROTOCOL P14, P15.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import Damaged, Unavailable
+from holdfast.model import Epoch, JobUuid
+from holdfast.state.marker import Lineage, Marker, read_marker, usable
+from holdfast.state.rocks import RocksKeyValue, RocksMemory
+
+__all__ = ["LocalDirectory", "claim", "create", "discard", "unheld", "usable"]
+
+_LOCK = "LOCK"
+
+
+@dataclass(frozen=True, eq=False)
+class LocalDirectory:
+    """A directory that this process holds, open."""
+
+    path: Path
+    store: RocksKeyValue
+    marker: Marker | None
+
+
+def create(root: Path, memory: RocksMemory | None = None) -> LocalDirectory:
+    """Make a new, empty directory below the local root and open it."""
+    path = root / uuid.uuid4().hex
+    path.mkdir(parents=True)
+    return LocalDirectory(path, RocksKeyValue(path, memory), None)
+
+
+def unheld(root: Path, memory: RocksMemory | None = None) -> list[LocalDirectory]:
+    """Open and return all directories below the local root that no live process holds, by name.
+
+    The caller closes those it does not use. A registering worker reports their markers to the
+    master; damaged directories are left out, and left where they are.
+    """
+    opened = []
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        if not (path / _LOCK).exists():
+            continue
+        try:
+            store = RocksKeyValue(path, memory)
+        except (Unavailable, Damaged):
+            continue
+        try:
+            opened.append(LocalDirectory(path, store, read_marker(store)))
+        except (Unavailable, Damaged):
+            store.close()
+    return opened
+
+
+def claim(
+    root: Path,
+    job_uuid: JobUuid,
+    lineage: Lineage,
+    target: Epoch,
+    owned: tuple[int, int],
+    memory: RocksMemory | None = None,
+) -> LocalDirectory:
+    """Take over the directory that leaves least to restore, else make a new one.
+
+    Best is the one that covers most of the owned key groups, then the one applied furthest.
+    """
+    found = unheld(root, memory)
+    ranked = []
+    for directory in found:
+        covered = usable(directory.marker, job_uuid, lineage, target, owned)
+        if covered is not None and directory.marker is not None:
+            ranked.append((covered[1] - covered[0], directory.marker.applied, directory.path.name, directory))
+    best = max(ranked, key=lambda entry: entry[:3])[3] if ranked else None
+    for directory in found:
+        if directory is not best:
+            directory.store.close()
+    return best or create(root, memory)
+
+
+def discard(directory: LocalDirectory) -> None:
+    """Close a directory and remove it with all its files."""
+    directory.store.close()
+    shutil.rmtree(directory.path)

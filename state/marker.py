@@ -1,0 +1,104 @@
+"""The marker of a cold store: what it holds, and for whom it is usable.
+
+The marker is a row of the store itself. Before a pass writes values of epoch n it says
+`applying = n`, after the last of them `applied = n`; as plain writes survive a kill as a prefix,
+the marker never promises more than is there.
+
+Invariants
+    - The store holds everything up to `applied`, perhaps some of the epochs up to `applying`,
+      and nothing else, for the operators and key groups it names.
+    - It is usable only if both epochs lie on the target's lineage and not after the target.
+
+Carries out PROTOCOL P1 (job UUID), P14 (lineage, ranges), P15 (marker).
+Pure: no clock, thread or I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.errors import Damaged
+from holdfast.model import NO_EPOCH, Epoch, JobUuid, Timeline
+from holdfast.ports import KeyValue
+
+MARKER_KEY = b"\xff\xffmarker"
+_VERSION = 1
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """What a cold store says of itself.
+
+    Args:
+        key_groups: Half-open range [first, end) that it is valid for.
+        operators: Operators that it is valid for.
+        touched: Operators of which it may hold rows, valid or not.
+    """
+
+    job_uuid: JobUuid
+    timeline: Timeline
+    applied: Epoch
+    applying: Epoch
+    key_groups: tuple[int, int]
+    operators: tuple[int, ...]
+    touched: tuple[int, ...]
+    version: int = _VERSION
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The epochs, first to last inclusive, that one timeline contributed to a job's lineage."""
+
+    timeline: Timeline
+    first: Epoch
+    last: Epoch
+
+
+Lineage = tuple[Stretch, ...]
+
+
+def usable(
+    marker: Marker | None, job_uuid: JobUuid, lineage: Lineage, target: Epoch, owned: tuple[int, int]
+) -> tuple[int, int] | None:
+    """Return the owned key groups that this store may be the base of, None if it may not be used (P14)."""
+    if marker is None or marker.job_uuid != job_uuid or marker.version != _VERSION:
+        return None
+    assert marker.applied <= marker.applying
+    if not all(_lies_on(lineage, marker.timeline, epoch, target) for epoch in (marker.applied, marker.applying)):
+        return None
+    return overlap(marker.key_groups, owned)
+
+
+def overlap(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | None:
+    """Return what two half-open ranges share, None if nothing."""
+    first, end = max(one[0], other[0]), min(one[1], other[1])
+    return (first, end) if first < end else None
+
+
+def read_marker(store: KeyValue) -> Marker | None:
+    """Return the store's marker, None if it never had one."""
+    data = store.get_many([MARKER_KEY])[0]
+    if data is None:
+        return None
+    try:
+        return msgspec.json.decode(data, type=Marker)
+    except msgspec.MsgspecError as error:
+        raise Damaged(
+            f"the marker of the local state cannot be read: {error}",
+            not_done="nothing was loaded",
+            next_step="let the worker restore from the checkpoint; this directory is not used again",
+        ) from error
+
+
+def write_marker(store: KeyValue, marker: Marker) -> None:
+    """Write the marker in a batch of its own, after everything written before it."""
+    store.write([(MARKER_KEY, msgspec.json.encode(marker))], [])
+
+
+def _lies_on(lineage: Lineage, timeline: Timeline, epoch: Epoch, target: Epoch) -> bool:
+    # Epochs are never used twice, so the number says which timeline made it; a store cannot
+    # hold an epoch of a timeline younger than the one it was last written under.
+    if epoch == NO_EPOCH:
+        return True
+    return epoch <= target and any(part.first <= epoch <= part.last and part.timeline <= timeline for part in lineage)

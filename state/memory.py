@@ -1,0 +1,67 @@
+"""The KeyValue port in memory, for the test driver and the simulator.
+
+It keeps what was written since the last flush as a list, so that a kill can be played: after one,
+the store holds a prefix of the writes, as RocksDB does (PROTOCOL P15).
+
+Pure: no clock, thread or I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+Write = tuple[list[tuple[bytes, bytes]], list[bytes]]
+
+
+class MemoryKeyValue:
+    """Ordered bytes in a dictionary."""
+
+    def __init__(self, pairs: dict[bytes, bytes] | None = None) -> None:
+        self._flushed = dict(pairs or {})
+        self._pairs = dict(self._flushed)
+        self._writes: list[Write] = []
+        self._sorted: list[bytes] | None = None
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return one value per key."""
+        return [self._pairs.get(key) for key in keys]
+
+    def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
+        """Apply one batch."""
+        self._writes.append((puts, deletes))
+        _apply(self._pairs, puts, deletes)
+        self._sorted = None
+
+    def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        """Return all pairs with first <= key < end, in order."""
+        if self._sorted is None:
+            self._sorted = sorted(self._pairs)
+        keys = self._sorted[bisect_left(self._sorted, first) : bisect_left(self._sorted, end)]
+        return [(key, self._pairs[key]) for key in keys]
+
+    def flush(self) -> None:
+        """Make everything written so far survive a kill."""
+        self._flushed, self._writes = dict(self._pairs), []
+
+    def close(self) -> None:
+        """Do nothing; there is no directory."""
+
+    @property
+    def unflushed(self) -> int:
+        """How many batches were written since the last flush."""
+        return len(self._writes)
+
+    def after_kill(self, survived: int) -> MemoryKeyValue:
+        """Return what is there after a kill that only the first so many unflushed batches survived."""
+        assert 0 <= survived <= len(self._writes)
+        store = MemoryKeyValue(self._flushed)
+        for puts, deletes in self._writes[:survived]:
+            store.write(puts, deletes)
+        store.flush()
+        return store
+
+
+def _apply(pairs: dict[bytes, bytes], puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
+    pairs.update(puts)
+    for key in deletes:
+        pairs.pop(key, None)

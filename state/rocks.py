@@ -1,0 +1,162 @@
+"""The KeyValue port on RocksDB.
+
+One column family and no write-ahead log: after a kill the store holds a prefix of the batches
+written, and a marker among them says which (PROTOCOL P15). Nothing is ingested from files.
+
+Invariants
+    - A scan that meets a damaged block raises; iterators of rocksdict end silently instead, so
+      every scan asks for their status at its end.
+    - A write never waits for compaction inside RocksDB, where it would hold the interpreter
+      lock; it is refused, as Unavailable, and may be tried again later.
+    - Nothing refers to the database after close(), else its lock stays.
+
+I/O: local files.
+Source: DESIGN section 5; what rocksdict does was measured, see docs/design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteBufferManager,
+    WriteOptions,
+)
+
+from holdfast.errors import Damaged, HoldfastError, Unavailable
+
+GET_CHUNK = 1_000
+"""Keys in one multi-get; it releases the interpreter lock once per chunk."""
+BLOOM_BITS = 10
+WRITE_BUFFER_BYTES = 32 << 20
+
+
+class RocksMemory:
+    """What all databases of one process share: the block cache and the budget of write buffers.
+
+    Args:
+        cache_bytes: Blocks, and the write buffers charged to the cache.
+        write_bytes: Write buffers of all databases together.
+    """
+
+    def __init__(self, cache_bytes: int = 128 << 20, write_bytes: int = 64 << 20) -> None:
+        self.cache = Cache(cache_bytes)
+        self.buffers = WriteBufferManager.new_write_buffer_manager_with_cache(write_bytes, False, self.cache)
+
+
+class RocksKeyValue:
+    """Ordered bytes in one RocksDB directory, which it creates if there is none.
+
+    Raises:
+        Unavailable: another live process, or this one, holds the directory.
+        Damaged: the directory cannot be opened.
+    """
+
+    def __init__(self, path: Path, memory: RocksMemory | None = None) -> None:
+        self.path = path
+        options = _options(memory or RocksMemory())
+        with _translated(path, "nothing was opened"):
+            self._db = Rdict(str(path), options=options, access_type=AccessType.read_write())
+        writing = WriteOptions()
+        writing.disable_wal = True  # type: ignore[method-assign,assignment]  # a property, whatever its stub says
+        writing.no_slowdown = True
+        self._db.set_write_options(writing)
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return one value per key; sorted keys are faster."""
+        values: list[bytes | None] = []
+        with _translated(self.path, "nothing was read"):
+            for first in range(0, len(keys), GET_CHUNK):
+                chunk: list[Any] = list(keys[first : first + GET_CHUNK])
+                values.extend(self._db.get(chunk) or [])
+        return values
+
+    def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
+        """Apply one batch atomically; at most about 1,000 keys, as this holds the interpreter lock."""
+        batch = WriteBatch(raw_mode=True)
+        for key, value in puts:
+            batch.put(key, value)
+        for key in deletes:
+            batch.delete(key)
+        with _translated(self.path, "it is not known whether the batch was written; writing it again is safe"):
+            self._db.write(batch)
+
+    def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        """Return all pairs with first <= key < end, in order."""
+        reading = ReadOptions()
+        reading.set_iterate_lower_bound(first)
+        reading.set_iterate_upper_bound(end)
+        pairs: list[tuple[bytes, bytes]] = []
+        with _translated(self.path, "the rows read so far were dropped"):
+            cursor = self._db.iter(reading)
+            try:
+                cursor.seek(first)
+                while cursor.valid():
+                    pairs.append((cursor.key(), cursor.value()))
+                    cursor.next()
+                cursor.status()
+            finally:
+                del cursor  # a traceback would keep it, and it keeps the lock
+        return pairs
+
+    def flush(self) -> None:
+        """Make everything written so far survive a kill."""
+        with _translated(self.path, "it is not known what survives a kill"):
+            self._db.flush(True)
+
+    def close(self) -> None:
+        """Release the directory. What was not flushed is lost: the marker knows."""
+        self._db.close()
+
+
+def _options(memory: RocksMemory) -> Options:
+    blocks = BlockBasedOptions()
+    blocks.set_block_cache(memory.cache)
+    blocks.set_bloom_filter(BLOOM_BITS, False)
+    blocks.set_cache_index_and_filter_blocks(True)
+    blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(blocks)
+    options.set_write_buffer_manager(memory.buffers)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_memtable_whole_key_filtering(True)
+    options.set_memtable_prefix_bloom_ratio(0.1)
+    options.set_level_compaction_dynamic_level_bytes(True)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(2)
+    return options
+
+
+@contextmanager
+def _translated(path: Path, not_done: str) -> Iterator[None]:
+    """Turn what RocksDB reports, always a bare Exception, into our kinds of error."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:  # rocksdict raises no narrower kind
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "orruption" in message or "checksum" in message:
+            raise Damaged(
+                f"the local state in {path} is damaged: {message}",
+                not_done=not_done,
+                next_step="let the worker restore from the checkpoint; this directory is not used again",
+            ) from error
+        raise Unavailable(
+            f"the local state in {path} cannot be used now: {message}",
+            not_done=not_done,
+            next_step="see that the disk has room and no other process holds the directory, then try again",
+        ) from error

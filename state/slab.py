@@ -1,0 +1,47 @@
+"""A column that grows without moving.
+
+Growing an array by copying stalls the operator for tens of milliseconds once it holds millions
+of rows. A slab reserves address space for many more rows than it has; the system gives memory
+only to the pages that are written. Beyond the reservation, or where address space is limited
+(RLIMIT_AS, strict overcommit), it doubles and copies.
+
+Invariants
+    - Rows below the size asked for keep their values.
+    - Views taken earlier stay readable; after a copy they no longer see new values.
+
+Pure: no clock, thread or I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+RESERVED_ROWS = 1 << 25
+_FIRST_ROWS = 1 << 12
+
+
+class Slab:
+    """One growing column; `array` is its whole room, of which the owner uses the first rows."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, dtype: DTypeLike, reserved: int = RESERVED_ROWS) -> None:
+        self.array: NDArray[Any] = _room(np.dtype(dtype), reserved)
+
+    def hold(self, rows: int) -> None:
+        """Make room for so many rows."""
+        if rows <= self.array.size:
+            return
+        grown = np.empty(max(rows, 2 * self.array.size), self.array.dtype)
+        grown[: self.array.size] = self.array
+        self.array = grown
+
+
+def _room(dtype: np.dtype[Any], reserved: int) -> NDArray[Any]:
+    try:
+        return np.empty(reserved, dtype)
+    except MemoryError:
+        return np.empty(_FIRST_ROWS, dtype)

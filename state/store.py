@@ -1,0 +1,252 @@
+"""All keyed state of one worker: its tables, and the cold store behind them.
+
+The tables run ahead; the cold store holds committed values only, at or a little behind the last
+completed epoch. Applying is lazy and coalesced: a key written in ten epochs is applied once, with
+its newest committed value.
+
+Invariants
+    - All tables commit an epoch together, so the cold store is never ahead of one of them.
+    - After restore(n) the tables hold what the segments up to n say, and the base below them,
+      whatever the cold store held besides.
+    - roll_back reads and writes no file.
+
+Carries out PROTOCOL P8, P9, P10 (through the tables), P14, P15 (through coldcopy.py).
+One thread uses it: the operator thread. Deltas may be sealed on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from holdfast.errors import ConfigError, Damaged
+from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.ports import KeyValue
+from holdfast.state.changelog import header_of, unseal
+from holdfast.state.coldcopy import NOTHING, ColdCopy
+from holdfast.state.delta import Delta
+from holdfast.state.table import Table, TableSpec
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose state this is; a recovery brings a new generation, a rewind also a new timeline."""
+
+    job_uuid: JobUuid
+    generation: Generation
+    timeline: Timeline
+    worker: WorkerId
+
+
+class Lag(NamedTuple):
+    """How far the cold store is behind."""
+
+    epochs: int
+    bytes: int
+
+
+class StateStore:
+    """The state of one worker.
+
+    Args:
+        identity: Job, generation, timeline, worker. Replace it when a recovery brings another.
+        specs: One per stateful operator.
+        key_group_count: Key groups of the job.
+        owned: Key groups [first, end) of this worker's subtask.
+        cold: The cold store, None to keep everything in memory. Nothing in it is used before
+            restore() says so; without a restore it is cleared by the first apply().
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        specs: Iterable[TableSpec],
+        key_group_count: int,
+        owned: tuple[int, int],
+        cold: KeyValue | None = None,
+    ) -> None:
+        assert 0 <= owned[0] <= owned[1] <= key_group_count
+        self.identity = identity
+        self.owned = owned
+        self._count = key_group_count
+        self._cold = cold
+        keep = cold is not None
+        self._tables = {spec.operator: Table(spec, key_group_count, keep_unapplied=keep) for spec in specs}
+        self._copy: ColdCopy | None = None
+        self._committed = NO_EPOCH
+        self._begin(NO_EPOCH, None, NOTHING)
+
+    def table(self, operator: int) -> Table:
+        """Return the table of an operator; it stays the same object through restores."""
+        return self._tables[operator]
+
+    @property
+    def committed_through(self) -> Epoch:
+        """The last completed epoch that every table holds as committed."""
+        return self._committed
+
+    # Epochs
+
+    def freeze(self, operator: int, epoch: Epoch, committed_through: Epoch) -> None:
+        """Close the epoch for one operator; barrier `epoch` has arrived there (P9)."""
+        self.commit(committed_through)
+        self._tables[operator].freeze(epoch, committed_through)
+
+    def deltas(self, epoch: Epoch) -> list[Delta]:
+        """Return what the epoch changed, one delta per operator, once all have frozen it."""
+        return [table.delta(epoch) for table in self._tables.values()]
+
+    def commit(self, through: Epoch) -> None:
+        """Take everything frozen up to this completed epoch as committed; a hint, repeating it is harmless."""
+        if through <= self._committed or not any(table.froze(through) for table in self._tables.values()):
+            return
+        assert all(table.froze(through) for table in self._tables.values()), "an epoch completed without an operator"
+        for table in self._tables.values():
+            table.commit(through)
+        self._committed = through
+        if self._copy is not None:
+            self._copy.epochs_behind += 1
+
+    def roll_back(self, base: Epoch, identity: Identity | None = None) -> bool:
+        """Return to the end of the completed epoch `base`, without I/O (P10).
+
+        Returns:
+            False if this worker does not hold that epoch: nothing was changed, restore() it.
+        """
+        if not all(table.holds(base) for table in self._tables.values()):
+            return False
+        self.commit(base)
+        for table in self._tables.values():
+            held = table.roll_back(base)
+            assert held
+        self.identity = identity or self.identity
+        return True
+
+    # Restore
+
+    def restore(
+        self,
+        epoch: Epoch,
+        segments: Iterable[bytes],
+        base_applied: Epoch | None,
+        base_key_groups: tuple[int, int] | None = None,
+    ) -> None:
+        """Become the state as of a completed epoch.
+
+        Args:
+            epoch: The epoch to stand at.
+            segments: Every segment after the base, in any order; from the job's first one for
+                key groups without a base.
+            base_applied: The epoch that the cold store is used as the base of; its marker must
+                say so and must be usable (marker.usable). None: it is not used.
+            base_key_groups: Which key groups [first, end) of the cold store are used; default
+                all owned ones.
+
+        Raises:
+            Damaged: a segment or the cold store is not what it should be. Restore again, from
+                something older; until then this store must not be used.
+        """
+        copy = self._begin(epoch, base_applied, base_key_groups or self.owned)
+        applied, based = (NO_EPOCH, NOTHING) if copy is None else (copy.applied, copy.based)
+        headed = sorted(((header_of(data).epoch, data) for data in segments), key=lambda pair: pair[0])
+        for segment_epoch, data in headed:
+            assert segment_epoch <= epoch, "a segment from after the epoch to restore"
+            self._absorb(data, based if segment_epoch <= applied else NOTHING)
+        if copy is not None:
+            copy.epochs_behind = len({segment_epoch for segment_epoch, _ in headed if segment_epoch > applied})
+
+    def follow(self, epoch: Epoch, segments: Iterable[bytes]) -> None:
+        """Move a standby, which processes nothing itself, on to the completed epoch of these segments."""
+        assert epoch > self._committed
+        for data in segments:
+            assert self._committed < header_of(data).epoch <= epoch
+            self._absorb(data, NOTHING)
+        for table in self._tables.values():
+            table.committed_through = epoch
+        self._committed = epoch
+        if self._copy is not None:
+            self._copy.epochs_behind += 1
+
+    def _begin(self, epoch: Epoch, base_applied: Epoch | None, base_key_groups: tuple[int, int]) -> ColdCopy | None:
+        """Empty the tables; the cold store, where it is a base, is behind them."""
+        if self._cold is not None:
+            owned, count = self.owned, self._count
+            self._copy = ColdCopy(self._cold, tuple(self._tables), count, owned)
+            if base_applied is not None:
+                self._copy.adopt(self.identity.job_uuid, base_applied, epoch, base_key_groups)
+        else:
+            assert base_applied is None, "there is no cold store to be the base"
+        for table in self._tables.values():
+            table.reset(None if self._copy is None else self._copy.loader(table.spec), epoch)
+        self._committed = epoch
+        return self._copy
+
+    def _absorb(self, data: bytes, without: tuple[int, int]) -> None:
+        """Write the owned part of a segment into the tables, but for the key groups `without`."""
+        first, end = self.owned
+        parts = [self.owned] if without == NOTHING else [(first, without[0]), (without[1], end)]
+        for part in parts:
+            if part[0] >= part[1]:
+                continue
+            header, deltas = unseal(data, part)
+            if header.job_uuid != self.identity.job_uuid:
+                raise Damaged(
+                    f"a changelog segment belongs to job {header.job_uuid}, not {self.identity.job_uuid}",
+                    not_done="nothing of it was restored",
+                    next_step="see who writes below this job's root besides this job",
+                )
+            for delta in deltas:
+                self._absorb_delta(delta)
+
+    def _absorb_delta(self, delta: Delta) -> None:
+        table = self._tables.get(delta.operator)
+        if table is None:  # the planner has accepted that this operator's state is dropped
+            return
+        declared = {column.name: column.dtype for column in table.spec.columns}
+        stored = {name: values.dtype for name, values in delta.columns.items()}
+        if declared != stored or table.spec.key != delta.keys.type or delta.key_group_count != self._count:
+            raise ConfigError(
+                f"the state of operator {table.spec.name!r} was written with other columns, keys or key groups",
+                not_done="nothing was restored",
+                next_step="restore the former declaration, give the operator a new name, or drop its state",
+            )
+        table.absorb(delta)
+
+    # The cold store
+
+    @property
+    def lag(self) -> Lag:
+        """How far the cold store is behind the committed epochs."""
+        rows = (table.unapplied_count * (table.spec.row_bytes + 16) for table in self._tables.values())
+        return Lag(0 if self._copy is None else self._copy.epochs_behind, sum(rows))
+
+    @property
+    def applied(self) -> Epoch:
+        """The epoch up to which the cold store has everything."""
+        return NO_EPOCH if self._copy is None else self._copy.applied
+
+    def apply(self, keys_max: int = 1_000) -> bool:
+        """Write the next batch of committed values to the cold store; return whether there is more to do.
+
+        Raises:
+            Unavailable: the batch was refused; calling again later repeats it.
+        """
+        if self._copy is None:
+            return False
+        identity = self.identity
+        tables = self._tables.values()
+        return self._copy.step(identity.job_uuid, identity.timeline, self._committed, tables, keys_max)
+
+    def evict(self) -> int:
+        """Drop clean, applied rows not written lately from memory; every slot number changes."""
+        return sum(table.evict() for table in self._tables.values())
+
+    def get_committed(self, operator: int, key: tuple[object, ...]) -> dict[str, Any] | None:
+        """Return the committed values of one key, None if it is absent."""
+        return self._tables[operator].get_committed(key)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, roughly."""
+        return sum(table.nbytes for table in self._tables.values())
