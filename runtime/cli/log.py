@@ -1,0 +1,290 @@
+"""`holdfast log create|append|read|tail|seal`: the embedded log from a shell.
+
+Results go to stdout (with --json as JSON), advice to stderr. A HoldfastError goes up to the command line, which prints
+it and exits with its status: 2 wrong use, 4 damaged data, 5 unavailable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.runtime.cli.log_columns import parse_columns
+from holdfast.runtime.cli.log_input import json_line_batches, read_file
+from holdfast.runtime.cli.log_output import Placed, as_json_line, placed_rows, plain_line, table_lines
+from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
+from holdfast.storage.logformat import LogMeta, describe_column
+from holdfast.storage.objects import open_objects
+from holdfast.storage.partitioning import partition_rows
+
+READ_BYTES_MAX = 4 * 1024 * 1024
+POLL_S = 0.2
+Subparsers = Any
+"""argparse gives its own type no public name."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `log` and its commands to the command line."""
+    log = subparsers.add_parser("log", help="create, fill and read an embedded log")
+    commands = log.add_subparsers(dest="log_command", required=True, metavar="COMMAND")
+    make = _command(
+        commands, "create", create, "create an empty log",
+        'holdfast log create data/bids --schema "auction:int64,price:float64?,at:timestamp" --key auction',
+    )  # fmt: skip
+    make.add_argument("--schema", required=True, help='columns as "name:type,..."; ? behind a type allows null')
+    make.add_argument("--partitions", type=int, default=4, metavar="N", help="fixed for ever; default 4")
+    make.add_argument("--key", metavar="A,B", help="columns whose equal values share a partition; default: none")
+
+    add = _command(
+        commands, "append", append, "append rows, all or nothing (from stdin: in batches)",
+        "holdfast log append data/bids --file bids.csv",
+    )  # fmt: skip
+    add.add_argument("--file", type=Path, help=".csv, .jsonl or .parquet; default: JSON lines from stdin")
+    where = add.add_mutually_exclusive_group()
+    where.add_argument("--key", metavar="A,B", help="choose partitions by these columns; default: the log's key")
+    where.add_argument("--partition", type=int, metavar="N", help="append everything to this partition")
+    add.add_argument("--every", type=int, default=10_000, metavar="N", help="rows per batch from stdin; default 10000")
+
+    show = _command(
+        commands, "read", read, "show rows", "holdfast log read data/bids --partition 0 --offset 100 --limit 5"
+    )
+    show.add_argument("--partition", type=int, metavar="N", help="default: all")
+    show.add_argument("--offset", type=int, metavar="N", help="first offset; default: the oldest")
+    show.add_argument("--limit", type=int, default=20, metavar="N", help="rows at most; default 20")
+
+    follow = _command(
+        commands, "tail", tail, "show the last rows, then new ones until the log is sealed or Ctrl-C",
+        "holdfast log tail data/bids --json",
+    )  # fmt: skip
+    follow.add_argument("--partition", type=int, metavar="N", help="default: all")
+    follow.add_argument("--lines", type=int, default=10, metavar="N", help="old rows per partition; default 10")
+    _command(
+        commands, "seal", seal, "end a log for ever: jobs that read it finish, appends are refused",
+        "holdfast log seal data/bids",
+    )  # fmt: skip
+
+
+def _command(
+    commands: Subparsers, name: str, handler: Callable[[argparse.Namespace], int], about: str, example: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=about, description=about[0].upper() + about[1:] + ".", epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("path", metavar="PATH", help="folder or URL of the log")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def create(args: argparse.Namespace) -> int:
+    """Create a log. Exit status: 0 created, 2 there is one already or the schema is wrong."""
+    schema, key = parse_columns(args.schema), _names(args.key)
+    meta = create_log(open_objects(args.path), schema, args.partitions, key)
+    columns = [{"name": c.name, "type": str(c.type), "nullable": c.nullable} for c in meta.schema]
+    _result(
+        args,
+        {"path": args.path, "uuid": meta.uuid, "partitions": meta.partitions, "key": meta.key, "columns": columns},
+        f"created {args.path}: {_count(meta.partitions, 'partition')}, "
+        f"{'key ' + ', '.join(meta.key) if meta.key else 'no key'}, columns {_columns(meta)}",
+    )
+    return 0
+
+
+def append(args: argparse.Namespace, stdin: IO[bytes] | None = None) -> int:
+    """Append rows. Exit status: 0 appended, 2 rows or log do not fit, 5 the store is not reachable."""
+    meta = _meta(args.path)
+    partition_of = _partitioner(args, meta)
+    writer = LogWriter(open_objects(args.path))
+    firsts: dict[int, int] = {}
+    counts: dict[int, int] = {}
+
+    def add(rows: pa.Table) -> None:
+        parts = partition_of(rows)
+        for partition, offset in _appended(writer, parts).items():
+            firsts.setdefault(partition, offset)
+            counts[partition] = counts.get(partition, 0) + parts[partition].num_rows
+
+    def so_far() -> str:
+        done = sum(counts.values())
+        return (
+            f"only the first {_count(done, 'row')} were appended, nothing after them" if done else "no row was appended"
+        )
+
+    if args.file is not None:
+        add(read_file(args.file, meta.schema))
+    else:
+        if args.every < 1:
+            raise _wrong(f"--every is {args.every}", "no row was appended", "give a number above 0")
+        lines = stdin or sys.stdin.buffer
+        for batch in json_line_batches(lines, meta.schema, args.every, "stdin", so_far):
+            add(pa.Table.from_batches([batch]))
+    places = [{"partition": p, "first_offset": firsts[p], "rows": counts[p]} for p in sorted(firsts)]
+    shown = "".join(f"\n  partition {p}: {_count(counts[p], 'row')} from offset {firsts[p]}" for p in sorted(firsts))
+    total = sum(counts.values())
+    _result(args, {"path": args.path, "rows": total, "partitions": places}, f"appended {_count(total, 'row')}{shown}")
+    return 0
+
+
+def read(args: argparse.Namespace) -> int:
+    """Show rows. Exit status: 0 shown, 2 no such log, partition or offset, 4 damaged data found."""
+    reader = _reader(args.path)
+    names = reader.meta.schema.names
+    ends = reader.end_offsets()
+    partitions = _chosen(args, reader.meta)
+    if args.offset is not None and args.partition is None:
+        raise _wrong("--offset without --partition", "nothing was read", "say which partition the offset belongs to")
+    if args.offset is not None:
+        first, end = reader.retention_start(partitions[0]), ends[partitions[0]]
+        if not first <= args.offset <= end:
+            what = f"partition {partitions[0]} holds the offsets from {first} to before {end}, not {args.offset}"
+            raise _wrong(what, "nothing was read", "choose an offset in between")
+    rows: list[Placed] = []
+    for partition in partitions:
+        offset = reader.retention_start(partition) if args.offset is None else args.offset
+        while len(rows) < args.limit:
+            batch, following = reader.read(partition, offset, READ_BYTES_MAX)
+            if batch is None:
+                break
+            rows += placed_rows(partition, offset, batch.slice(0, args.limit - len(rows)))
+            offset = following
+    _show(args, names, rows)
+    held = sum(ends[partition] for partition in partitions)
+    if len(rows) == args.limit < held:
+        print(f"{args.limit} of {_count(held, 'row')} shown; --limit shows more", file=sys.stderr)
+    return 0
+
+
+def tail(args: argparse.Namespace, pause: Callable[[float], None] = time.sleep) -> int:
+    """Follow a log. Exit status: 0 sealed and shown to its end, or interrupted; 4 damaged data found."""
+    reader = _reader(args.path)
+    names = reader.meta.schema.names
+    offsets = {
+        partition: max(reader.retention_start(partition), reader.end_offset(partition) - max(0, args.lines))
+        for partition in _chosen(args, reader.meta)
+    }
+    if not args.json:
+        print("\t".join(["partition", "offset", *names]), flush=True)
+    try:
+        while True:
+            sealed = reader.sealed  # looked at before reading: what came before the seal is then shown
+            for partition, offset in offsets.items():
+                offsets[partition] = _print_from(args, reader, partition, offset)
+            if sealed:
+                print(f"{args.path} is sealed; no row can follow", file=sys.stderr)
+                return 0
+            if not reader.refresh():
+                pause(POLL_S)
+    except KeyboardInterrupt:
+        return 0
+
+
+def seal(args: argparse.Namespace) -> int:
+    """End a log. Exit status: 0 sealed now or before, 2 no such log, 5 the store is not reachable."""
+    _meta(args.path)
+    store = open_objects(args.path)
+    LogWriter(store).seal()
+    ends = LogReader(store).end_offsets()
+    places = [{"partition": partition, "end_offset": end} for partition, end in ends.items()]
+    total = _count(sum(ends.values()), "row")
+    _result(args, {"path": args.path, "sealed": True, "partitions": places}, f"{args.path} is sealed with {total}")
+    return 0
+
+
+def _print_from(args: argparse.Namespace, reader: LogReader, partition: int, offset: int) -> int:
+    while True:
+        batch, following = reader.read(partition, offset, READ_BYTES_MAX)
+        if batch is None:
+            return offset
+        for row in placed_rows(partition, offset, batch):
+            print(as_json_line(row) if args.json else plain_line(reader.meta.schema.names, row))
+        sys.stdout.flush()
+        offset = following
+
+
+def _partitioner(args: argparse.Namespace, meta: LogMeta) -> Callable[[pa.Table], dict[int, pa.Table]]:
+    """Return what splits rows over partitions, as the arguments and the log's key say."""
+    key, nothing = _names(args.key), "no row was appended"
+    if meta.key and (args.partition is not None or (key is not None and tuple(key) != meta.key)):
+        wanted = f"--partition {args.partition}" if key is None else f"--key {args.key}"
+        advice = "leave it out; rows then go to the partition of their key"
+        raise _wrong(f"the log is partitioned by {', '.join(meta.key)}, so {wanted} cannot be", nothing, advice)
+    if args.partition is not None:
+        partition = _partition(args.partition, meta, nothing)
+        return lambda rows: {partition: rows}
+    if columns := meta.key or key:
+        return lambda rows: partition_rows(rows, columns, meta.partitions)
+    if meta.partitions == 1:
+        return lambda rows: {0: rows}
+    raise _wrong(
+        f"the log has {meta.partitions} partitions and no key", nothing, "say --key COLUMNS or --partition NUMBER"
+    )
+
+
+def _appended(writer: LogWriter, parts: dict[int, pa.Table]) -> dict[int, int]:
+    """Append, and if the reply was lost find out what became of it."""
+    try:
+        return writer.append(parts)
+    except Unavailable:
+        settled = writer.settle()
+        return writer.append(parts) if settled is None else settled
+
+
+def _meta(path: str) -> LogMeta:
+    if (meta := read_meta(open_objects(path, writable=False))) is None:
+        raise _wrong(
+            f"there is no log at {path}",
+            "nothing was read or changed",
+            f'check the path, or create it: holdfast log create {path} --schema "name:type,..."',
+        )
+    return meta
+
+
+def _reader(path: str) -> LogReader:
+    _meta(path)
+    return LogReader(open_objects(path, writable=False))
+
+
+def _chosen(args: argparse.Namespace, meta: LogMeta) -> list[int]:
+    everything = list(range(meta.partitions))
+    return everything if args.partition is None else [_partition(args.partition, meta, "nothing was read")]
+
+
+def _partition(partition: int, meta: LogMeta, not_done: str) -> int:
+    if not 0 <= partition < meta.partitions:
+        raise _wrong(f"there is no partition {partition}", not_done, f"choose one from 0 to {meta.partitions - 1}")
+    return partition
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _columns(meta: LogMeta) -> str:
+    return ", ".join(map(describe_column, meta.schema))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _show(args: argparse.Namespace, names: Sequence[str], rows: Sequence[Placed]) -> None:
+    lines = map(as_json_line, rows) if args.json else table_lines(names, rows)
+    for line in lines:
+        print(line)
+
+
+def _result(args: argparse.Namespace, result: dict[str, Any], text: str) -> None:
+    print(msgspec.json.encode(result).decode() if args.json else text)
+
+
+def _wrong(what: str, not_done: str, advice: str) -> ConfigError:
+    return ConfigError(what, not_done=not_done, next_step=advice)

@@ -1,0 +1,305 @@
+"""`holdfast log` as a user types it: what goes to stdout, what to stderr, and with which exit status."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from holdfast.errors import ConfigError, Damaged, HoldfastError
+from holdfast.runtime.cli.log import add_parser, append, tail
+from holdfast.runtime.cli.log_columns import parse_columns
+from holdfast.storage.log import LogReader, LogWriter, read_meta
+from holdfast.storage.logformat import describe_column
+from holdfast.storage.objects import LocalObjects
+
+SCHEMA = "n:int64,word:utf8?"
+
+
+def parsed(*arguments: object) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="holdfast")
+    add_parser(parser.add_subparsers())
+    return parser.parse_args(["log", *map(str, arguments)])
+
+
+def run(*arguments: object) -> int:
+    args = parsed(*arguments)
+    handler: Callable[[argparse.Namespace], int] = args.handler
+    return handler(args)
+
+
+def refused(*arguments: object) -> HoldfastError:
+    with pytest.raises(HoldfastError) as caught:
+        run(*arguments)
+    assert caught.value.what and caught.value.not_done and caught.value.next_step
+    return caught.value
+
+
+def from_stdin(text: str, *arguments: object) -> int:
+    return append(parsed("append", *arguments), io.BytesIO(text.encode()))
+
+
+def numbers(folder: Path) -> list[int]:
+    reader = LogReader(LocalObjects(folder))
+    found: list[int] = []
+    for partition in range(reader.meta.partitions):
+        batch, offset = reader.read(partition, 0, 1 << 30)
+        while batch is not None:
+            found += batch.column("n").to_pylist()
+            batch, offset = reader.read(partition, offset, 1 << 30)
+    return sorted(found)
+
+
+@pytest.fixture
+def log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A log with one partition and the columns of SCHEMA."""
+    assert run("create", tmp_path / "log", "--schema", SCHEMA, "--partitions", 1) == 0
+    capsys.readouterr()
+    return tmp_path / "log"
+
+
+class TestCreate:
+    def test_it_creates_what_was_asked_for(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        schema = "auction:int64,price:float64?"
+        assert run("create", tmp_path / "log", "--schema", schema, "--partitions", 3, "--key", "auction") == 0
+        meta = read_meta(LocalObjects(tmp_path / "log"))
+        assert meta is not None
+        assert (meta.partitions, meta.key, meta.schema) == (3, ("auction",), parse_columns(schema))
+        assert "3 partitions, key auction, columns auction:int64, price:double?" in capsys.readouterr().out
+
+    def test_with_json_it_says_so_in_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        run("create", tmp_path / "log", "--schema", SCHEMA, "--json")
+        made = json.loads(capsys.readouterr().out)
+        assert (made["partitions"], made["key"]) == (4, [])
+        assert made["columns"][1] == {"name": "word", "type": "string", "nullable": True}
+
+    @pytest.mark.parametrize("schema", ["n", "n:", ":int64", "n:int", "n:integer", "n:float", "n:decimal128(99,1)"])
+    def test_a_schema_that_cannot_be_read_names_the_column(self, tmp_path: Path, schema: str) -> None:
+        if schema == "n:int":
+            assert parse_columns(schema).field("n").type == pa.int64()
+            return
+        error = refused("create", tmp_path / "log", "--schema", f"good:int64,{schema}")
+        assert error.exit_status == 2 and repr(schema) in error.what
+        assert not (tmp_path / "log" / "meta.json").exists()
+
+    def test_a_log_that_exists_is_left_alone(self, log: Path) -> None:
+        assert refused("create", log, "--schema", SCHEMA).exit_status == 2
+
+    def test_columns_are_read_as_they_are_printed(self) -> None:
+        printed = "a:int8, b:double?, c:string, d:bool, e:binary, f:timestamp[us, tz=UTC]?, g:date32[day]"
+        printed += ", h:decimal128(18, 2)"
+        assert ", ".join(map(describe_column, parse_columns(printed))) == printed
+
+
+class TestAppend:
+    def test_json_lines_from_stdin_are_appended(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert from_stdin('{"n": 1, "word": "a"}\n\n{"n": 2}\n', log) == 0
+        assert numbers(log) == [1, 2]
+        assert capsys.readouterr().out == "appended 2 rows\n  partition 0: 2 rows from offset 0\n"
+
+    def test_with_json_it_gives_offsets(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from_stdin('{"n": 1}\n', log)
+        capsys.readouterr()
+        from_stdin('{"n": 2}\n', log, "--json")
+        done = json.loads(capsys.readouterr().out)
+        assert (done["rows"], done["partitions"]) == (1, [{"partition": 0, "first_offset": 1, "rows": 1}])
+
+    @pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet"])
+    def test_files_of_every_format_give_the_same_rows(self, log: Path, tmp_path: Path, name: str) -> None:
+        path = tmp_path / name
+        if name.endswith("parquet"):
+            pa.parquet.write_table(pa.table({"word": ["a", None], "n": pa.array([1, 2], pa.int32())}), path)
+        else:
+            path.write_text("word,n\na,1\n,2\n" if name.endswith("csv") else '{"word":"a","n":1}\n{"n":2}\n')
+        run("append", log, "--file", path)
+        batch, _ = LogReader(LocalObjects(log)).read(0, 0, 1 << 30)
+        assert batch is not None and batch.to_pydict() == {"n": [1, 2], "word": ["a", None]}
+
+    @pytest.mark.parametrize(
+        ("name", "text", "message"),
+        [
+            ("x.jsonl", '{"n":1}\n{"n":"2"}\n', "line 2 of .*'n' takes int64, not str '2'"),
+            ("x.jsonl", '{"n":1}\n\n{"word":"b"}\n', "line 3 of .*'n' is missing"),
+            ("x.jsonl", '{"n":1}\n{"n":\n', "line 2 of .*truncated"),
+            ("x.jsonl", "[1]\n", "line 1 of .*Expected `object`"),
+            ("x.jsonl", '{"n":1,"wrod":"b"}\n', "line 1 of .*'wrod' that the schema does not have"),
+            ("x.csv", "n,word\n1,a\nx,b\n", "invalid value 'x'"),
+            ("x.csv", "n,word\n1,a\n,b\n", "row 2 of .*'n' is null"),
+            ("x.csv", "word\na\n", "'n' is missing"),
+            ("x.csv", "n,wrod\n1,a\n", "'wrod' that the schema does not have"),
+            ("x.csv", "", "Empty CSV"),
+            ("x.parquet", "n", "no Parquet file"),
+            ("x.txt", "n", "no .csv, .jsonl or .parquet file"),
+        ],
+    )
+    def test_a_wrong_file_is_refused_whole(self, log: Path, tmp_path: Path, name: str, text: str, message: str) -> None:
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            run("append", log, "--file", tmp_path / name)
+        assert numbers(log) == []
+
+    def test_a_missing_file_is_refused(self, log: Path, tmp_path: Path) -> None:
+        assert "No such file" in refused("append", log, "--file", tmp_path / "absent.csv").what
+
+    def test_a_wrong_line_from_stdin_says_what_was_appended_before_it(self, log: Path) -> None:
+        lines = "".join(f'{{"n":{n}}}\n' for n in range(5)) + "wrong\n"
+        with pytest.raises(ConfigError, match="line 6 of stdin") as caught:
+            from_stdin(lines, log, "--every", 2)
+        assert caught.value.not_done == "only the first 4 rows were appended, nothing after them"
+        assert numbers(log) == [0, 1, 2, 3]
+
+    def test_times_need_a_zone(self, tmp_path: Path) -> None:
+        run("create", tmp_path / "log", "--schema", "at:timestamp", "--partitions", 1)
+        from_stdin('{"at": "2026-01-02T03:04:05Z"}\n{"at": "2026-01-02T03:04:05.000006+02:00"}\n', tmp_path / "log")
+        with pytest.raises(ConfigError, match="without a time zone"):
+            from_stdin('{"at": "2026-01-02T03:04:05"}\n', tmp_path / "log")
+        with pytest.raises(ConfigError, match="line 1 of stdin: column 'at'"):
+            from_stdin('{"at": "noon"}\n', tmp_path / "log")
+
+    def test_rows_of_a_key_share_a_partition(self, tmp_path: Path) -> None:
+        run("create", tmp_path / "log", "--schema", SCHEMA, "--partitions", 8, "--key", "n")
+        from_stdin("".join(f'{{"n":{n % 10}}}\n' for n in range(100)), tmp_path / "log")
+        ends = LogReader(LocalObjects(tmp_path / "log")).end_offsets()
+        assert sum(ends.values()) == 100
+        assert all(end % 10 == 0 for end in ends.values())
+
+    def test_a_partition_may_be_chosen(self, tmp_path: Path) -> None:
+        run("create", tmp_path / "log", "--schema", SCHEMA, "--partitions", 3)
+        from_stdin('{"n":1}\n', tmp_path / "log", "--partition", 2)
+        assert LogReader(LocalObjects(tmp_path / "log")).end_offsets() == {0: 0, 1: 0, 2: 1}
+
+    @pytest.mark.parametrize(
+        ("keyed", "arguments", "message"),
+        [
+            (False, [], "no key"),
+            (False, ["--partition", 9], "no partition 9"),
+            (False, ["--key", "absent"], "'absent' is not among the columns"),
+            (True, ["--partition", 0], "partitioned by n, so --partition 0 cannot be"),
+            (True, ["--key", "word"], "partitioned by n, so --key word cannot be"),
+        ],
+    )
+    def test_a_partition_that_cannot_be_is_refused(
+        self, tmp_path: Path, keyed: bool, arguments: list[object], message: str
+    ) -> None:
+        run("create", tmp_path / "log", "--schema", SCHEMA, *(["--key", "n"] if keyed else []))
+        with pytest.raises(ConfigError, match=message):
+            from_stdin('{"n":1}\n', tmp_path / "log", *arguments)
+        assert numbers(tmp_path / "log") == []
+
+    def test_a_sealed_log_takes_nothing(self, log: Path) -> None:
+        run("seal", log)
+        with pytest.raises(ConfigError, match="is sealed"):
+            from_stdin('{"n":1}\n', log)
+
+
+class TestRead:
+    @pytest.fixture
+    def filled(self, log: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+        from_stdin("".join(f'{{"n":{n},"word":"w{n}"}}\n' for n in range(30)), log)
+        capsys.readouterr()
+        return log
+
+    def test_it_shows_a_table_and_says_that_there_is_more(
+        self, filled: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run("read", filled, "--limit", 2) == 0
+        shown = capsys.readouterr()
+        assert shown.out == "partition  offset  n  word\n0          0       0  w0\n0          1       1  w1\n"
+        assert shown.err == "2 of 30 rows shown; --limit shows more\n"
+
+    def test_with_json_it_prints_one_object_per_row(self, filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        run("read", filled, "--partition", 0, "--offset", 28, "--json")
+        shown = capsys.readouterr()
+        assert [json.loads(line) for line in shown.out.splitlines()] == [
+            {"partition": 0, "offset": n, "row": {"n": n, "word": f"w{n}"}} for n in (28, 29)
+        ]
+        assert shown.err == ""
+
+    def test_values_that_json_lacks_are_strings(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        columns = "f:float64,at:timestamp,on:date,raw:binary,d:decimal128(5,2)"
+        run("create", tmp_path / "log", "--schema", columns, "--partitions", 1)
+        row = {"f": "NaN", "at": "2026-01-02T03:04:05.000006Z", "on": "2026-01-02", "raw": "AP8=", "d": "1.50"}
+        from_stdin(json.dumps(row), tmp_path / "log")
+        capsys.readouterr()
+        run("read", tmp_path / "log", "--json")
+        assert json.loads(capsys.readouterr().out)["row"] == row
+
+    def test_control_characters_do_not_reach_the_terminal(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from_stdin(json.dumps({"n": 1, "word": "a\x1b[31m\nb"}), log)
+        capsys.readouterr()
+        run("read", log)
+        assert capsys.readouterr().out.splitlines()[1].split() == ["0", "0", "1", "a?[31m?b"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--offset", 3], "--offset without --partition"),
+            (["--partition", 0, "--offset", 31], "holds the offsets from 0 to before 30, not 31"),
+            (["--partition", 0, "--offset", -1], "not -1"),
+            (["--partition", 1], "no partition 1"),
+        ],
+    )
+    def test_a_place_that_does_not_exist_is_refused(self, filled: Path, arguments: list[object], message: str) -> None:
+        error = refused("read", filled, *arguments)
+        assert error.exit_status == 2 and message in error.what
+
+    @pytest.mark.parametrize("command", ["read", "tail", "seal", "append"])
+    def test_a_log_that_does_not_exist_is_refused_and_not_created(self, tmp_path: Path, command: str) -> None:
+        error = refused(command, tmp_path / "absent")
+        assert error.exit_status == 2 and f"no log at {tmp_path}/absent" in error.what
+        assert not (tmp_path / "absent").exists()
+
+    def test_damaged_data_is_found_and_has_its_own_status(self, filled: Path) -> None:
+        (segment,) = (filled / "data" / "0").iterdir()
+        segment.write_bytes(segment.read_bytes()[:-1])
+        error = refused("read", filled)
+        assert isinstance(error, Damaged) and error.exit_status == 4
+        assert segment.name in error.what
+
+
+class TestTailAndSeal:
+    def test_seal_is_final_and_may_be_repeated(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from_stdin('{"n":1}\n', log)
+        capsys.readouterr()
+        assert run("seal", log) == 0
+        assert run("seal", log, "--json") == 0
+        first, second = capsys.readouterr().out.splitlines()
+        assert first == f"{log} is sealed with 1 row"
+        assert json.loads(second) == {
+            "path": str(log), "sealed": True, "partitions": [{"partition": 0, "end_offset": 1}],
+        }  # fmt: skip
+
+    def test_tail_shows_the_last_rows_then_new_ones_until_the_seal(
+        self, log: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        writer = LogWriter(LocalObjects(log))
+        batch = pa.table({"n": [0, 1, 2], "word": pa.array(["a", "b", "c"])})
+        writer.append({0: batch})
+        steps: list[Callable[[], object]] = [writer.seal, lambda: None, lambda: writer.append({0: batch.slice(0, 1)})]
+
+        def meanwhile(_: float) -> None:
+            steps.pop()()
+
+        assert tail(parsed("tail", log, "--lines", 1, "--json"), meanwhile) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(row["offset"], row["row"]["n"]) for row in rows] == [(2, 2), (3, 0)]
+
+    def test_tail_ends_quietly_at_an_interrupt(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        def interrupt(_: float) -> None:
+            raise KeyboardInterrupt
+
+        assert tail(parsed("tail", log), interrupt) == 0
+        assert capsys.readouterr().out == "partition\toffset\tn\tword\n"
+
+    @pytest.mark.parametrize("command", ["create", "append", "read", "tail", "seal"])
+    def test_every_command_has_an_example_in_its_help(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as caught:
+            parsed(command, "--help")
+        assert caught.value.code == 0
+        assert f"example:\n  holdfast log {command} data/bids" in capsys.readouterr().out
