@@ -176,9 +176,7 @@ def _instead(aggregation: Aggregation, kind: pa.DataType) -> str:
     if pa.types.is_boolean(kind) or kind == pa.uint64():
         return f'cast it first: .with_columns({column}=pl.col("{column}").cast(pl.Int64))'
     if pa.types.is_decimal(kind) or pa.types.is_floating(kind):
-        return (
-            f'cast it first: pl.col("{column}").cast(pl.Float64), or to Int64 in the smallest unit if sums must be exact'
-        )
+        return f'cast it first: pl.col("{column}").cast(pl.Float64), or to Int64 in the smallest unit to stay exact'
     if _is_time(kind):
         return f'use min or max, or take a number out of it first: pl.col("{column}").dt.epoch("us")'
     return "aggregate a column of numbers; of other columns only count is kept"

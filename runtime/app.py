@@ -79,6 +79,7 @@ class App:
         Raises:
             ConfigError: the name is taken or malformed, or the source's columns cannot be used.
         """
+        check_name(name, "source")
         schema = getattr(source, "schema", None)
         if not isinstance(schema, pa.Schema):
             raise ConfigError(
@@ -91,7 +92,7 @@ class App:
         if event_time is not None and event_time not in schema.names:
             raise unknown_column(event_time, schema.names, where)
         kind = FromSource(
-            self._graph.claim(name, "source", source),
+            self._graph.claim(name, "source"),
             source,
             event_time,
             duration_ms(out_of_orderness, "out_of_orderness"),

@@ -91,7 +91,7 @@ class Graph:
         self.nodes.append(node)
         return node
 
-    def claim(self, name: object, what: str, given: object) -> str:
+    def claim(self, name: object, what: str) -> str:
         """Take a name for a source, operator or sink; return it.
 
         Raises:
@@ -99,12 +99,12 @@ class Graph:
         """
         if isinstance(name, str) and name in self.names:
             raise ConfigError(
-                f"the name {name!r} of a {what} at {position()} is already that of a {self.names[name]} of app "
-                f"{self.app!r}; names are the identity of state and output, so each is used once",
+                f"the name {name!r} at {position()} is already that of the app's {self.names[name]}; "
+                "names are the identity of state and output, so each is used once",
                 not_done="the job was not planned",
                 next_step=f"give the {what} another name",
             )
-        checked = check_name(name, what, given)
+        checked = check_name(name, what)
         self.names[checked] = what
         return checked
 
@@ -170,12 +170,13 @@ class Stream:
 
     def sink(self, name: str, sink: Sink) -> None:
         """Write the stream to a sink. Several sinks on one stream are not atomic with each other."""
+        check_name(name, "sink")
         if not all(callable(getattr(sink, method, None)) for method in ("check", "prepare", "open")):
             raise _refused(
                 f"sink {name!r} at {position()}: {sink!r} is not a sink",
                 'give one, for example hf.SQLite("out.db", table="hot", key=["auction"])',
             )
-        checked = self._graph.claim(name, "sink", sink)
+        checked = self._graph.claim(name, "sink")
         try:
             sink.check(self.schema, self.upsert_key)
         except HoldfastError as error:
@@ -240,14 +241,14 @@ class Keyed:
         for aggregation in bounds:
             if aggregation.result.name in self._keys:
                 raise _refused(f"{where}: {aggregation.result.name!r} is also a key column", "rename the aggregate")
-        checked = self._graph.claim(name, "operator", self)
+        checked = self._graph.claim(name, "operator")
         fields = [schema.field(key) for key in self._keys] + [aggregation.result for aggregation in bounds]
         aggregate = Aggregate(checked, self._keys, bounds)
         node = self._graph.add(aggregate, self._node, checked, pa.schema(fields), self._keys)
         return Stream(self._graph, node)
 
 
-def check_name(name: object, what: str, given: object = None) -> str:
+def check_name(name: object, what: str) -> str:
     """Return the name of an app, source, operator or sink.
 
     Raises:

@@ -123,7 +123,7 @@ def predicate_of(expr: Any, schema: pa.Schema, use: Use) -> pl.Expr:
         raise _refused(use, f"it is given {expr!r}", 'write the condition as a Polars expression: pl.col("price") > 0')
     column = _column(expr.alias("condition"), schema, use)
     if not pa.types.is_boolean(column.field.type):
-        raise _refused(use, f"`{_text(expr)}` gives {column.field.type}, not a truth value", "compare it with something")
+        raise _refused(use, f"`{_text(expr)}` gives {column.field.type}, not a truth value", "write it as a comparison")
     return expr
 
 
@@ -204,7 +204,7 @@ def _column(expr: pl.Expr, schema: pa.Schema, use: Use) -> Column:
         source = inner.meta.output_name()
         return Column(name, expr, schema.field(source).with_name(name), source)
     check_row_wise(expr, types, use)
-    (dtype,) = _types(expr, types, use)
+    dtype = _computed_type(expr, types, use)
     if dtype == pl.Null:
         raise _refused(use, f"`{_text(expr)}` is a null without a type", "give it one: pl.lit(None, dtype=pl.Int64)")
     return Column(name, expr, pa.field(name, arrow_type(dtype), nullable=not _never_null(inner)), None)
@@ -276,13 +276,19 @@ def _check_node(node: pl.Expr, types: pl.Schema, use: Use) -> None:
                            "first", "use pl.String or pl.Enum")  # fmt: skip
 
 
+def _computed_type(expr: pl.Expr, types: pl.Schema, use: Use) -> pl.DataType:
+    """Compute the expression without a row: that finds type errors which resolving the schema does not."""
+    try:
+        return _computed(expr, pl.DataFrame(schema=types)).schema["_result"]
+    except pl.exceptions.PolarsError as error:
+        raise _misfit(expr, types, error, use) from error
+
+
 def _types(expr: pl.Expr, types: pl.Schema, use: Use) -> list[pl.DataType]:
     try:
         return list(pl.LazyFrame(schema=types).select(expr).collect_schema().values())
     except pl.exceptions.PolarsError as error:
-        raise _refused(use, f"`{_text(expr)}` does not fit the columns: {_first_line(error)}",
-                       "correct the expression; the columns are "
-                       + ", ".join(f"{name}: {dtype}" for name, dtype in types.items())) from error  # fmt: skip
+        raise _misfit(expr, types, error, use) from error
 
 
 def _holds_categorical(dtype: pl.DataType) -> bool:
@@ -346,6 +352,12 @@ def _value(dtype: pl.DataType, seed: int) -> Any:
 def _unchecked(node: pl.Expr, error: Exception, use: Use) -> ConfigError:
     return _refused(use, f"Polars cannot tell whether `{_text(node)}` looks at one row only ({_first_line(error)})",
                     "write it with other functions, or compute the column before it reaches the source")  # fmt: skip
+
+
+def _misfit(expr: pl.Expr, types: pl.Schema, error: Exception, use: Use) -> ConfigError:
+    columns = ", ".join(f"{name}: {dtype}" for name, dtype in types.items())
+    return _refused(use, f"`{_text(expr)}` does not fit the columns: {_first_line(error)}",
+                    f"correct the expression; the columns are {columns}")  # fmt: skip
 
 
 def _refused(use: Use, what: str, next_step: str) -> ConfigError:

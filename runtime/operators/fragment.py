@@ -105,8 +105,8 @@ class FragmentRuntime:
 
     def _chain(self, first: Step, schema: pa.Schema, origin: Origin) -> tuple[Consumer | None, frozenset[str]]:
         steps = [first]
-        while len(readers := self._readers.get(steps[-1].id, [])) == 1 and isinstance(readers[0].kind, Filter | Project):
-            steps.append(readers[0])
+        while [type(step.kind) for step in self._readers.get(steps[-1].id, [])] in ([Filter], [Project]):
+            steps.append(self._readers[steps[-1].id][0])
         consumers, needed = self._consumers_of(steps[-1].id, steps[-1].schema, origin)
         if not consumers:
             return None, frozenset()

@@ -1,7 +1,7 @@
 """Filters and projections that follow each other, as one Polars call.
 
-A chain takes an Arrow batch, hands Polars only the columns that are wanted behind it, and gives an Arrow batch back with
-the types settled at plan time. Without a filter, columns that merely pass never leave Arrow; a chain that computes
+A chain takes an Arrow batch, hands Polars only the columns that are wanted behind it, and gives an Arrow batch back
+with the types settled at plan time. Without a filter, columns that merely pass never leave Arrow; a chain that computes
 nothing makes no Polars call at all.
 
 In an upsert stream a filter turns rows that do not pass into deletes, and every column of a delete that is not part of
@@ -10,6 +10,7 @@ the key is null.
 Invariants
     - The rows that come out depend on the rows that go in, never on how these were batched.
     - Types and order of the columns that come out are those of the plan, whatever the data.
+    - A row that a filter dropped cannot make a later step fail.
 
 Pure.
 """
@@ -30,6 +31,9 @@ from holdfast.sinks.contract import DELETE, OP, PUT
 OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 
 _IS_PUT = pl.col(OP) == PUT
+_AS_WRITTEN = pl.QueryOptFlags.none()
+"""Polars' optimizer joins filters with `&`, so that a later one also sees, and may fail on, rows that an earlier one
+drops. Columns that nobody reads are left out here already, so it would bring nothing."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Chain:
             lazy = frame.lazy()
             for stage in self._stages:
                 lazy = stage.apply(lazy)
-            return lazy.select(self._computed).collect()
+            return lazy.select(self._computed).collect(optimizations=_AS_WRITTEN)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise self._failed(frame, error) from error
 
@@ -106,7 +110,7 @@ class Chain:
         use = self._stages[-1].use
         for stage in self._stages:
             try:
-                frame = stage.apply(frame.lazy()).collect()
+                frame = stage.apply(frame.lazy()).collect(optimizations=_AS_WRITTEN)
             except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as found:
                 use, error = stage.use, found
                 break

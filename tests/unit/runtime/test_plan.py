@@ -1,0 +1,285 @@
+"""How an app becomes fragments and edges, and how operators keep their identity."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+import holdfast as hf
+from holdfast.runtime.plan import (
+    INPUT,
+    Plan,
+    assign_operator_ids,
+    check_against,
+    describe,
+    describe_operators,
+    render,
+    with_operator_ids,
+)
+from holdfast.runtime.sources.source import OpenSource
+from holdfast.runtime.steps import Aggregate, Exchange, Filter, Project, SinkStep
+from holdfast.sinks.memory import MemorySink
+
+BIDS = pa.schema(
+    [
+        pa.field("auction", pa.int64(), nullable=False),
+        pa.field("bidder", pa.int64(), nullable=False),
+        pa.field("price", pa.float64()),
+        pa.field("note", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A source that is only planned with."""
+
+    schema: pa.Schema = BIDS
+
+    def check(self) -> None:
+        """Nothing to look at."""
+
+    def open(self) -> OpenSource:
+        raise AssertionError("planning opens nothing")
+
+
+@dataclass(frozen=True)
+class Anywhere:
+    """A sink that takes everything and can be shipped."""
+
+    key: tuple[str, ...] | None = None
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """Take everything."""
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """Nothing to create."""
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """Take everything."""
+
+    def open(self, job_uuid: str, writer: Any) -> Any:
+        raise AssertionError("planning opens nothing")
+
+
+def plan_of(build: Callable[[hf.App, Any], None]) -> Plan:
+    app = hf.App("hot")
+    build(app, app.source("bids", Rows()))
+    return app.plan()
+
+
+def shape(plan: Plan) -> list[list[tuple[int, str]]]:
+    """Per fragment, per step: its input and its kind."""
+    return [[(step.input, type(step.kind).__name__) for step in fragment.steps] for fragment in plan.fragments]
+
+
+def pass_through(app: hf.App, stream: Any) -> None:
+    stream.filter(pl.col("price") > 0).select("auction", "price").sink("out", Anywhere())
+
+
+def counted(app: hf.App, stream: Any) -> None:
+    stream.key_by("auction").agg("counts", n=hf.count(), total=hf.sum("price")).sink("out", Anywhere(("auction",)))
+
+
+class TestFragments:
+    def test_steps_without_a_shuffle_are_one_fragment(self) -> None:
+        plan = plan_of(pass_through)
+        assert shape(plan) == [[(INPUT, "Filter"), (0, "Project"), (1, "SinkStep")]]
+        assert plan.edges == () and plan.operators == ()
+
+    def test_an_aggregate_begins_a_fragment_behind_an_exchange_on_its_key(self) -> None:
+        plan = plan_of(counted)
+        assert shape(plan) == [[(INPUT, "Exchange")], [(INPUT, "Aggregate"), (0, "SinkStep")]]
+        (edge,) = plan.edges
+        assert (edge.from_fragment, edge.to_fragment, edge.key) == (0, 1, ("auction",))
+        assert plan.fragments[1].input_edge == edge.index and plan.fragments[1].source is None
+
+    def test_an_edge_carries_only_what_is_read_behind_it(self) -> None:
+        plan = plan_of(counted)
+        assert plan.edges[0].schema.names == ["auction", "price"]
+        assert plan.fragments[0].steps[0].kind == Exchange(0, ("auction", "price"))
+
+    def test_streams_keyed_alike_share_an_edge(self) -> None:
+        def build(app: hf.App, stream: Any) -> None:
+            counted(app, stream)
+            stream.key_by("auction").agg("bidders", last=hf.max("bidder"))
+
+        plan = plan_of(build)
+        assert shape(plan)[1] == [(INPUT, "Aggregate"), (0, "SinkStep"), (INPUT, "Aggregate")]
+        assert [edge.schema.names for edge in plan.edges] == [["auction", "price", "bidder"]]
+
+    def test_streams_keyed_differently_do_not(self) -> None:
+        def build(app: hf.App, stream: Any) -> None:
+            counted(app, stream)
+            stream.key_by("bidder").agg("bidders", n=hf.count())
+
+        assert [(e.from_fragment, e.to_fragment, e.key) for e in plan_of(build).edges] == [
+            (0, 1, ("auction",)),
+            (0, 2, ("bidder",)),
+        ]
+
+    def test_what_several_streams_begin_with_is_computed_once(self) -> None:
+        def build(app: hf.App, stream: Any) -> None:
+            positive = stream.filter(pl.col("price") > 0)
+            positive.sink("raw", Anywhere())
+            positive.select("auction").sink("ids", Anywhere())
+            positive.sink("again", Anywhere())
+
+        assert shape(plan_of(build)) == [
+            [(INPUT, "Filter"), (0, "SinkStep"), (0, "Project"), (2, "SinkStep"), (0, "SinkStep")]
+        ]
+
+    def test_sources_come_first(self) -> None:
+        def build(app: hf.App, stream: Any) -> None:
+            counted(app, stream)
+            app.source("more", Rows()).sink("copy", Anywhere())
+
+        plan = plan_of(build)
+        assert [fragment.source for fragment in plan.fragments] == ["bids", "more", None]
+        assert [(spec.name, spec.fragment) for spec in plan.sinks] == [("out", 2), ("copy", 1)]
+
+    def test_what_leads_nowhere_is_left_out(self) -> None:
+        def build(app: hf.App, stream: Any) -> None:
+            pass_through(app, stream)
+            stream.with_columns(x=pl.col("price") * 2)
+
+        assert shape(plan_of(build)) == shape(plan_of(pass_through))
+
+    def test_state_without_a_sink_is_kept(self) -> None:
+        def build(app: hf.App, stream: Any) -> None:
+            pass_through(app, stream)
+            stream.key_by("auction").agg("counts", n=hf.count())
+
+        assert [operator.name for operator in plan_of(build).operators] == ["counts"]
+
+    def test_a_sink_is_described_by_its_stream(self) -> None:
+        (sink,) = plan_of(counted).sinks
+        assert (sink.schema.names, sink.upsert_key) == (["auction", "n", "total"], ("auction",))
+
+
+class TestRefusals:
+    def test_an_app_without_a_sink_is_refused(self) -> None:
+        with pytest.raises(hf.ConfigError, match="has no sink"):
+            plan_of(lambda app, stream: None)
+
+    def test_a_source_that_leads_nowhere_is_refused(self) -> None:
+        def build(app: hf.App, stream: Any) -> None:
+            pass_through(app, stream)
+            app.source("more", Rows()).filter(pl.col("price") > 0)
+
+        with pytest.raises(hf.ConfigError, match="source 'more' of app 'hot' leads to no sink"):
+            plan_of(build)
+
+    @pytest.mark.parametrize("given", [{"standbys": 1}, {"dlq": "dlq"}])
+    def test_what_is_not_supported_is_refused(self, given: dict[str, Any]) -> None:
+        app = hf.App("hot", **given)
+        app.source("bids", Rows()).sink("out", Anywhere())
+        with pytest.raises(hf.ConfigError, match="does not support"):
+            app.plan()
+
+    def test_event_time_is_refused(self) -> None:
+        app = hf.App("hot")
+        app.source("bids", Rows(pa.schema([("at", pa.timestamp("us", "UTC"))])), event_time="at").sink(
+            "out", Anywhere()
+        )
+        with pytest.raises(hf.ConfigError, match="event_time='at' of source 'bids'"):
+            app.plan()
+
+
+class TestShipping:
+    def test_a_plan_arrives_as_it_was(self) -> None:
+        plan = plan_of(counted)
+        arrived = cloudpickle.loads(cloudpickle.dumps(plan))  # type: ignore[no-untyped-call]
+        assert describe(arrived) == describe(plan)
+
+    def test_the_same_code_gives_the_same_plan(self) -> None:
+        assert describe(plan_of(counted)) == describe(plan_of(counted))
+
+
+class TestDescriptions:
+    def test_a_description_survives_json(self) -> None:
+        described = describe(plan_of(counted))
+        assert json.loads(json.dumps(described)) == described
+
+    def test_the_text_shows_every_step_below_what_it_reads(self) -> None:
+        assert render(plan_of(counted)) == (
+            "hot: 2 fragments, 128 key groups\n"
+            "\n"
+            "fragment 0: source bids (auction: int64, bidder: int64, price: double?, note: string?)\n"
+            "  exchange to edge 0 -> (auction: int64, price: double?)\n"
+            "\n"
+            "fragment 1: edge 0 from fragment 0, by auction (auction: int64, price: double?)\n"
+            "  aggregate counts by auction: n = count(), total = sum(price) "
+            "-> (auction: int64, n: int64, total: double?) upsert by auction\n"
+            "    sink out -> (auction: int64, n: int64, total: double?) upsert by auction"
+        )
+
+    def test_every_kind_of_step_has_a_text(self) -> None:
+        def build(app: hf.App, stream: Any) -> None:
+            pass_through(app, stream)
+            counted_again = stream.with_columns(x=pl.col("price") * 2).key_by("auction").agg("counts", n=hf.count())
+            counted_again.sink("counted", Anywhere(("auction",)))
+
+        plan = plan_of(build)
+        kinds = {type(step.kind) for fragment in plan.fragments for step in fragment.steps}
+        assert kinds == {Filter, Project, SinkStep, Exchange, Aggregate}
+        assert "select auction, bidder, price, note, x = " in render(plan)
+
+
+class TestOperatorIds:
+    def test_they_are_given_in_order(self) -> None:
+        assert assign_operator_ids(["a", "b"], {}) == {"a": 1, "b": 2}
+
+    def test_known_operators_keep_theirs_wherever_they_stand(self) -> None:
+        assert assign_operator_ids(["new", "b", "a"], {"a": 1, "b": 2}) == {"a": 1, "b": 2, "new": 3}
+
+    def test_a_number_is_never_given_away(self) -> None:
+        assert assign_operator_ids(["new"], {"gone": 7}) == {"gone": 7, "new": 8}
+
+    def test_they_run_out(self) -> None:
+        with pytest.raises(hf.ConfigError, match="no number left"):
+            assign_operator_ids(["new"], {"last": 0xFFFE})
+
+    def test_a_plan_takes_them_over(self) -> None:
+        (operator,) = with_operator_ids(plan_of(counted), {"gone": 1, "counts": 5}).operators
+        assert (operator.id, operator.table.operator) == (5, 5)
+
+
+class TestStateOverCodeChanges:
+    def change(self, keys: list[str], **aggregates: Any) -> Plan:
+        return plan_of(
+            lambda app, stream: stream.key_by(*keys).agg("counts", **aggregates).sink("out", Anywhere(tuple(keys)))
+        )
+
+    def test_the_same_state_is_accepted(self) -> None:
+        previous = json.loads(json.dumps(describe_operators(plan_of(counted))))
+        check_against(plan_of(counted), previous)
+
+    def test_new_operators_are_accepted(self) -> None:
+        check_against(plan_of(counted), {})
+
+    def test_another_key_is_refused(self) -> None:
+        with pytest.raises(hf.ConfigError, match=r"had the key \(auction: int64\) and now has \(bidder: int64\)"):
+            check_against(
+                self.change(["bidder"], n=hf.count(), total=hf.sum("price")), describe_operators(plan_of(counted))
+            )
+
+    @pytest.mark.parametrize(
+        "aggregates",
+        [{"n": hf.count()}, {"n": hf.count(), "total": hf.max("price")}, {"n": hf.count(), "total": hf.sum("bidder")}],
+    )
+    def test_other_aggregates_are_refused(self, aggregates: dict[str, Any]) -> None:
+        with pytest.raises(hf.ConfigError, match="so it cannot read its state"):
+            check_against(self.change(["auction"], **aggregates), describe_operators(plan_of(counted)))
+
+
+class TestSinksOfThePackage:
+    def test_a_sink_in_memory_fits_an_append_stream(self) -> None:
+        plan_of(lambda app, stream: stream.sink("out", MemorySink()))

@@ -1,0 +1,112 @@
+"""Where settings come from, which forms they take, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.settings import SETTINGS, duration_ms, resolve, size_bytes
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a job's code set."""
+
+    name: str = "hot"
+    root: str | None = None
+    checkpoint_every: str = "1s"
+    parallelism: int | None = None
+    key_groups: int = 128
+
+
+FLAG = {"parallelism": 3}
+ENVIRONMENT = {"HOLDFAST_PARALLELISM": "4", "PATH": "/bin"}
+SPARK = {"spark.holdfast.parallelism": "5", "spark.app.name": "x"}
+
+
+class TestOrigins:
+    def test_a_flag_wins_over_all(self) -> None:
+        settings = resolve(Code(parallelism=6), FLAG, ENVIRONMENT, SPARK)
+        assert (settings.parallelism, settings.origin("parallelism")) == (3, "flag")
+
+    def test_the_environment_wins_over_spark(self) -> None:
+        settings = resolve(Code(parallelism=6), {"parallelism": None}, ENVIRONMENT, SPARK)
+        assert (settings.parallelism, settings.origin("parallelism")) == (4, "environment")
+
+    def test_spark_wins_over_the_code(self) -> None:
+        settings = resolve(Code(parallelism=6), {}, {}, SPARK)
+        assert (settings.parallelism, settings.origin("parallelism")) == (5, "spark")
+
+    def test_the_code_wins_over_the_default(self) -> None:
+        settings = resolve(Code(checkpoint_every="250ms"))
+        assert (settings.checkpoint_every_ms, settings.origin("checkpoint_every")) == (250, "code")
+
+    def test_what_nobody_set_is_the_default(self) -> None:
+        settings = resolve(Code())
+        assert (settings.parallelism, settings.key_groups, settings.root) == (2, 128, "./.holdfast")
+        assert {settings.origin(setting.name) for setting in SETTINGS} == {"default"}
+
+    def test_every_setting_is_described_with_its_origin(self) -> None:
+        described = resolve(Code(), FLAG).describe()
+        assert [entry["name"] for entry in described] == [setting.name for setting in SETTINGS]
+        assert next(entry for entry in described if entry["name"] == "parallelism")["origin"] == "flag"
+
+
+class TestForms:
+    @pytest.mark.parametrize(
+        ("text", "milliseconds"),
+        [("250ms", 250), ("1s", 1_000), ("1.5s", 1_500), ("5m", 300_000), ("2 h", 7_200_000), ("1d", 86_400_000)]
+        + [("0s", 0), ("40", 40)],
+    )
+    def test_durations_become_milliseconds(self, text: str, milliseconds: int) -> None:
+        assert duration_ms(text, "it") == milliseconds
+
+    @pytest.mark.parametrize("text", ["", "s", "1 week", "-1s", "1s1", "0.5ms", "nan"])
+    def test_anything_else_is_no_duration(self, text: str) -> None:
+        with pytest.raises(ConfigError, match="not a duration such as"):
+            duration_ms(text, "it")
+
+    @pytest.mark.parametrize(
+        ("text", "size"), [("64MiB", 64 << 20), ("1GB", 10**9), ("1.5 KiB", 1536), ("7", 7), ("7B", 7)]
+    )
+    def test_sizes_become_bytes(self, text: str, size: int) -> None:
+        assert size_bytes(text, "it") == size
+
+    @pytest.mark.parametrize("text", ["", "MiB", "64 mb", "-1KiB"])
+    def test_anything_else_is_no_size(self, text: str) -> None:
+        with pytest.raises(ConfigError, match="not a size such as"):
+            size_bytes(text, "it")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            ({"parallelism": 0}, "--parallelism is 0, which is not at least 1"),
+            ({"parallelism": "two"}, "not a whole number"),
+            ({"parallelism": True}, "not a whole number"),
+            ({"checkpoint_every": "1ms"}, "not at least 10"),
+            ({"checkpoint_every": "fast"}, "not a duration"),
+            ({"channel_bytes_max": "1B"}, "not at least 65536"),
+            ({"max_records_per_second": "0"}, "not at least 1"),
+            ({"root": ""}, "not text that is not empty"),
+            ({"paralelism": 2}, "use 'parallelism'"),
+            ({"parallelism": 9, "key_groups": 8}, "lower parallelism to at most 8"),
+            ({"heartbeat_ms": 3_000}, "at least twice heartbeat_ms"),
+        ],
+    )
+    def test_a_value_out_of_form_or_range_is_refused_by_the_name_it_was_given_under(
+        self, flags: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=message):
+            resolve(Code(), flags)
+
+    def test_a_misspelt_spark_setting_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="use 'checkpoint_every'"):
+            resolve(Code(), spark_conf={"spark.holdfast.checkpoint_evry": "1s"})
+
+    def test_other_variables_with_the_prefix_are_none_of_our_business(self) -> None:
+        assert resolve(Code(), env={"HOLDFAST_PG_DSN": "x"}).parallelism == 2
