@@ -14,9 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
 
+import holdfast
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.spark.host import WorkerTask, host_worker
 
@@ -55,6 +57,11 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
     conf.setIfMissing("spark.ui.enabled", "false").setIfMissing("spark.ui.showConsoleProgress", "false")
     # Workers on this machine run what the driver runs; spark-submit and clusters may say otherwise.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if conf.get("spark.master", "").startswith("local"):
+        package = str(Path(holdfast.__file__).resolve().parent.parent)
+        paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        if package not in paths:
+            os.environ["PYTHONPATH"] = os.pathsep.join([package, *paths])
     try:
         context = SparkContext.getOrCreate(conf)
     except Exception as error:  # py4j raises several kinds; each means that Spark did not come up
@@ -116,14 +123,15 @@ class SparkHost:
         return f"{self._prefix}-{number}"
 
 
-_CAUSE = re.compile(r"^(?:[\w.]*\.)?\w*(?:Error|Exception|Failure|exited)\b[^:]*: .+")
+_CAUSE = re.compile(r"(?:[A-Za-z]\w*(?:Error|Exception)|exited)\b[^:]*: \S.*")
 
 
 def _first_line(error: Exception) -> str:
     """Return the line of a long Java or Python report that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if _CAUSE.match(line) and "spark.SparkException" not in line]
-    return (causes or lines or [type(error).__name__])[0][:300]
+    causes = [m.group(0) for line in lines if "SparkException: Job aborted" not in line and (m := _CAUSE.search(line))]
+    own = [cause for cause in causes if not cause.startswith("SparkException")]
+    return (own or causes or lines or [type(error).__name__])[0][:300]
 
 
 def _no_spark(error: Exception) -> Unavailable:
