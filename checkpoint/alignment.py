@@ -8,6 +8,8 @@ Invariants
     - A paused channel delivers nothing until it is resumed.
     - Every channel delivers every barrier, in epoch order: a skipped one is a broken channel (P9).
     - The epochs that a fragment closes strictly increase.
+    - A barrier is the last one only if it is that on every channel: a sender that made up for a lost
+      trigger knows of an older barrier only that a later one is the last.
 
 Pure: no clock, thread or I/O. Driven by runtime/worker.py.
 Source: Carbone et al., Lightweight Asynchronous Snapshots, 2015, algorithm 1; PROTOCOL P9.
@@ -15,7 +17,7 @@ Source: Carbone et al., Lightweight Asynchronous Snapshots, 2015, algorithm 1; P
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.model import Barrier, ChannelId, Epoch
 
@@ -34,6 +36,7 @@ class Aligning:
 
     channels: frozenset[ChannelId]
     barrier: Barrier
+    """`last` as far as the channels that arrived agree on it."""
     arrived: frozenset[ChannelId]
 
 
@@ -71,10 +74,12 @@ def step(state: Alignment, channel: ChannelId, barrier: Barrier) -> tuple[Alignm
         case Idle(channels, latest):
             assert barrier.epoch == latest + 1, f"{channel} skipped a barrier: {latest} then {barrier.epoch}"
             return _arrive(Aligning(channels, barrier, frozenset()), channel)
-        case Aligning(_, current, arrived):
-            assert barrier == current, f"{channel} skipped a barrier: {current} expected, got {barrier}"
+        case Aligning(channels, current, arrived):
+            same = replace(barrier, last=current.last) == current
+            assert same, f"{channel} skipped a barrier: {current} expected, got {barrier}"
             assert channel not in arrived, f"{channel} delivered {barrier} twice"
-            return _arrive(state, channel)
+            agreed = replace(current, last=current.last and barrier.last)
+            return _arrive(Aligning(channels, agreed, arrived), channel)
 
 
 def _arrive(state: Aligning, channel: ChannelId) -> tuple[Alignment, list[Effect]]:

@@ -8,6 +8,7 @@ Invariants
     - At most one record is in flight.
     - A generation's base is the fold of all before its own start, folded again after every conflict (P5).
     - A driver that finds a newer generation appends nothing any more.
+    - Nothing is appended to a finished job: a start after its end would make the log unreadable.
 
 Pure: no clock, thread or I/O. Driven by runtime/master.py.
 Source: PROTOCOL P4, P5, P6.
@@ -45,7 +46,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Overtaken:
-    """A newer generation owns the job: this driver may not append again."""
+    """A newer generation owns the job, or it is finished: this driver may not append again."""
 
     owner: str
     job: Job
@@ -72,9 +73,10 @@ class Appended:
 
 @dataclass(frozen=True)
 class Lost:
-    """A newer generation is in the log. Exit; do not retry."""
+    """A newer generation is in the log, or the job is finished. Exit; do not retry."""
 
     job: Job
+    """With `job.finished`, an older driver brought the job to its end just before our start."""
     ours: Generation
 
 
@@ -90,7 +92,7 @@ def create_job(state: Quiet, body: JobCreated, uuid: JobUuid, at: int) -> tuple[
 
 def append(state: Quiet, draft: Draft, at: int) -> tuple[Appender, list[Effect]]:
     """Send the next record. The caller waits for Appended or Lost before it sends another."""
-    assert state.job is not None
+    assert state.job is not None and not state.job.finished
     record = _record(state.owner, state.job, draft, at)
     return InFlight(state.owner, state.job, record, draft), [Create(record)]
 
@@ -110,7 +112,7 @@ def occupied(state: InFlight, found: Record) -> tuple[Appender, list[Effect]]:
         # Two drivers created the job at once; the other's UUID is the job's.
         return Quiet(state.owner, job), [Appended(found, job)]
     starting = isinstance(state.record.body, GenerationStarted)
-    if isinstance(found.body, GenerationStarted) or not starting:
+    if isinstance(found.body, GenerationStarted) or job.finished or not starting:
         ours = state.record.generation
         return Overtaken(state.owner, job, ours), [Lost(job, ours)]
     # An older driver's last record came first: fold it, and start from the newer base (P5).

@@ -113,6 +113,7 @@ def acked(state: Coordinator, epoch: Epoch, part: SubtaskPart) -> tuple[Coordina
     """Take one subtask's ack; a late or repeated one changes nothing."""
     if not isinstance(state, Collecting) or state.barrier.epoch != epoch:
         return state, []
+    assert 0 <= part.subtask < state.parallelism, f"subtask {part.subtask} is none of this generation"
     parts = {**state.parts, part.subtask: state.parts.get(part.subtask, part)}
     if len(parts) < state.parallelism:
         return replace(state, parts=parts), []

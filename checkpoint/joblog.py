@@ -87,6 +87,10 @@ class Record(msgspec.Struct, frozen=True):
         return type(self.body).__name__
 
 
+class _Version(msgspec.Struct):
+    v: int
+
+
 @dataclass(frozen=True)
 class Completed:
     """A completed checkpoint as the log tells it."""
@@ -144,11 +148,23 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes, path: str) -> Record:
-    """Read a record back. Raises Damaged when the bytes are not one."""
+    """Read a record back.
+
+    Raises:
+        Damaged: the bytes are not a record.
+        ConfigError: they are one of another version.
+    """
     try:
-        return msgspec.json.decode(data, type=Record)
+        version = msgspec.json.decode(data, type=_Version).v
+        if version == FORMAT_VERSION:
+            return msgspec.json.decode(data, type=Record)
     except msgspec.DecodeError as error:
         raise _broken(f"job log record {path} cannot be read: {error}") from error
+    raise ConfigError(
+        f"job log record {path} has format {version}; this version of Holdfast reads format {FORMAT_VERSION}",
+        not_done="the job was not started and nothing was written",
+        next_step="run the job with the version that wrote it, or with a newer one",
+    )
 
 
 def next_first_epoch(job: Job) -> Epoch:
@@ -159,7 +175,11 @@ def next_first_epoch(job: Job) -> Epoch:
     """
     if job.generation == 0:
         return Epoch(1)
-    return Epoch(max(job.base_epoch, job.first_epoch - 1) + EPOCHS_GIVEN_UP_MAX + 1)
+    return Epoch(_last_usable(job) + 1)
+
+
+def _last_usable(job: Job) -> Epoch:
+    return Epoch(max(job.base_epoch, job.first_epoch - 1) + EPOCHS_GIVEN_UP_MAX)
 
 
 def fold(job: Job | None, record: Record) -> Job:
@@ -177,6 +197,8 @@ def fold(job: Job | None, record: Record) -> Job:
             next_step="give each job a root or a name of its own",
             where=Where(job=job.name),
         )
+    if record.timeline != job.timeline:
+        raise _broken(f"job log record {record.seq} is of timeline {record.timeline}, not of {job.timeline}")
     job = replace(job, next_seq=record.seq + 1)
     if isinstance(body, GenerationStarted):
         return _fold_start(job, record, body)
@@ -186,11 +208,14 @@ def fold(job: Job | None, record: Record) -> Job:
         raise _broken(f"job log record {record.seq} is of generation {record.generation}, not of {job.generation}")
     match body:
         case CheckpointCompleted(epoch=epoch, follows=follows):
-            if epoch < job.first_epoch or epoch <= job.base_epoch or follows != job.base_epoch:
+            first = max(job.first_epoch, job.base_epoch + 1)
+            if not first <= epoch <= _last_usable(job) or follows != job.base_epoch:
                 raise _broken(f"job log record {record.seq}: epoch {epoch} cannot follow {job.base_epoch}")
             done = Completed(body, record.generation, record.timeline, record.at)
             return replace(job, completed=(*job.completed, done))
-        case Stopped() | Finished():
+        case Stopped(epoch=epoch) | Finished(epoch=epoch):
+            if epoch != job.base_epoch:
+                raise _broken(f"job log record {record.seq} ends the run at epoch {epoch}, not at {job.base_epoch}")
             return replace(job, ended=body, ended_at=record.at)
         case JobCreated():
             raise _broken(f"job log record {record.seq} creates the job a second time")
@@ -207,7 +232,6 @@ def _fold_start(job: Job, record: Record, body: GenerationStarted) -> Job:
     return replace(
         job,
         generation=record.generation,
-        timeline=record.timeline,
         owner=record.owner,
         first_epoch=body.first_epoch,
         starts=(*job.starts, start),

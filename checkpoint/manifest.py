@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Damaged
+from holdfast.errors import ConfigError, Damaged
 from holdfast.model import (
     Epoch,
     Generation,
@@ -75,6 +75,10 @@ class Manifest(msgspec.Struct, frozen=True):
     v: int = FORMAT_VERSION
 
 
+class _Version(msgspec.Struct):
+    v: int
+
+
 class SubtaskPart(msgspec.Struct, frozen=True):
     """What one worker contributes to a checkpoint: the content of its ack."""
 
@@ -95,13 +99,20 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes, ref: ObjectRef) -> Manifest:
     """Read a manifest back; the hash was verified by the reader of the bytes."""
     try:
-        return msgspec.json.decode(data, type=Manifest)
+        version = msgspec.json.decode(data, type=_Version).v
+        if version == FORMAT_VERSION:
+            return msgspec.json.decode(data, type=Manifest)
     except msgspec.DecodeError as error:
         raise Damaged(
             f"manifest {ref.path} cannot be read: {error}",
             not_done="no state was restored from it",
             next_step="check the storage; an older checkpoint may still be good: holdfast checkpoints verify JOB",
         ) from error
+    raise ConfigError(
+        f"manifest {ref.path} has format {version}; this version of Holdfast reads format {FORMAT_VERSION}",
+        not_done="no state was restored from it",
+        next_step="run the job with the version that wrote it, or with a newer one",
+    )
 
 
 def follow(
@@ -123,6 +134,7 @@ def follow(
         parts: One ack per subtask.
     """
     parts = sorted(parts, key=lambda part: part.subtask)
+    assert [part.subtask for part in parts] == list(range(header.parallelism)), "a part is missing"
     offsets = dict(positions)
     tags = dict(confirmed)
     fresh: list[Pending] = []
@@ -132,6 +144,8 @@ def follow(
         for done in part.delivered:
             tags[done.writer] = max(done.tag, tags.get(done.writer, done.tag))
         if part.segment is not None:
+            assert part.segment.epoch == header.epoch, "a segment of another epoch"
+            assert part.segment.follows <= header.follows, "changes between two completed epochs are missing"
             segments[part.subtask] = part.segment
         for sink, staged in sorted(part.staged.items()):
             if staged.parts:

@@ -29,7 +29,9 @@ def _handle_for(base: Manifest | None, subtask: Subtask, owned: tuple[int, int])
         subtask,
         owned,
         tuple(bases.values()),
-        max((old.base_epoch for old in overlapping), default=NO_EPOCH),
+        # The oldest one: a segment above it may still be missing from one of the bases, and values
+        # are absolute, so those that a newer base holds already do no harm.
+        min((old.base_epoch for old in overlapping), default=NO_EPOCH),
         tuple(sorted(segments.values(), key=lambda segment: (segment.epoch, segment.object.path))),
     )
 

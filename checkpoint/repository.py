@@ -41,14 +41,29 @@ class Repository:
         return job
 
     def records(self) -> list[joblog.Record]:
-        """Return all records in order, those appended while reading included."""
+        """Return all records in order, those appended while reading included.
+
+        Read by number, since a listing may miss a record that is created meanwhile and show its
+        successor. Then listed, since the end is not where the first record is missing but where no
+        higher one exists (P7): appending into a hole would rewrite history.
+
+        Raises:
+            Damaged: a record is missing before another one.
+        """
         found: list[joblog.Record] = []
-        names = [path for path in self._store.list("log") if path.endswith(".json")]
-        for path in names:
-            found.append(joblog.decode(self._store.get(path), path))
-        while (record := self.read_record(len(found) + 1)) is not None:
-            found.append(record)
-        return found
+        while True:
+            while (record := self.read_record(len(found) + 1)) is not None:
+                found.append(record)
+            path = record_path(len(found) + 1)
+            higher = [name for name in self._store.list("log") if name.endswith(".json") and name >= path]
+            if not higher:
+                return found
+            if self.read_record(len(found) + 1) is None:
+                raise Damaged(
+                    f"the job log has {higher[0]}, but not {path}",
+                    not_done="the job was not started and nothing was written",
+                    next_step="restore the job's log folder from a copy, or start under another name",
+                )
 
     def read_record(self, seq: int) -> joblog.Record | None:
         """Return the record with this number, None if there is none yet."""
