@@ -91,9 +91,7 @@ def _text(step: Step) -> str:
             ]
             return "select " + ", ".join(changed)
         case Aggregate(operator=operator, keys=keys, aggregations=aggregations):
-            parts = [
-                f"{bound.result.name} = {bound.kind}({bound.column or ''})" for bound in aggregations
-            ]
+            parts = [f"{bound.result.name} = {bound.kind}({bound.column or ''})" for bound in aggregations]
             return f"aggregate {operator} by {', '.join(keys)}: {', '.join(parts)}"
         case SinkStep(sink=sink):
             return f"sink {sink}"

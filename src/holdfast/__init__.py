@@ -20,12 +20,14 @@ if TYPE_CHECKING:
         JobFailed,
         Unavailable,
     )
+    from holdfast.runtime import testing as testing
     from holdfast.runtime.aggregates import count, max, mean, min, sum
     from holdfast.runtime.app import App
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.log import Log
     from holdfast.sinks.sqlite import SQLite
 
+_MODULES = {"errors": "holdfast.errors", "testing": "holdfast.runtime.testing"}
 _HOMES = {
     "App": "holdfast.runtime.app",
     "count": "holdfast.runtime.aggregates",
@@ -61,12 +63,13 @@ __all__ = [
     "mean",
     "min",
     "sum",
+    "testing",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module("holdfast.errors")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

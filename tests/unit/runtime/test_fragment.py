@@ -105,11 +105,13 @@ class TestAppendStreams:
 
     def test_steps_see_what_steps_before_them_gave(self) -> None:
         run = run_of(
-            lambda s: s.filter(pl.col("price") > 0)
-            .with_columns(price=pl.col("price") * 2, old="price")
-            .filter(pl.col("price") > 15)
-            .select("note", "price", half="old", one=pl.lit(1))
-            .sink("out", MemorySink())
+            lambda s: (
+                s.filter(pl.col("price") > 0)
+                .with_columns(price=pl.col("price") * 2, old="price")
+                .filter(pl.col("price") > 15)
+                .select("note", "price", half="old", one=pl.lit(1))
+                .sink("out", MemorySink())
+            )
         )
         run.fragments[0].on_batch(batch(ROWS))
         assert run.rows() == [{"note": "a", "price": 20.0, "half": 10.0, "one": 1}]
@@ -171,6 +173,23 @@ class TestAppendStreams:
         run.fragments[0].on_batch(batch(ROWS))
         assert run.written == []
 
+    def test_texts_stay_beside_the_numbers_of_their_row_through_filters_and_projections(self) -> None:
+        run = run_of(
+            lambda s: (
+                s.filter(pl.col("price") > 0)
+                .select("price", text="note", twice=pl.col("auction") * 2)
+                .filter(pl.col("twice") > 2)
+                .sink("out", MemorySink())
+            )
+        )
+        run.fragments[0].on_batch(batch([*ROWS, (9, 1.0, "é")]))
+        assert run.rows() == [{"price": 7.5, "text": "d", "twice": 6}, {"price": 1.0, "text": "é", "twice": 18}]
+
+    def test_texts_alone_are_filtered_too(self) -> None:
+        run = run_of(lambda s: s.filter(pl.col("price") > 0).select("note").sink("out", MemorySink()))
+        run.fragments[0].on_batch(batch(ROWS).slice(1, 3))
+        assert run.rows() == [{"note": "d"}]
+
     def test_a_slice_of_a_batch_is_taken_as_it_is(self) -> None:
         run = run_of(lambda s: s.with_columns(x=pl.col("price") + 1).sink("out", MemorySink()))
         run.fragments[0].on_batch(batch(ROWS).slice(2, 2))
@@ -180,9 +199,11 @@ class TestAppendStreams:
 class TestExpressionsThatFail:
     def test_the_error_names_line_operator_and_source(self) -> None:
         run = run_of(
-            lambda s: s.filter(pl.col("price").is_null())
-            .with_columns(number=pl.col("note").cast(pl.Int64))
-            .sink("out", MemorySink())
+            lambda s: (
+                s.filter(pl.col("price").is_null())
+                .with_columns(number=pl.col("note").cast(pl.Int64))
+                .sink("out", MemorySink())
+            )
         )
         with pytest.raises(hf.JobFailed, match=r"with_columns on stream 'bids' at test_fragment.py:\d+") as caught:
             run.fragments[0].on_batch(batch(ROWS))
@@ -190,28 +211,32 @@ class TestExpressionsThatFail:
 
     def test_rows_that_a_filter_dropped_before_cannot_fail(self) -> None:
         run = run_of(
-            lambda s: s.filter(pl.col("note").str.contains("^[0-9]+$"))
-            .with_columns(number=pl.col("note").cast(pl.Int64))
-            .sink("out", MemorySink())
+            lambda s: (
+                s.filter(pl.col("note").str.contains("^[0-9]+$"))
+                .with_columns(number=pl.col("note").cast(pl.Int64))
+                .sink("out", MemorySink())
+            )
         )
         run.fragments[0].on_batch(batch([(1, None, "x"), (2, None, "42")]))
         assert [row["number"] for row in run.rows()] == [42]
 
     def test_nor_can_they_fail_a_filter_behind_it(self) -> None:
         run = run_of(
-            lambda s: s.filter(pl.col("auction") > 1)
-            .filter(pl.col("note").str.to_integer() > 1)
-            .sink("out", MemorySink())
+            lambda s: (
+                s.filter(pl.col("auction") > 1).filter(pl.col("note").str.to_integer() > 1).sink("out", MemorySink())
+            )
         )
         run.fragments[0].on_batch(batch([(1, None, "x"), (2, None, "42")]))
         assert [row["note"] for row in run.rows()] == ["42"]
 
     def test_behind_an_aggregate_the_operator_is_named(self) -> None:
         run = run_of(
-            lambda s: s.key_by("note")
-            .agg("counts", n=hf.count())
-            .with_columns(number=pl.col("note").cast(pl.Int64))
-            .sink("out", MemorySink(key=["note"]))
+            lambda s: (
+                s.key_by("note")
+                .agg("counts", n=hf.count())
+                .with_columns(number=pl.col("note").cast(pl.Int64))
+                .sink("out", MemorySink(key=["note"]))
+            )
         )
         run.fragments[0].on_batch(batch(ROWS))
         with pytest.raises(hf.JobFailed) as caught:
@@ -259,10 +284,12 @@ class TestUpsertStreams:
 
     def test_a_delete_stays_a_delete_whatever_comes_behind(self) -> None:
         run = self.counts(
-            lambda s: s.filter(pl.col("n") > 1)
-            .with_columns(one=pl.lit(1), filled=pl.col("total").fill_null(0), key2="auction")
-            .filter(pl.col("one") == 1)
-            .filter(pl.col("n").is_null() | (pl.col("n") > 0))
+            lambda s: (
+                s.filter(pl.col("n") > 1)
+                .with_columns(one=pl.lit(1), filled=pl.col("total").fill_null(0), key2="auction")
+                .filter(pl.col("one") == 1)
+                .filter(pl.col("n").is_null() | (pl.col("n") > 0))
+            )
         )
         run.fragments[0].on_batch(batch(ROWS[:2] + ROWS[:1]))
         run.barrier()
