@@ -309,9 +309,8 @@ class SQLiteTarget:
             db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM {INCOMING} ORDER BY rowid")
             return
         self._record_before(db, tag, key)
-        db.execute(
-            f"DELETE FROM main.{table} WHERE ({listed(key)}) IN (SELECT {listed(key)} FROM {INCOMING} WHERE {OP} = {DELETE})"
-        )
+        deleted = f"SELECT {listed(key)} FROM {INCOMING} WHERE {OP} = {DELETE}"
+        db.execute(f"DELETE FROM main.{table} WHERE ({listed(key)}) IN ({deleted})")
         values = [quoted(name) for name in self._columns if name not in key]
         replace = f"DO UPDATE SET {', '.join(f'{v} = excluded.{v}' for v in values)}" if values else "DO NOTHING"
         db.execute(

@@ -94,7 +94,7 @@ def meaning_of(where: str, error: sqlite3.Error) -> HoldfastError | None:
         return Damaged(
             f"{where}: {error}",
             not_done="nothing was delivered",
-            next_step="restore the file from a backup (sqlite3 FILE .recover saves what is readable), then rewind the job",
+            next_step="restore the file from a backup (sqlite3 FILE .recover saves what it can), then rewind the job",
         )
     if code in _REFUSED:
         return ConfigError(

@@ -151,5 +151,5 @@ def _damaged(why: str) -> Damaged:
     return Damaged(
         f"a staged part is broken: {why}",
         not_done="its epoch was not delivered, nor any epoch after it",
-        next_step="check the store that holds the job's root; holdfast checkpoints verify JOB names every broken object",
+        next_step="check the store that holds the job's root; holdfast checkpoints verify JOB names what is broken",
     )
