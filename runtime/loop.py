@@ -39,6 +39,11 @@ from holdfast.state.store import StateStore
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 """Errors that would come again after a restart."""
 SEAL_RETRY_S = 0.2
+LAG_EPOCHS_MAX = 8
+LAG_BYTES_MAX = 64 << 20
+"""How far the cold store may fall behind before it is served between batches."""
+APPLY_EVERY_TURNS = 16
+APPLY_AFTER_IDLE_S = 0.25
 
 
 class Ports(Protocol):
@@ -89,6 +94,7 @@ class WorkerLoop:
         self._timer_ids = itertools.count()
         self._deliveries = Deliveries(plan, ports, self._after, self._confirmed, self._fail)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
+        self._turns, self._busy_until = 0, 0.0
         self.exited: str | None = None
 
     # Events
@@ -137,7 +143,22 @@ class WorkerLoop:
             self.beat()
         if not worked and not active.machine.halted and active.run.ended() and not self._shown.ended:
             self.beat()
-        return worked or (self._state is not None and self._state.apply())
+        return self._apply_some(worked) or worked
+
+    def _apply_some(self, worked: bool) -> bool:
+        """Bring the cold store nearer when there is time for it, or when it has fallen far behind."""
+        state, now = self._state, self._ports.clock.monotonic()
+        if worked:
+            self._busy_until = now
+        if state is None or (worked and self._turns % APPLY_EVERY_TURNS != 0):
+            self._turns += 1
+            return False
+        self._turns += 1
+        lag = state.lag
+        far = lag.epochs >= LAG_EPOCHS_MAX or lag.bytes >= LAG_BYTES_MAX
+        if not far and (worked or now - self._busy_until < APPLY_AFTER_IDLE_S):
+            return False
+        return state.apply()
 
     def idle_s(self) -> float:
         """Return how long the loop may sleep unless it is woken, in seconds."""

@@ -68,8 +68,7 @@ class FragmentRuntime:
             JobFailed: an expression cannot be computed.
         """
         for aggregate, consumers in self._aggregates:
-            changes = aggregate.changes()
-            if changes is not None:
+            if consumers and (changes := aggregate.changes()) is not None:
                 _give(consumers, changes)
 
     def counters(self) -> dict[str, tuple[int, int]]:
