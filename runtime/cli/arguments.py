@@ -1,0 +1,64 @@
+"""What all commands share on the command line: how wrong use is refused, and the flags that mean the same everywhere.
+
+Wrong use is a ConfigError like any other, so it has three parts and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, NoReturn
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.settings import ENVIRONMENT_PREFIX, SETTINGS
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with our kind of error and without guessing at shortened flags."""
+
+    def __init__(self, **given: Any) -> None:
+        given.setdefault("formatter_class", _Help)
+        super().__init__(allow_abbrev=False, **given)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, not_done="the command did nothing", next_step=f"see {self.prog} --help")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=110)
+
+
+def add_command(subparsers: Any, name: str, description: str, examples: str, *, actions: bool = False) -> Parser:
+    """Add a command; `examples` are lines as one would type them. One with actions leaves the flags to them."""
+    lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
+    parser: Parser = subparsers.add_parser(name, description=description, epilog=f"examples:\n{lines}")
+    if not actions:
+        add_common(parser)
+    return parser
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add --root, --json and --debug."""
+    parser.add_argument(
+        "--root", metavar="R", help="folder or URL that holds the jobs; default: HOLDFAST_ROOT, else ./.holdfast"
+    )
+    parser.add_argument("--json", action="store_true", help="print results, and errors, as JSON on stdout")
+    parser.add_argument("--debug", action="store_true", help="with an error, show where in the code it arose")
+
+
+def root_of(args: argparse.Namespace) -> str:
+    """Return the root that the command works on: flag, else environment, else default.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    variable = f"{ENVIRONMENT_PREFIX}ROOT"
+    default = next(setting.default for setting in SETTINGS if setting.name == "root")
+    root = args.root if args.root is not None else os.environ.get(variable, str(default))
+    if not root:
+        called = "--root" if args.root is not None else variable
+        raise ConfigError(
+            f"{called} is empty", not_done="the command did nothing", next_step=f"give {called} a folder or a URL"
+        )
+    return str(root)

@@ -1,0 +1,182 @@
+"""What commands know of a job from outside: its log, its manifests, and `live.json` while somebody keeps it fresh.
+
+The log is the truth. `live.json` adds what only the driver knows, and only while it is younger than
+`status.STALE_AFTER_MS` and of the log's generation; a driver that failed says so in it for good. Ages are computed
+at the time of reading.
+
+Source: DESIGN section 13 (`live.json`); API.md, JSON `status`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository, record_path
+from holdfast.errors import ConfigError, Damaged, NotFound, Where
+from holdfast.ports import ObjectStore
+from holdfast.runtime import status
+from holdfast.storage.objects import LocalObjects, open_objects
+from holdfast.storage.paths import join
+
+NAMES_SHOWN_MAX = 20
+RUNNING = frozenset({"starting", "running", "recovering"})
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A job as its root holds it."""
+
+    name: str
+    folder: str
+    """The job's own folder or URL below the root."""
+    store: ObjectStore
+    repository: Repository
+    job: joblog.Job
+
+
+def open_job(root: str, name: str) -> Stored:
+    """Read a job's log.
+
+    Raises:
+        ConfigError: there is no such job; lists those that exist.
+        Damaged: the log cannot be read.
+    """
+    if name and "/" not in name and name not in (".", ".."):
+        folder = join(root, name)
+        store = open_objects(folder, writable=False)
+        repository = Repository(store)
+        job = repository.read_log()
+        if job is not None:
+            return Stored(name, folder, store, repository, job)
+    raise _unknown(root, name)
+
+
+def job_names(root: str) -> list[str]:
+    """Return the jobs under a root; none if the root does not exist."""
+    store, first = open_objects(root, writable=False), record_path(1)
+    if isinstance(store, LocalObjects):
+        return sorted(path.parent.parent.name for path in store.root.glob(f"*/{first}"))
+    found = (path.removesuffix(f"/{first}") for path in store.list("") if path.endswith(f"/{first}"))
+    return sorted(name for name in found if "/" not in name)
+
+
+def status_of(stored: Stored, now_us: int) -> dict[str, Any]:
+    """Return the job's status in the form of API.md."""
+    live = read_live(stored.store)
+    job = stored.repository.read_log() or stored.job  # after live.json, which thus cannot be ahead of it
+    shown = observed(job, stored.name, stored.folder, live, now_us)
+    if not shown["sources"] and job.completed:
+        try:
+            _add_manifest(shown, stored.repository.load_manifest(job.completed[-1].body.manifest))
+        except Damaged as error:
+            shown["problems"].append({"code": error.kind, "what": error.what, "next": error.next_step})
+    return shown
+
+
+def read_live(store: ObjectStore) -> Mapping[str, Any] | None:
+    """Return what the driver last said, None if there is nothing that this version understands."""
+    try:
+        live = json.loads(store.get("live.json"))
+    except (NotFound, ValueError):
+        return None
+    if not isinstance(live, dict) or live.get("schema") != status.SCHEMA or not isinstance(live.get("driver"), dict):
+        return None
+    return live
+
+
+def observed(
+    job: joblog.Job, name: str, folder: str, live: Mapping[str, Any] | None, now_us: int
+) -> dict[str, Any]:
+    """Put together what log and `live.json` say at this moment."""
+    shown = status.of_log(job, name, folder)
+    shown["restarts"] = _restarts(job, ())
+    if live is None or live["generation"] != job.generation or live.get("job_uuid", job.uuid) != job.uuid:
+        if job.ended is None:
+            shown |= _unseen(job, live, now_us)
+    else:
+        driver = {**live["driver"], "seen_ms": max(0, (now_us - live["driver"]["at"]) // 1000)}
+        shown["driver"], shown["mode"] = driver, live["mode"]
+        if job.ended is not None:
+            shown["restarts"] = _restarts(job, live["restarts"])
+        elif live["state"] == "failed" or driver["seen_ms"] <= status.STALE_AFTER_MS:
+            from_log: dict[str, Any] = {key: shown[key] for key in ("checkpoint", "epochs") if key in shown}
+            shown = {**shown, **live, **from_log, "driver": driver, "restarts": _restarts(job, live["restarts"])}
+        else:
+            shown["reason"] = _lost(driver)
+    if shown["checkpoint"] is not None:
+        shown["checkpoint"]["age_ms"] = max(0, (now_us - shown["checkpoint"]["at"]) // 1000)
+    if shown["state"] == "unreachable":
+        next_step = "see whether the driver's process and host are alive; if not, run the job again: it goes on"
+        shown["problems"] = [{"code": "unreachable", "what": shown["reason"], "next": next_step}]
+    return shown
+
+
+def _unseen(job: joblog.Job, live: Mapping[str, Any] | None, now_us: int) -> dict[str, Any]:
+    """The newest generation has not shown itself: it may have started just now, or died at once."""
+    last = job.starts[-1] if job.starts else None
+    since = last.at if last is not None else job.created_at
+    if now_us - since <= status.STALE_AFTER_MS * 1000:
+        recovering = live is not None and last is not None and last.generation > 1
+        return {"state": "recovering" if recovering else "starting", "reason": None if last is None else last.cause}
+    age_s = (now_us - since) // 1_000_000
+    return {"reason": f"no driver of generation {job.generation} was seen; it started {age_s:,} s ago"}
+
+
+def _lost(driver: Mapping[str, Any]) -> str:
+    where = f"the driver (pid {driver['pid']} on {driver['host']})"
+    if driver["host"] == socket.gethostname() and not os.path.exists(f"/proc/{driver['pid']}"):
+        return f"{where} is gone"
+    return f"{where} was last seen {driver['seen_ms'] / 1000:.0f} s ago"
+
+
+def _restarts(job: joblog.Job, live: Any) -> list[dict[str, Any]]:
+    """Return every recovery that the log holds; how long it took is known from the driver alone."""
+    took = {restart["generation"]: restart["recovery_ms"] for restart in live}
+    return [
+        {"at": s.at, "cause": s.cause, "generation": s.generation, "recovery_ms": took.get(s.generation)}
+        for s in job.starts
+        if s.generation in took or not s.cause.startswith("started")
+    ]
+
+
+def _add_manifest(shown: dict[str, Any], manifest: Manifest) -> None:
+    """Fill in what the last checkpoint knows of sources and sinks when no driver tells."""
+    unknown = dict.fromkeys(("end_offset", "lag", "oldest_offset", "watermark", "idle_ms"))
+    shown["sources"] = [
+        {"name": at.source, "partition": at.partition, "offset": at.offset, **unknown} for at in manifest.positions
+    ]
+    delivered: dict[str, int] = {}
+    staged: dict[str, int] = {}
+    for done in manifest.confirmed:
+        delivered[done.writer.sink] = max(delivered.get(done.writer.sink, 0), done.tag.epoch)
+    for item in manifest.pending:
+        staged[item.writer.sink] = max(staged.get(item.writer.sink, 0), item.tag.epoch)
+    shown["sinks"] = [
+        {"name": name, "staged_epoch": staged.get(name), "delivered_epoch": delivered.get(name), "error": None}
+        for name in sorted({*delivered, *staged})
+    ]
+
+
+def _unknown(root: str, name: str) -> ConfigError:
+    names = job_names(root)
+    listed = ", ".join(names[:NAMES_SHOWN_MAX])
+    if len(names) > NAMES_SHOWN_MAX:
+        listed += f" and {len(names) - NAMES_SHOWN_MAX} more"
+    if name.endswith(".py"):
+        next_step = "give the job's name, the first argument of hf.App, not its file"
+    else:
+        next_step = "correct the name" if names else "check where the job keeps its history"
+    return ConfigError(
+        f"there is no job {name!r} under {root}",
+        not_done="nothing was read or changed",
+        next_step=f"{next_step}, or give another --root; "
+        + (f"jobs here: {listed}" if names else "there are no jobs here"),
+        where=Where(job=name),
+    )

@@ -1,0 +1,140 @@
+"""Finds the app in a job's Python file, and sees to it that the file's code reaches Spark's executors.
+
+The file is executed under a module name of its own, so that its `if __name__ == "__main__"` part does not run.
+Executors cannot import that module, nor modules that lie beside the file: functions and classes of both travel by
+value. Whatever is installed is expected to be installed on the executors as well.
+
+Source: cloudpickle, register_pickle_by_value.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ConfigError, HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.runtime.app import App
+
+_NOT_LOADED = "the job was not loaded and nothing was started"
+_loading: list[Path] = []
+"""The file that is being executed just now."""
+
+
+def load(path: str, name: str | None = None) -> App:
+    """Execute a job's file and return its app.
+
+    Args:
+        name: Which app, for a file that builds several.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be executed, or it is not clear which app is meant.
+    """
+    file = Path(path)
+    if not file.is_file():
+        kind = "a folder" if file.is_dir() else "no file"
+        hint = "" if path.endswith(".py") else "; this command takes the job's Python file, not its name"
+        raise ConfigError(
+            f"{path} is {kind}", not_done=_NOT_LOADED, next_step=f"give the path of the file that builds the app{hint}"
+        )
+    return _app_of(_execute(file.absolute()), path, name)
+
+
+def refuse_while_loading() -> None:
+    """Refuse to run an app whose file is only being looked at.
+
+    Raises:
+        ConfigError: a file is being loaded.
+    """
+    if _loading:
+        raise ConfigError(
+            f"{_loading[-1].name} runs its app as soon as it is imported",
+            not_done=_NOT_LOADED,
+            next_step='put the call of main() at its end below: if __name__ == "__main__":',
+        )
+
+
+def ship_by_value(folder: Path) -> None:
+    """Let functions and classes of every loaded module that lies in this folder travel to executors by value."""
+    from pyspark.cloudpickle import register_pickle_by_value
+
+    for name, module in list(sys.modules.items()):
+        if "." not in name and name not in ("holdfast", "__main__") and _lies_in(module, folder):
+            register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def _lies_in(module: ModuleType, folder: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str):
+        return False
+    path = Path(file).absolute()
+    return (path.parent.parent if path.name == "__init__.py" else path.parent) == folder
+
+
+def _execute(file: Path) -> ModuleType:
+    name = "holdfast_job_" + re.sub(r"\W", "_", file.stem)
+    loader = SourceFileLoader(name, str(file))
+    spec = spec_from_loader(name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    sys.path.insert(0, str(file.parent))  # as `python job.py` does
+    try:
+        with _marked(file):
+            loader.exec_module(module)
+    except HoldfastError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's code raises, it has to change
+        raise ConfigError(
+            f"{file.name} cannot be loaded: {_described(error, file)}",
+            not_done=_NOT_LOADED,
+            next_step="correct the file; with --debug the whole traceback is shown",
+        ) from error
+    return module
+
+
+@contextmanager
+def _marked(file: Path) -> Iterator[None]:
+    _loading.append(file)
+    try:
+        yield
+    finally:
+        _loading.pop()
+
+
+def _described(error: BaseException, file: Path) -> str:
+    if isinstance(error, SystemExit):
+        return "it ends the process while it is imported"
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    return (f"line {lines[-1]}: " if lines else "") + "".join(traceback.format_exception_only(error)).strip()
+
+
+def _app_of(module: ModuleType, path: str, name: str | None) -> App:
+    from holdfast.runtime.app import App
+
+    apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}
+    names = sorted(app.name for app in apps.values())
+    if not apps:
+        raise ConfigError(
+            f"{path} builds no app",
+            not_done=_NOT_LOADED,
+            next_step='build one at the top level of the file: app = hf.App("name")',
+        )
+    chosen = [app for app in apps.values() if name is None or app.name == name]
+    if len(chosen) == 1:
+        return chosen[0]
+    what = f"{path} builds {len(names)} apps" if name is None else f"{path} builds no app {name!r}"
+    raise ConfigError(
+        f"{what}: {', '.join(names)}", not_done=_NOT_LOADED, next_step=f"choose one: --app {names[0]}"
+    )

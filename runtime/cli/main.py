@@ -1,0 +1,83 @@
+"""`holdfast`: finds the command, and loads only that one.
+
+Loading Spark or Polars takes longer than most commands do, so a command's module is imported when it is asked for,
+and the list of commands stands here.
+
+Source: API.md, command line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module, metadata
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.cli.arguments import Parser
+from holdfast.runtime.cli.reporting import guarded
+
+COMMANDS = {
+    "demo": "the main job on real data: kills a worker on purpose, checks the result",
+    "run": "run the job that a Python file describes",
+    "plan": "what a job would do: graph, settings, changes against the last checkpoint",
+    "jobs": "the jobs under a root",
+    "status": "how a job is doing",
+    "stop": "take a last checkpoint and end a running job; it can be started again",
+    "checkpoints": "list, show or verify the checkpoints of a job",
+    "log": "create, write, read and seal embedded logs",
+    "doctor": "check this machine: Python, Java, Spark, packages, storage",
+}
+_EPILOG = """\
+examples:
+  holdfast demo
+  holdfast run job.py --parallelism 4
+  holdfast status hot-auctions --json
+
+JOB is the name of a job under the root, JOB.py a Python file that builds an hf.App.
+exit status: 0 done, 1 unexpected, 2 wrong use or configuration, 4 damaged data, 5 something is unavailable,
+6 fenced or already running, 7 the job failed"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    return guarded(arguments, lambda: _dispatch(arguments))
+
+
+def _dispatch(arguments: list[str]) -> int:
+    parser = Parser(prog="holdfast", description="Stateful stream processing on Spark.", epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"holdfast {_version()}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    command = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    if command is None:
+        for name, does in COMMANDS.items():
+            subparsers.add_parser(name, help=does)
+        parser.parse_args(arguments)
+        parser.print_help(sys.stderr)
+        return ConfigError.exit_status
+    if command not in COMMANDS:
+        close = get_close_matches(command, COMMANDS, 1)
+        raise ConfigError(
+            f"there is no command {command!r}",
+            not_done="the command did nothing",
+            next_step=f"did you mean holdfast {close[0]}?" if close else f"use one of {', '.join(COMMANDS)}",
+        )
+    import_module(f"holdfast.runtime.cli.{command}").add_parser(subparsers)
+    chosen = subparsers.choices[command]
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
+    status: int = args.handler(args)
+    return status
+
+
+def _version() -> str:
+    try:
+        return metadata.version("holdfast")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""How a command ends: its exit status, and errors in three parts.
+
+Results go to stdout, advice and errors to stderr; with --json an error is a JSON object on stdout.
+
+Source: API.md, exit statuses and JSON `errors`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.errors import HoldfastError
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def guarded(arguments: Sequence[str], work: Callable[[], int]) -> int:
+    """Do the work of a command; return the exit status, after showing what went wrong.
+
+    Args:
+        arguments: The command line, which says how errors are wanted also when it cannot be parsed.
+    """
+    as_json, debug = "--json" in arguments, "--debug" in arguments
+    try:
+        status = work()
+        sys.stdout.flush()
+        return status
+    except HoldfastError as error:
+        return _shown(error, as_json, debug)
+    except KeyboardInterrupt:
+        print("\ninterrupted; what was not committed yet is read again by the next run", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left; Python would complain about it once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except SystemExit as leaving:  # argparse ends this way after --help and --version
+        return leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
+    except Exception as error:  # noqa: BLE001  shown, and the process ends: nothing is hidden
+        unexpected = HoldfastError(
+            f"unexpected {type(error).__name__}" + (f": {error}" if str(error) else ""),
+            not_done="the command did not come to its end",
+            next_step="run it again with --debug to see where this arose, and report it",
+        )
+        return _shown(unexpected, as_json, debug)
+
+
+def print_json(value: Any) -> None:
+    """Print a result as one JSON document."""
+    print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+
+
+def advise(text: str) -> None:
+    """Print a line for people that is no result."""
+    print(text, file=sys.stderr)
+
+
+def _shown(error: HoldfastError, as_json: bool, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    if as_json:
+        print_json(error.as_json())
+    else:
+        print(f"holdfast: {error}", file=sys.stderr)
+    return error.exit_status

@@ -1,0 +1,193 @@
+"""`holdfast run JOB.py`, `python job.py` and `spark-submit job.py`: three ways into one function.
+
+Source: API.md, command line and exit statuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from holdfast.errors import Fenced, HoldfastError, JobFailed, Where
+from holdfast.runtime.cli import text
+from holdfast.runtime.cli.arguments import Parser, add_command, add_common
+from holdfast.runtime.cli.jobfile import load, refuse_while_loading, ship_by_value
+from holdfast.runtime.cli.progress import STYLES, Progress, Tally
+from holdfast.runtime.cli.reporting import advise, guarded, print_json
+from holdfast.runtime.settings import resolve
+
+if TYPE_CHECKING:
+    from holdfast.runtime.app import App
+    from holdfast.runtime.run import Outcome, Prepared
+
+SETTING_FLAGS = ("root", "parallelism", "master", "checkpoint_every", "max_records_per_second")
+_DESCRIPTION = """\
+Run a job until its input ends, it is stopped, or it fails for good. Started again, it goes on from its last
+checkpoint. Ctrl-C takes a last checkpoint and ends it; a second Ctrl-C ends it at once, which loses nothing either.
+
+"records" in the progress is how far the sources are read: the sum of all next offsets. It goes on over restarts."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    examples = (
+        "holdfast run job.py\nholdfast run job.py --parallelism 4 --checkpoint-every 500ms --root s3://bucket/streams\n"
+        "holdfast run job.py --progress json | jq .records_per_s"
+    )
+    parser = add_command(subparsers, "run", _DESCRIPTION, examples)
+    add_job_arguments(parser)
+    add_run_arguments(parser)
+    parser.set_defaults(handler=handle)
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the file and the flags that choose the app in it and set its settings."""
+    parser.add_argument("file", metavar="JOB.py", help="Python file that builds an hf.App")
+    parser.add_argument("--app", metavar="NAME", help="which app, if the file builds several")
+    add_setting_arguments(parser)
+
+
+def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that are settings; the names in the namespace are those of the settings."""
+    parser.add_argument("--parallelism", metavar="N", help="workers; default: 2")
+    parser.add_argument("--master", metavar="M", help="Spark master URL; default: Spark's own, else local")
+    parser.add_argument("--checkpoint-every", metavar="D", help="time between checkpoints, such as 500ms; default: 1s")
+    parser.add_argument("--max-records-per-second", metavar="N", help="limit on what all sources read together")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags about a run that are no settings."""
+    parser.add_argument(
+        "--progress",
+        choices=STYLES,
+        default="auto",
+        help="auto: on stderr, in place on a terminal; plain: a line per second; json: an object per second on stdout",
+    )
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Load the file and run its app."""
+    app = load(args.file, args.app)
+    return run_app(app, args, Path(args.file).absolute().parent)
+
+
+def main_of(app: App) -> NoReturn:
+    """Run an app from the process of its own file; ends the process.
+
+    Raises:
+        ConfigError: the file is only being loaded, by `holdfast run` or another command.
+    """
+    refuse_while_loading()
+    program = Path(sys.argv[0])
+    arguments = sys.argv[1:]
+    sys.exit(guarded(arguments, lambda: run_app(app, _parsed(program.name, arguments), program.absolute().parent)))
+
+
+def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
+    """Run an app to its end.
+
+    Args:
+        folder: Where the job's file is; modules beside it travel to the workers.
+
+    Returns:
+        Exit status: 0 finished, stopped, or finished already.
+
+    Raises:
+        HoldfastError: the job cannot be started, was fenced, or failed; the kind tells the exit status.
+    """
+    from holdfast.runtime import run as runner
+
+    settings = resolve(app, flags_of(args), os.environ, submitted_conf())
+    prepared = runner.prepare(app.plan(), settings)
+    ship_by_value(folder)
+    start = _positions(prepared)
+    tally = Tally(start)
+    progress = Progress(args.progress, tally)
+    began = time.monotonic()
+    outcome = runner.run(prepared, progress.update, progress.note)
+    progress.end(outcome.status, outcome.kind if outcome.kind in ("finished", "stopped") else _state_of(outcome))
+    if outcome.kind in ("failed", "fenced"):
+        raise error_of(outcome, prepared.plan.app)
+    if args.json:
+        print_json(outcome.status)
+    advise(summary(prepared, outcome, tally.records, time.monotonic() - began))
+    return 0
+
+
+def flags_of(args: argparse.Namespace) -> dict[str, object]:
+    """Return the settings given as flags; None means "not given"."""
+    return {name: getattr(args, name) for name in SETTING_FLAGS}
+
+
+def submitted_conf() -> dict[str, str]:
+    """Return Spark's configuration where spark-submit made one; a Spark of our own takes its from the settings."""
+    from pyspark import SparkConf, SparkContext
+
+    if SparkContext._active_spark_context is not None:
+        return dict(SparkContext._active_spark_context.getConf().getAll())
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()  # connects to the JVM that started this process
+    return dict(SparkConf().getAll())
+
+
+def summary(prepared: Prepared, outcome: Outcome, records: int, seconds: float) -> str:
+    """Return the last line of a run: what was done, and where the results are."""
+    plan, status = prepared.plan, outcome.status
+    if outcome.kind == "already finished":
+        return (
+            f"{plan.app} has finished already, at epoch {status['checkpoint']['epoch']}; nothing was run. "
+            "To run it from the beginning give it another name or --root"
+        )
+    epochs = status.get("epochs", 0) - (len(prepared.job.completed) if prepared.job is not None else 0)
+    results = "; ".join(dict.fromkeys(str(getattr(sink.sink, "where", sink.sink)) for sink in plan.sinks))
+    return (
+        f"{plan.app} {outcome.kind}: {text.plural(epochs, 'epoch')}, {text.plural(records, 'record')}, "
+        f"{text.plural(len(status['restarts']), 'restart')} in {text.span(seconds * 1000)}; results: {results}"
+    )
+
+
+def error_of(outcome: Outcome, job: str) -> HoldfastError:
+    """Return the error that tells why the run ended."""
+    error: Mapping[str, Any] = outcome.error or {}
+    if outcome.kind == "fenced":
+        return Fenced(
+            f"another run took over job {job!r}, which is in generation {error.get('theirs', 'unknown')} now",
+            not_done="nothing was written after the take-over",
+            next_step=f"let it go on; to see it: holdfast status {job}",
+            where=Where(job=job),
+        )
+    checkpoint = outcome.status["checkpoint"]
+    kept = f"everything up to epoch {checkpoint['epoch']} is kept" if checkpoint else "no epoch was completed"
+    place = {name: error.get(name) for name in ("operator", "epoch", "source", "partition", "offset")}
+    return JobFailed(
+        f"job {job!r} failed: {str(error.get('what') or 'no cause is known').removesuffix('.')}",
+        not_done="; ".join(part for part in (error.get("not_done"), kept) if part),
+        next_step=error.get("next") or "remove the cause, then run the job again: it goes on from there",
+        where=Where(job=job, **place),
+    )
+
+
+def _parsed(program: str, arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(prog=program, description=_DESCRIPTION, epilog=f"examples:\n  python {program} --parallelism 4")
+    add_common(parser)
+    add_setting_arguments(parser)
+    add_run_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def _positions(prepared: Prepared) -> dict[tuple[str, int], int]:
+    """Where the run begins to read, as the last checkpoint says."""
+    if prepared.job is None or not prepared.job.completed:
+        return {}
+    manifest = prepared.repository.load_manifest(prepared.job.completed[-1].body.manifest)
+    return {(at.source, at.partition): at.offset for at in manifest.positions if at.offset >= 0}
+
+
+def _state_of(outcome: Outcome) -> str:
+    return "finished" if outcome.kind == "already finished" else "failed"

@@ -1,0 +1,113 @@
+"""`holdfast stop JOB`: asks a running job for a last checkpoint and its end, and waits for it.
+
+The request is an object under the job's folder; the driver answers it and appends `Stopped` once the last epoch is
+delivered. A job that does not run is left as it is: asking twice does no harm.
+
+Source: DESIGN section 13 (requests); PROTOCOL P13.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from holdfast.errors import JobFailed, Unavailable, Where
+from holdfast.runtime import requests
+from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.history import RUNNING, Stored, open_job, status_of
+from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.settings import duration_ms
+
+LOOK_EVERY_S = 0.2
+DOT_EVERY_S = 1.0
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = add_command(
+        subparsers,
+        "stop",
+        "Take a last checkpoint, deliver it, and end a running job. It can be started again and goes on from there.",
+        "holdfast stop hot-auctions\nholdfast stop hot-auctions --timeout 5m",
+    )
+    parser.add_argument("job", metavar="JOB", help="name of the job under the root")
+    parser.add_argument("--timeout", metavar="D", default="60s", help="how long to wait for the end; default: 60s")
+    parser.set_defaults(handler=handle)
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Stop the job. Exit status: 0 stopped or not running, 5 no driver answers or not in time, 7 it failed."""
+    timeout_s = duration_ms(args.timeout, "--timeout") / 1000
+    stored = open_job(root_of(args), args.job)
+    shown = status_of(stored, SystemClock().wall_us())
+    if shown["state"] in RUNNING:
+        deadline = time.monotonic() + timeout_s
+        request = requests.ask(stored.store, "stop", {}, shown["generation"])
+        shown = _wait(stored, request, deadline, args.timeout)
+        said = f"{args.job}: {shown['state']}{_at_epoch(shown)}"
+    elif shown["state"] == "unreachable":
+        raise _unreachable(args.job, shown, "no request was made")
+    else:
+        said = f"{args.job} is not running: {shown['state']}{_at_epoch(shown)}; there was nothing to stop"
+    if args.json:
+        print_json(shown)
+    else:
+        print(said)
+        if shown["state"] == "stopped":
+            advise("to go on from there: holdfast run JOB.py")
+    return 0
+
+
+def _wait(stored: Stored, request: str, deadline: float, timeout: str) -> dict[str, Any]:
+    """Wait until the log says that the run has ended; return the status then."""
+    answered, dotted, dots = False, time.monotonic(), 0
+    try:
+        while True:
+            shown = status_of(stored, SystemClock().wall_us())
+            answered = answered or requests.answer_to(stored.store, request) is not None
+            if shown["state"] in ("stopped", "finished"):
+                return shown
+            if shown["state"] == "failed":
+                raise JobFailed(
+                    f"job {stored.name!r} failed before it stopped: {shown['reason']}",
+                    not_done="no last checkpoint was taken; everything up to the one before stays",
+                    next_step=f"see the cause: holdfast status {stored.name}",
+                    where=Where(job=stored.name),
+                )
+            if shown["state"] == "unreachable":
+                raise _unreachable(stored.name, shown, "it is not known to have taken a last checkpoint")
+            if time.monotonic() > deadline:
+                raise _too_slow(stored, timeout, answered)
+            if time.monotonic() - dotted >= DOT_EVERY_S:
+                dotted, dots = time.monotonic(), dots + 1
+                print(".", end="", file=sys.stderr, flush=True)
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        if dots:
+            advise("")
+
+
+def _at_epoch(shown: dict[str, Any]) -> str:
+    return f" at epoch {shown['checkpoint']['epoch']}" if shown["checkpoint"] else ""
+
+
+def _unreachable(job: str, shown: dict[str, Any], not_done: str) -> Unavailable:
+    return Unavailable(
+        f"job {job!r} cannot be reached: {shown['reason']}",
+        not_done=not_done,
+        next_step=shown["problems"][0]["next"],
+        where=Where(job=job),
+    )
+
+
+def _too_slow(stored: Stored, timeout: str, answered: bool) -> Unavailable:
+    heard = "has accepted the request" if answered else "has not answered the request"
+    return Unavailable(
+        f"job {stored.name!r} {heard} but has not stopped within {timeout}",
+        not_done="it still runs; the request stands, and it stops as soon as its last epoch is delivered",
+        next_step=f"see what holds it up: holdfast status {stored.name}; to wait again: holdfast stop {stored.name}",
+        where=Where(job=stored.name),
+    )

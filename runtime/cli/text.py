@@ -1,0 +1,80 @@
+"""Numbers, times and tables for people. What is not known is shown as "-", never as zero.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+UNKNOWN = "-"
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 0) -> str:
+    """Return the rows below their headers, in columns two blanks apart; numbers stand on the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    kinds = list(zip(*([_is_number(value) for value in row] for row in cells), strict=True)) or [()] * len(headers)
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    lines = []
+    for row in [list(headers), *cells]:
+        placed = (
+            cell.rjust(width) if kind and all(kind) else cell.ljust(width)
+            for cell, width, kind in zip(row, widths, kinds, strict=True)
+        )
+        lines.append(" " * indent + "  ".join(placed).rstrip())
+    return "\n".join(lines)
+
+
+def count(number: float | None) -> str:
+    """Return a whole number with separators."""
+    return UNKNOWN if number is None else f"{number:,.0f}"
+
+
+def size(count_bytes: int | None) -> str:
+    """Return bytes in the largest unit that leaves at least one."""
+    if count_bytes is None:
+        return UNKNOWN
+    value, unit = float(count_bytes), _SIZES[0]
+    for larger in _SIZES[1:]:
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def span(milliseconds: float | None) -> str:
+    """Return a length of time: "35 ms", "1.2 s", "4 min", "2.5 h", "3.1 d"."""
+    if milliseconds is None:
+        return UNKNOWN
+    seconds = milliseconds / 1000
+    if seconds < 1:
+        return f"{milliseconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7_200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3_600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"
+
+
+def moment(micros: int | None) -> str:
+    """Return a point in time, UTC, to the second."""
+    if micros is None:
+        return UNKNOWN
+    return datetime.fromtimestamp(micros / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def plural(number: float | None, noun: str) -> str:
+    """Return "1 epoch", "2 epochs", "- epochs"."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
+def _cell(value: object) -> str:
+    if value is None or value == "":
+        return UNKNOWN
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _is_number(text: str) -> bool:
+    return text[:1].isdigit() or (text == UNKNOWN) or (text[:1] == "-" and text[1:2].isdigit())

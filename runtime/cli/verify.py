@@ -1,0 +1,142 @@
+"""`holdfast checkpoints verify`: reads every object that the checkpoints name and says which are not whole.
+
+An object is whole if its size and SHA-256 are those in the manifest; a changelog segment must also unseal. Objects
+that several checkpoints share are read once. Nothing is changed.
+
+Source: DESIGN section 4 (every object has size and hash).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint.joblog import Completed
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import read_verified
+from holdfast.errors import ConfigError, Damaged
+from holdfast.model import Epoch, ObjectRef
+from holdfast.runtime.cli import text
+from holdfast.runtime.cli.history import Stored
+from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.state.changelog import unseal
+
+PROGRESS_EVERY_S = 1.0
+EPOCHS_SHOWN_MAX = 3
+
+
+@dataclass
+class Named:
+    """An object, what it is, and the checkpoints that need it."""
+
+    ref: ObjectRef
+    kind: str
+    """manifest, segment, snapshot or staged."""
+    epochs: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much was to be checked."""
+
+    checkpoints: int
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An object that is not what was written."""
+
+    path: str
+    kind: str
+    what: str
+    epochs: tuple[int, ...]
+
+
+def verify_all(stored: Stored, chosen: Sequence[Completed], *, as_json: bool) -> int:
+    """Check all these checkpoints and print the verdict. Exit status: 0 whole, 4 damaged."""
+    named: dict[str, Named] = {}
+    broken: list[Broken] = []
+    for each in chosen:
+        try:
+            manifest = stored.repository.load_manifest(each.body.manifest)
+        except Damaged as error:
+            broken.append(Broken(each.body.manifest.path, "manifest", error.what, (each.body.epoch,)))
+            continue
+        _collect(manifest, named)
+    broken += _read_all(stored, list(named.values()))
+    lost = {epoch for each in broken for epoch in each.epochs}
+    whole = [each.body.epoch for each in chosen if each.body.epoch not in lost]
+    total = sum(each.ref.size for each in named.values()) + sum(each.body.manifest.size for each in chosen)
+    counts = Counts(len(chosen), len(named) + len(chosen), total)
+    if as_json:
+        print_json(_as_json(stored, counts, broken, whole))
+    else:
+        _print(stored, counts, broken, whole)
+    return Damaged.exit_status if broken else 0
+
+
+def _collect(manifest: Manifest, named: dict[str, Named]) -> None:
+    found: list[tuple[str, ObjectRef]] = []
+    for handle in manifest.state:
+        found += [("snapshot", ref) for ref in handle.base]
+        found += [("segment", segment.object) for segment in handle.segments]
+    for item in manifest.pending:
+        found += [("staged", ref) for ref in item.staged.parts]
+    for kind, ref in found:
+        epochs = named.setdefault(ref.path, Named(ref, kind)).epochs
+        if not epochs or epochs[-1] != manifest.epoch:
+            epochs.append(manifest.epoch)
+
+
+def _read_all(stored: Stored, objects: list[Named]) -> list[Broken]:
+    broken: list[Broken] = []
+    next_line = time.monotonic() + PROGRESS_EVERY_S
+    for done, each in enumerate(objects):
+        try:
+            data = read_verified(stored.store, each.ref)
+            if each.kind == "segment":
+                unseal(data)
+        except (Damaged, ConfigError) as error:
+            broken.append(Broken(each.ref.path, each.kind, error.what, tuple(each.epochs)))
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + PROGRESS_EVERY_S
+            print(f"{done + 1:,} of {len(objects):,} objects read", file=sys.stderr, flush=True)
+    return broken
+
+
+def _as_json(stored: Stored, counts: Counts, broken: list[Broken], whole: list[Epoch]) -> dict[str, Any]:
+    return {
+        "job": stored.name, "checkpoints": counts.checkpoints, "objects": counts.objects, "bytes": counts.bytes,
+        "damaged": [
+            {"path": each.path, "kind": each.kind, "what": each.what, "epochs": list(each.epochs)} for each in broken
+        ],
+        "newest_whole_epoch": whole[-1] if whole else None,
+    }  # fmt: skip
+
+
+def _print(stored: Stored, counts: Counts, broken: list[Broken], whole: list[Epoch]) -> None:
+    read = (
+        f"{text.plural(counts.checkpoints, 'checkpoint')}, {text.plural(counts.objects, 'object')}, "
+        f"{text.size(counts.bytes)}"
+    )
+    if not broken:
+        print(f"{stored.name}: all is whole ({read})")
+        return
+    print(text.table(("kind", "epochs", "what"), [(each.kind, _epochs(each), each.what) for each in broken]))
+    newest = f"the newest whole checkpoint is epoch {whole[-1]}" if whole else "no checkpoint here is whole"
+    advise(
+        f"holdfast: {text.plural(len(broken), 'object')} of {stored.name} damaged ({read}); {newest}.\n"
+        "Not done: nothing was changed.\n"
+        f"Next: restore the named objects from a copy of {stored.folder}; then verify again"
+    )
+
+
+def _epochs(each: Broken) -> str:
+    shown = ", ".join(str(epoch) for epoch in each.epochs[:EPOCHS_SHOWN_MAX])
+    left_out = len(each.epochs) - EPOCHS_SHOWN_MAX
+    return f"{shown} and {left_out} later" if left_out > 0 else shown
