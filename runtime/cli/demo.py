@@ -21,16 +21,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import psutil
 
 from holdfast.errors import ConfigError, HoldfastError, JobFailed
+from holdfast.runtime.cli.arguments import add_command
+from holdfast.runtime.cli.reporting import print_json
 from holdfast.storage.log import LogReader, read_meta
 from holdfast.storage.objects import open_objects
 
@@ -40,6 +42,10 @@ RUN_LIMIT_S = 150
 GONE_LIMIT_S = 10
 LINE_EVERY_S = 2.0
 TAIL_LINES = 15
+_DESCRIPTION = """\
+Run the flights job on real data, kill one of its workers in the middle, and check every row of the result.
+
+exit status: 0 verified, 1 anything is not as it must be, 7 the job failed"""
 
 
 class WorkerSeen(msgspec.Struct):
@@ -78,6 +84,7 @@ class Kill:
     worker: str
     pid: int
     at_records: int
+    """The highest number seen in the generation of the victim."""
     generation: int
     gone: bool
     recovered: bool = False
@@ -93,14 +100,15 @@ class Run:
     shown_at: float = 0.0
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `demo` to the command line."""
-    parser = subparsers.add_parser(
-        "demo", help="the main job on real data, kills a worker on purpose, checks the result"
-    )
-    parser.add_argument("--folder", type=Path, default=Path("flights-demo"), help="where log, history and results go")
-    parser.add_argument("--max-records-per-second", type=int, default=RECORDS_PER_S, metavar="N")
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    examples = "holdfast demo\nholdfast demo --folder /tmp/flights --max-records-per-second 50000"
+    parser = add_command(subparsers, "demo", _DESCRIPTION, examples, actions=True)
+    parser.add_argument("--folder", type=Path, default=Path("flights-demo"), help="for log, history and results")
+    parser.add_argument("--max-records-per-second", type=int, default=RECORDS_PER_S, metavar="N", help="default: 20000")
     parser.add_argument("--kill-at", type=int, metavar="RECORDS", help="when the worker is killed; default: half way")
+    parser.add_argument("--json", action="store_true", help="print the result, and errors, as JSON on stdout")
+    parser.add_argument("--debug", action="store_true", help="with an error, show where in the code it arose")
     parser.set_defaults(handler=demo)
 
 
@@ -115,7 +123,7 @@ def demo(args: argparse.Namespace) -> int:
     print(file=sys.stderr)
     if process.returncode != 0 or run.last.state != "finished":
         raise failed(run, process.returncode)
-    return report(run, total)
+    return report(run, total, args.json)
 
 
 def prepare(folder: Path) -> int:
@@ -128,7 +136,8 @@ def prepare(folder: Path) -> int:
     if read_meta(store) is None or not LogReader(store).sealed:
         shutil.rmtree(log, ignore_errors=True)
         print("Converting the flights of 2013 into a log", file=sys.stderr)
-        flights_data.main(str(log))
+        with redirect_stdout(sys.stderr):
+            flights_data.main(str(log))
     shutil.rmtree(folder / "root", ignore_errors=True)
     for left in folder.glob("flights.db*"):
         left.unlink()
@@ -166,9 +175,11 @@ def watch(run: Run, process: subprocess.Popen[str], lines: IO[str], kill_at: int
         run.last = msgspec.json.decode(line, type=Progress)
         show(run, total)
         records, generation = run.last.records_in or 0, run.last.generation or 0
-        if run.kill is None and kill_at <= records < total:
-            run.kill = kill_one(run.last, process.pid)
-        elif run.kill is not None and generation > run.kill.generation and records > run.kill.at_records:
+        if run.kill is None:
+            run.kill = kill_one(run.last, process.pid) if kill_at <= records < total else None
+        elif generation == run.kill.generation:
+            run.kill.at_records = records
+        elif generation > run.kill.generation and records > run.kill.at_records:
             run.kill.recovered = True
 
 
@@ -200,24 +211,43 @@ def show(run: Run, total: int) -> None:
     print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
 
-def report(run: Run, total: int) -> int:
+def report(run: Run, total: int, as_json: bool) -> int:
     """Check the result and say what happened; exit status 0 or 1."""
     from holdfast.examples import flights_oracle
 
     verdict = flights_oracle.verify(run.folder / "flights.db")
-    rows = sum(verdict.rows.values())
-    print(f"records in   {total:,}, in {_checkpoints(run.folder)} epochs")
-    print(f"rows out     {rows:,} ({', '.join(f'{count:,} {table}' for table, count in verdict.rows.items())})")
-    wrong = list(verdict.differences)
+    wrong = list(verdict.differences) + unproven(run.kill, run.last)
     if verdict.events != total:
         wrong.append(f"the log holds {total} events, the data {verdict.events}")
-    if run.kill is not None:
-        describe(run.kill, run.last)
-    wrong += unproven(run.kill, run.last)
-    for line in wrong[:TAIL_LINES]:
-        print(line)
-    print(f"result       {f'NOT verified, {len(wrong)} problems' if wrong else 'verified: every row is as it must be'}")
+    times = [restart.recovery_ms for restart in run.last.restarts if restart.recovery_ms is not None]
+    result = {
+        "records_in": total,
+        "epochs": _checkpoints(run.folder),
+        "rows_out": verdict.rows,
+        "killed": None if run.kill is None else asdict(run.kill),
+        "recovery_ms": times[0] if times else None,
+        "generation": run.last.generation,
+        "verified": not wrong,
+        "problems": wrong,
+    }
+    print_json(result) if as_json else print(describe(result))
     return 1 if wrong else 0
+
+
+def describe(result: dict[str, Any]) -> str:
+    """Return the result as lines of text."""
+    rows, killed, took = result["rows_out"], result["killed"], result["recovery_ms"]
+    lines = [
+        f"records in   {result['records_in']:,}, in {result['epochs']} epochs",
+        f"rows out     {', '.join(f'{count:,} {table}' for table, count in rows.items())}",
+    ]
+    if killed is not None:
+        lines.append(f"killed       worker {killed['worker']}, pid {killed['pid']}, at record {killed['at_records']:,}")
+        after = "unknown time" if took is None else f"{took / 1000:.2f} s"
+        lines.append(f"recovered    after {after}, generation {killed['generation']} to {result['generation']}")
+    lines += [f"problem      {problem}" for problem in result["problems"][:TAIL_LINES]]
+    verdict = "verified: every row is as it must be" if result["verified"] else "NOT verified"
+    return "\n".join([*lines, f"result       {verdict}"])
 
 
 def failed(run: Run, status: int) -> HoldfastError:
@@ -228,14 +258,6 @@ def failed(run: Run, status: int) -> HoldfastError:
     next_step = f"read {log}, then run holdfast demo again; it starts clean"
     kind = ConfigError if status == ConfigError.exit_status else JobFailed
     return kind(what, not_done="the result was not checked", next_step=next_step)
-
-
-def describe(kill: Kill, last: Progress) -> None:
-    """Print when the worker died and how long recovery took."""
-    print(f"killed       worker {kill.worker}, pid {kill.pid}, after {kill.at_records:,} records")
-    times = [restart.recovery_ms for restart in last.restarts if restart.recovery_ms is not None]
-    took = f" after {times[0] / 1000:.2f} s" if times else ""
-    print(f"recovered    {'yes' if kill.recovered else 'no'}{took}, generation {kill.generation} to {last.generation}")
 
 
 def unproven(kill: Kill | None, last: Progress) -> list[str]:
@@ -253,7 +275,7 @@ def unproven(kill: Kill | None, last: Progress) -> list[str]:
 def _checkpoints(folder: Path) -> int:
     """Count the completed epochs in the job log itself. Epoch numbers have gaps, so they do not tell."""
     records = (folder / "root" / JOB / "log").glob("*.json")
-    return sum(msgspec.json.decode(record.read_bytes())["kind"] == "CheckpointCompleted" for record in records)
+    return sum(msgspec.json.decode(record.read_bytes())["body"]["kind"] == "CheckpointCompleted" for record in records)
 
 
 def _gone(victim: psutil.Process) -> bool:
