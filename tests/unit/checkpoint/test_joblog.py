@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from functools import reduce
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.joblog import (
+    Body,
+    CheckpointCompleted,
+    Finished,
+    GenerationStarted,
+    Job,
+    JobCreated,
+    Record,
+    Stopped,
+    decode,
+    encode,
+    fold,
+    next_first_epoch,
+)
+from holdfast.errors import ConfigError, Damaged
+from holdfast.model import EPOCHS_GIVEN_UP_MAX, Epoch, Generation, JobUuid, ObjectRef, Timeline
+
+UUID = JobUuid("6f1d2c9e000040008000000000000001")
+MANIFEST = ObjectRef("manifests/00000001/000000000001-a.json", 2, "0" * 64)
+
+
+def record(seq: int, generation: int, body: Body, owner: str = "a") -> Record:
+    return Record(seq, UUID, Generation(generation), Timeline(1), owner, 1_700_000_000_000_000 + seq, body)
+
+
+def created() -> Record:
+    return record(1, 0, JobCreated("hot", 128))
+
+
+def started(seq: int, generation: int, first: int, base: int = 0, owner: str = "a") -> Record:
+    return record(seq, generation, GenerationStarted(Epoch(first), Epoch(base), "here", "started"), owner)
+
+
+def completed(seq: int, generation: int, epoch: int, follows: int, owner: str = "a") -> Record:
+    return record(seq, generation, CheckpointCompleted(Epoch(epoch), Epoch(follows), MANIFEST, 5, 1, 1), owner)
+
+
+def folded(*records: Record) -> Job:
+    job = reduce(fold, records, None)
+    assert job is not None
+    return job
+
+
+RUNNING = (created(), started(2, 1, 1), completed(3, 1, 1, 0))
+
+
+class TestFold:
+    def test_a_log_begins_with_the_creation_of_the_job(self) -> None:
+        assert folded(created()) == Job(UUID, "hot", 128, 1_700_000_000_000_001, next_seq=2)
+        with pytest.raises(Damaged, match="begins with GenerationStarted at 1"):
+            folded(started(1, 1, 1))
+        with pytest.raises(Damaged, match="begins with JobCreated at 2"):
+            folded(replace_seq(created(), 2))
+
+    def test_the_base_is_the_last_completed_epoch(self) -> None:
+        assert folded(*RUNNING[:2]).base_epoch == 0
+        assert folded(*RUNNING).base_epoch == 1
+        assert folded(*RUNNING, completed(4, 1, 4, 1)).base_epoch == 4
+
+    def test_a_missing_record_is_damage_and_not_an_end(self) -> None:
+        with pytest.raises(Damaged, match="record 5 stands where 4 was expected"):
+            folded(*RUNNING, completed(5, 1, 2, 1))
+
+    def test_a_record_of_another_job_is_refused(self) -> None:
+        """P1: a job deleted and created again has another UUID."""
+        other = msgspec.structs.replace(completed(4, 1, 2, 1), job_uuid=JobUuid("another"))
+        with pytest.raises(ConfigError, match="record of another job"):
+            folded(*RUNNING, other)
+
+    def test_a_job_is_created_once(self) -> None:
+        with pytest.raises(Damaged, match="creates the job a second time"):
+            folded(*RUNNING, record(4, 1, JobCreated("hot", 128)))
+
+    def test_the_timeline_stays_what_it_was(self) -> None:
+        other = msgspec.structs.replace(completed(4, 1, 2, 1), timeline=Timeline(2))
+        with pytest.raises(Damaged, match="of timeline 2, not of 1"):
+            folded(*RUNNING, other)
+
+
+class TestWhoMayAppend:
+    """P6: after its start, a driver's own records only."""
+
+    def test_nothing_but_a_start_comes_before_the_first_generation(self) -> None:
+        with pytest.raises(Damaged, match="of generation 1, not of 0"):
+            folded(created(), completed(2, 1, 1, 0))
+
+    def test_a_record_of_an_older_generation_is_rejected(self) -> None:
+        with pytest.raises(Damaged, match="of generation 1, not of 2"):
+            folded(*RUNNING, started(4, 2, 102, 1, owner="b"), completed(5, 1, 2, 1))
+
+    def test_a_record_of_another_driver_of_the_same_generation_is_rejected(self) -> None:
+        with pytest.raises(Damaged, match="of generation 1"):
+            folded(*RUNNING, completed(4, 1, 2, 1, owner="b"))
+
+    def test_a_generation_follows_the_one_before(self) -> None:
+        with pytest.raises(Damaged, match="generation 3 cannot follow 1"):
+            folded(*RUNNING, started(4, 3, 102, 1))
+
+    def test_a_generation_starts_from_the_last_completed_epoch(self) -> None:
+        """P5"""
+        with pytest.raises(Damaged, match="generation 2 cannot follow 1"):
+            folded(*RUNNING, started(4, 2, 102, base=0))
+
+    def test_the_newest_start_owns_the_job(self) -> None:
+        job = folded(*RUNNING, started(4, 2, 102, 1, owner="b"))
+        assert (job.generation, job.owner, job.first_epoch) == (2, "b", 102)
+        assert [(start.generation, start.base_epoch) for start in job.starts] == [(1, 0), (2, 1)]
+
+
+class TestEnd:
+    def test_a_stopped_job_may_be_started_again(self) -> None:
+        stopped = (*RUNNING, record(4, 1, Stopped(Epoch(1))))
+        assert folded(*stopped).ended == Stopped(Epoch(1))
+        assert not folded(*stopped).finished
+        again = folded(*stopped, started(5, 2, 102, 1))
+        assert (again.ended, again.ended_at) == (None, None)
+
+    def test_a_finished_job_is_never_started_again(self) -> None:
+        """P13"""
+        finished = (*RUNNING, record(4, 1, Finished(Epoch(1))))
+        assert folded(*finished).finished
+        with pytest.raises(Damaged, match="starts a finished job"):
+            folded(*finished, started(5, 2, 102, 1))
+
+    @pytest.mark.parametrize("body", [Stopped(Epoch(1)), Finished(Epoch(1))])
+    def test_nothing_of_the_run_follows_its_end(self, body: Stopped | Finished) -> None:
+        with pytest.raises(Damaged, match="follows the end of the run"):
+            folded(*RUNNING, record(4, 1, body), completed(5, 1, 2, 1))
+
+    def test_a_run_ends_with_its_last_completed_epoch(self) -> None:
+        with pytest.raises(Damaged, match="ends the run at epoch 2, not at 1"):
+            folded(*RUNNING, record(4, 1, Finished(Epoch(2))))
+
+
+class TestEpochNumbers:
+    """P2: a number is used once, although triggers are not logged."""
+
+    def test_the_first_generation_begins_at_one(self) -> None:
+        assert next_first_epoch(folded(created())) == 1
+
+    def test_a_later_one_begins_above_all_that_can_have_been_given_up(self) -> None:
+        assert next_first_epoch(folded(*RUNNING[:2])) == 1 + EPOCHS_GIVEN_UP_MAX
+        assert next_first_epoch(folded(*RUNNING)) == 2 + EPOCHS_GIVEN_UP_MAX
+
+    def test_generations_that_complete_nothing_still_get_numbers_of_their_own(self) -> None:
+        job = folded(created(), started(2, 1, 1), started(3, 2, 101), started(4, 3, 201))
+        assert next_first_epoch(job) == 301
+
+    def test_a_start_may_not_use_a_number_again(self) -> None:
+        with pytest.raises(Damaged, match="first epoch 101 may have been used"):
+            folded(*RUNNING, started(4, 2, 101, 1))
+
+    @pytest.mark.parametrize("epoch", [1, 0, 102])
+    def test_an_epoch_is_new_and_within_reach(self, epoch: int) -> None:
+        with pytest.raises(Damaged, match=f"epoch {epoch} cannot follow 1"):
+            folded(*RUNNING, completed(4, 1, epoch, 1))
+
+    def test_epochs_given_up_leave_gaps(self) -> None:
+        assert folded(*RUNNING, completed(4, 1, 1 + EPOCHS_GIVEN_UP_MAX, 1)).base_epoch == 101
+
+    def test_an_epoch_names_the_completed_one_before_it(self) -> None:
+        """P8: its changes are changes to that one."""
+        with pytest.raises(Damaged, match="cannot follow 1"):
+            folded(*RUNNING, completed(4, 1, 3, follows=2))
+
+    @given(st.lists(st.one_of(st.just("start"), st.integers(1, EPOCHS_GIVEN_UP_MAX + 1)), max_size=12))
+    def test_generations_never_share_a_number(self, moves: list[str | int]) -> None:
+        """A number stands for an epoch completed so many numbers after what the generation may use next."""
+        job = folded(created(), started(2, 1, 1))
+        reach = EPOCHS_GIVEN_UP_MAX  # highest number that may have been triggered so far
+        for move in moves:
+            if isinstance(move, int):
+                epoch = max(job.base_epoch, job.first_epoch - 1) + min(move, EPOCHS_GIVEN_UP_MAX)
+                job = fold(job, completed(job.next_seq, job.generation, epoch, job.base_epoch))
+                reach = epoch + EPOCHS_GIVEN_UP_MAX
+            else:
+                first = next_first_epoch(job)
+                assert first > reach
+                job = fold(job, started(job.next_seq, job.generation + 1, first, job.base_epoch))
+                reach = first - 1 + EPOCHS_GIVEN_UP_MAX
+
+
+class TestBytes:
+    @pytest.mark.parametrize("each", [*RUNNING, record(4, 1, Stopped(Epoch(1))), record(4, 1, Finished(Epoch(1)))])
+    def test_every_kind_is_read_back(self, each: Record) -> None:
+        assert decode(encode(each), "log/1.json") == each
+
+    @pytest.mark.parametrize("data", [b"", b"{", b"null", b'{"v":1}', encode(created())[:-1], b'{"v":1,"seq":"one"}'])
+    def test_anything_else_is_damage_that_is_named(self, data: bytes) -> None:
+        with pytest.raises(Damaged, match=r"log/7\.json cannot be read"):
+            decode(data, "log/7.json")
+
+    def test_a_record_of_a_later_format_is_not_taken_for_damage(self) -> None:
+        later = encode(created()).replace(b'"v":1', b'"v":2').replace(b"JobCreated", b"SomethingNew")
+        with pytest.raises(ConfigError, match="has format 2"):
+            decode(later, "log/7.json")
+
+
+def replace_seq(each: Record, seq: int) -> Record:
+    return msgspec.structs.replace(each, seq=seq)
+
+
