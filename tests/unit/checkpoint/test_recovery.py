@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.recovery import handles_for, pending_of
+from holdfast.model import (
+    Epoch,
+    Generation,
+    JobUuid,
+    ObjectRef,
+    Pending,
+    SegmentRef,
+    SnapshotHandle,
+    Staged,
+    Subtask,
+    Tag,
+    Timeline,
+    Writer,
+)
+
+GROUPS = 16
+
+
+def ranges(parallelism: int) -> list[tuple[int, int]]:
+    return [(GROUPS * i // parallelism, GROUPS * (i + 1) // parallelism) for i in range(parallelism)]
+
+
+def blob(name: str) -> ObjectRef:
+    return ObjectRef(name, 1, "0" * 64)
+
+
+def segment(epoch: int, subtask: int) -> SegmentRef:
+    return SegmentRef(Epoch(epoch), Epoch(epoch - 1), blob(f"segments/{epoch:03d}/{subtask}"))
+
+
+def manifest(state: tuple[SnapshotHandle, ...], pending: tuple[Pending, ...] = ()) -> Manifest:
+    return Manifest(
+        JobUuid("u"), Generation(1), Timeline(1), Epoch(9), Epoch(8), max(len(state), 1), GROUPS,
+        (), state, pending, (), (),
+    )  # fmt: skip
+
+
+def handle(subtask: int, owned: tuple[int, int], *segments: SegmentRef, base: int = 0) -> SnapshotHandle:
+    files = (blob(f"base/{base}/{subtask}"),) if base else ()
+    return SnapshotHandle(Subtask(subtask), owned, files, Epoch(base), segments)
+
+
+TWO = (
+    handle(0, (0, 8), segment(1, 0), segment(3, 0)),
+    handle(1, (8, 16), segment(2, 1), segment(3, 1)),
+)
+
+
+class TestHandles:
+    def test_without_a_base_every_subtask_starts_empty(self) -> None:
+        assert handles_for(None, ranges(2)) == (handle(0, (0, 8)), handle(1, (8, 16)))
+
+    def test_with_the_same_parallelism_each_takes_its_own(self) -> None:
+        assert handles_for(manifest(TWO), ranges(2)) == TWO
+
+    def test_one_of_more_subtasks_takes_what_its_range_was_part_of(self) -> None:
+        four = handles_for(manifest(TWO), ranges(4))
+        assert [h.segments for h in four] == [TWO[0].segments, TWO[0].segments, TWO[1].segments, TWO[1].segments]
+        assert [h.key_groups for h in four] == [(0, 4), (4, 8), (8, 12), (12, 16)]
+
+    def test_one_of_fewer_subtasks_takes_all_that_overlap_in_epoch_order(self) -> None:
+        assert handles_for(manifest(TWO), ranges(1)) == (
+            handle(0, (0, 16), segment(1, 0), segment(2, 1), segment(3, 0), segment(3, 1)),
+        )
+
+    def test_a_piece_that_two_old_subtasks_share_is_read_once(self) -> None:
+        again = handles_for(manifest(handles_for(manifest(TWO), ranges(4))), ranges(2))
+        assert again == TWO
+
+    def test_every_segment_is_newer_than_the_base_it_is_applied_to(self) -> None:
+        """Bases differ in age: what the older one lacks must not be taken for applied."""
+        old = (handle(0, (0, 8), segment(6, 0), base=5), handle(1, (8, 16), segment(3, 1), segment(4, 1), base=2))
+        (merged,) = handles_for(manifest(old), ranges(1))
+        assert merged.base_epoch == 2
+        assert merged.base == (blob("base/5/0"), blob("base/2/1"))
+        assert [s.epoch for s in merged.segments] == [3, 4, 6]
+
+    @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 2**32))
+    def test_no_write_is_lost_over_any_changes_of_parallelism(self, widths: list[int], seed: int) -> None:
+        """Each run writes values for key groups it owns; after each change all newest values are found."""
+        order = random.Random(seed)
+        newest: dict[int, int] = {}
+        contents: dict[str, dict[int, int]] = {}
+        base: Manifest | None = None
+        epoch = 0
+        for width in widths:
+            state = list(handles_for(base, ranges(width)))
+            for each in state:
+                found: dict[int, int] = {}
+                for piece in each.segments:
+                    owned = {k: v for k, v in contents[piece.object.path].items() if k in range(*each.key_groups)}
+                    found |= owned
+                assert found == {k: v for k, v in newest.items() if k in range(*each.key_groups)}
+            epoch += order.randint(1, 100)
+            for i, each in enumerate(state):
+                fresh = segment(epoch, i)
+                contents[fresh.object.path] = {k: epoch for k in range(*each.key_groups) if order.random() < 0.3}
+                newest |= contents[fresh.object.path]
+                state[i] = SnapshotHandle(each.subtask, each.key_groups, (), Epoch(0), (*each.segments, fresh))
+            base = manifest(tuple(state))
+
+
+def pending(subtask: int, epoch: int) -> Pending:
+    return Pending(
+        Writer("out", Subtask(subtask)), Tag(Timeline(1), Epoch(epoch)), Staged((blob(f"{epoch}/{subtask}"),), 1)
+    )
+
+
+class TestPending:
+    WAITING = (pending(0, 6), pending(3, 6), pending(1, 7), pending(3, 7))
+
+    def test_a_new_job_has_none(self) -> None:
+        assert pending_of(None, Subtask(0), 2) == ()
+
+    def test_each_subtask_takes_that_of_its_own_writers(self) -> None:
+        """P18"""
+        base = manifest(TWO, self.WAITING)
+        assert pending_of(base, Subtask(3), 4) == (pending(3, 6), pending(3, 7))
+        assert pending_of(base, Subtask(2), 4) == ()
+
+    def test_that_of_writers_that_are_gone_is_shared_out_under_their_own_tags(self) -> None:
+        """P20"""
+        base = manifest(TWO, self.WAITING)
+        assert pending_of(base, Subtask(1), 2) == (pending(3, 6), pending(1, 7), pending(3, 7))
+        assert pending_of(base, Subtask(0), 2) == (pending(0, 6),)
+
+    @given(st.integers(1, 8))
+    def test_nothing_is_left_out_or_given_twice(self, parallelism: int) -> None:
+        base = manifest(TWO, self.WAITING)
+        shared = [item for s in range(parallelism) for item in pending_of(base, Subtask(s), parallelism)]
+        assert sorted(shared, key=repr) == sorted(self.WAITING, key=repr)

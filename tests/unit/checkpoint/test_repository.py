@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from holdfast.checkpoint.joblog import Finished, GenerationStarted, JobCreated, Record, encode
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository, read_verified, record_path
+from holdfast.errors import Damaged
+from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.storage.objects import MemoryObjects
+
+UUID = JobUuid("1" * 32)
+
+
+def record(seq: int, body: JobCreated | GenerationStarted | Finished, owner: str = "a") -> Record:
+    return Record(seq, UUID, Generation(seq - 1), Timeline(1), owner, 0, body)
+
+
+CREATED = record(1, JobCreated("hot", 128))
+STARTED = record(2, GenerationStarted(Epoch(1), Epoch(0), "here", "started"))
+AGAIN = record(3, GenerationStarted(Epoch(101), Epoch(0), "here", "again"))
+MANIFEST = Manifest(UUID, Generation(1), Timeline(1), Epoch(7), Epoch(0), 1, 128, (), (), (), (), ())
+
+
+class LateListing(MemoryObjects):
+    """A listing as a folder gives it while somebody creates files: it shows some and misses others."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+    def list(self, prefix: str) -> list[str]:
+        shown = super().list(prefix)
+        self.hidden, gone = 0, self.hidden
+        return [path for path in shown if path != record_path(gone)]
+
+
+class LogGrowsWhileRead(MemoryObjects):
+    """Another driver appends just before the log is listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coming = [AGAIN]
+
+    def list(self, prefix: str) -> list[str]:
+        while self.coming:
+            each = self.coming.pop()
+            self.create(record_path(each.seq), encode(each))
+        return super().list(prefix)
+
+
+def filled(store: MemoryObjects, *records: Record) -> Repository:
+    for each in records:
+        store.create(record_path(each.seq), encode(each))
+    return Repository(store)
+
+
+class TestReadingTheLog:
+    def test_there_is_no_job_where_there_are_no_records(self) -> None:
+        assert Repository(MemoryObjects()).read_log() is None
+
+    def test_all_records_are_read_in_order(self) -> None:
+        assert filled(MemoryObjects(), CREATED, STARTED, AGAIN).records() == [CREATED, STARTED, AGAIN]
+
+    def test_a_record_that_the_listing_misses_is_read(self) -> None:
+        """P7"""
+        assert filled(LateListing(hidden=2), CREATED, STARTED, AGAIN).records() == [CREATED, STARTED, AGAIN]
+
+    def test_a_record_that_is_appended_meanwhile_is_read(self) -> None:
+        assert filled(LogGrowsWhileRead(), CREATED, STARTED).records() == [CREATED, STARTED, AGAIN]
+
+    def test_a_hole_is_damage_and_not_the_end(self) -> None:
+        """Else the next driver would append into it and history would branch."""
+        with pytest.raises(Damaged, match=r"has log/0+3\.json, but not log/0+2\.json"):
+            filled(MemoryObjects(), CREATED, AGAIN).read_log()
+
+    def test_other_files_beside_the_records_are_left_alone(self) -> None:
+        store = MemoryObjects()
+        store.put("log/readme.txt", b"hands off")
+        assert filled(store, CREATED).records() == [CREATED]
+
+    def test_a_record_under_a_foreign_number_is_damage(self) -> None:
+        store = MemoryObjects()
+        store.create(record_path(1), encode(CREATED))
+        store.create(record_path(2), encode(AGAIN))
+        with pytest.raises(Damaged, match="record 3 stands where 2 was expected"):
+            Repository(store).read_log()
+
+
+class TestCreatingARecord:
+    """P4: the answer is always what stands at the number now."""
+
+    def test_a_free_number_takes_it(self) -> None:
+        repository = filled(MemoryObjects(), CREATED)
+        assert repository.create_record(STARTED) == STARTED
+        assert repository.read_record(2) == STARTED
+
+    def test_a_repetition_finds_itself(self) -> None:
+        repository = filled(MemoryObjects(), CREATED, STARTED)
+        assert repository.create_record(STARTED) == STARTED
+
+    def test_a_taken_number_keeps_what_it_has(self) -> None:
+        repository = filled(MemoryObjects(), CREATED, STARTED)
+        assert repository.create_record(record(2, Finished(Epoch(0)), owner="b")) == STARTED
+        assert repository.read_record(2) == STARTED
+
+
+class TestManifests:
+    def test_a_manifest_is_found_by_what_the_log_says_of_it(self) -> None:
+        repository = Repository(MemoryObjects())
+        ref = repository.store_manifest(MANIFEST, "owner")
+        assert ref.path == "manifests/00000001/000000000007-owner.json"
+        assert repository.load_manifest(ref) == MANIFEST
+
+    def test_two_drivers_never_write_to_the_same_name(self) -> None:
+        """P16: a zombie's late write changes nothing that is named."""
+        repository = Repository(MemoryObjects())
+        assert repository.store_manifest(MANIFEST, "a").path != repository.store_manifest(MANIFEST, "b").path
+
+    def test_other_bytes_than_were_named_are_damage(self) -> None:
+        store = MemoryObjects()
+        ref = Repository(store).store_manifest(MANIFEST, "owner")
+        store.put(ref.path, store.get(ref.path).replace(b'"epoch":7', b'"epoch":8'))
+        with pytest.raises(Damaged, match="is not what was written"):
+            Repository(store).load_manifest(ref)
+
+    def test_a_missing_object_is_damage(self) -> None:
+        gone = ObjectRef("segments/1", 2, hashlib.sha256(b"ab").hexdigest())
+        with pytest.raises(Damaged, match="segments/1 is missing"):
+            read_verified(MemoryObjects(), gone)
+
+    def test_half_an_object_is_damage(self) -> None:
+        store = MemoryObjects()
+        store.put("segments/1", b"a")
+        with pytest.raises(Damaged, match="1 bytes, 2 expected"):
+            read_verified(store, ObjectRef("segments/1", 2, hashlib.sha256(b"ab").hexdigest()))
