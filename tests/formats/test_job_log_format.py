@@ -1,0 +1,109 @@
+"""Job log records and manifests of format 1 are read, and written, byte for byte as by its first release.
+
+They are the only truth about a job and live as long as it does. A difference here needs a new
+format number, a page in docs/design/, and a reader for the old one.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Confirmed, Manifest, OperatorState, decode, encode
+from holdfast.checkpoint.repository import record_path
+from holdfast.model import (
+    Epoch,
+    Generation,
+    JobUuid,
+    ObjectRef,
+    Pending,
+    SegmentRef,
+    SnapshotHandle,
+    SourcePosition,
+    Staged,
+    Subtask,
+    Tag,
+    Timeline,
+    Writer,
+)
+
+GOLDEN = Path(__file__).parent / "job_v1"
+UUID = JobUuid("6f1d2c9e000040008000000000000001")
+OWNER = "a" * 32
+
+
+def blob(path: str, size: int) -> ObjectRef:
+    return ObjectRef(path, size, "5" * 64)
+
+
+MANIFEST = Manifest(
+    job_uuid=UUID,
+    generation=Generation(1),
+    timeline=Timeline(1),
+    epoch=Epoch(7),
+    follows=Epoch(5),
+    parallelism=2,
+    key_groups=128,
+    positions=(SourcePosition("bids", 0, 1_000), SourcePosition("bids", 1, -1)),
+    state=(
+        SnapshotHandle(Subtask(0), (0, 64), (blob("snapshots/1/5/0/1.sst", 300),), Epoch(5), ()),
+        SnapshotHandle(
+            Subtask(1),
+            (64, 128),
+            (),
+            Epoch(0),
+            (SegmentRef(Epoch(7), Epoch(5), blob("segments/00000001/000000000007/w1.segment", 200)),),
+        ),
+    ),
+    pending=(
+        Pending(
+            Writer("out", Subtask(1)),
+            Tag(Timeline(1), Epoch(7)),
+            Staged((blob("staged/00000001/000000000007/w1-out.arrow", 100),), 12),
+        ),
+    ),
+    confirmed=(Confirmed(Writer("out", Subtask(0)), Tag(Timeline(1), Epoch(5))),),
+    operators=(OperatorState("hot", 1, {"auction": "int64", "bids": "int64"}),),
+)
+MANIFEST_REF = ObjectRef(
+    f"manifests/00000001/000000000007-{OWNER}.json",
+    1120,
+    "0" * 64,
+)
+
+
+def record(seq: int, generation: int, body: joblog.Body) -> joblog.Record:
+    return joblog.Record(seq, UUID, Generation(generation), Timeline(1), OWNER, 1_767_312_000_000_000 + seq, body)
+
+
+RECORDS = [
+    record(1, 0, joblog.JobCreated("hot-auctions", 128)),
+    record(2, 1, joblog.GenerationStarted(Epoch(1), Epoch(0), "host-1", "started")),
+    record(3, 1, joblog.CheckpointCompleted(Epoch(7), Epoch(0), MANIFEST_REF, 42, 300, 300)),
+    record(4, 1, joblog.Stopped(Epoch(7))),
+    record(5, 2, joblog.GenerationStarted(Epoch(108), Epoch(7), "host-2", "worker é was killed")),
+    record(6, 2, joblog.Finished(Epoch(7))),
+]
+
+
+class TestFormatOneOfTheJobLog:
+    @pytest.mark.parametrize("each", RECORDS, ids=lambda each: f"{each.seq}-{each.kind}")
+    def test_a_record_is_read_and_written_as_then(self, each: joblog.Record) -> None:
+        data = (GOLDEN / record_path(each.seq)).read_bytes()
+        assert joblog.decode(data, record_path(each.seq)) == each
+        assert joblog.encode(each) == data
+
+    def test_the_records_make_a_job(self) -> None:
+        job = reduce(joblog.fold, RECORDS, None)
+        assert job is not None
+        assert (job.generation, job.base_epoch, job.finished) == (2, 7, True)
+
+
+class TestFormatOneOfTheManifest:
+    def test_a_manifest_is_read_and_written_as_then(self) -> None:
+        data = (GOLDEN / "manifest.json").read_bytes()
+        assert decode(data, MANIFEST_REF) == MANIFEST
+        assert encode(MANIFEST) == data
