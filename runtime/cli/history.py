@@ -74,7 +74,8 @@ def status_of(stored: Stored, now_us: int) -> dict[str, Any]:
     shown = observed(job, stored.name, stored.folder, live, now_us)
     if not shown["sources"] and job.completed:
         try:
-            _add_manifest(shown, stored.repository.load_manifest(job.completed[-1].body.manifest))
+            manifest = stored.repository.load_manifest(job.completed[-1].body.manifest)
+            _add_manifest(shown, manifest, ended=job.ended is not None)
         except Damaged as error:
             shown["problems"].append({"code": error.kind, "what": error.what, "next": error.next_step})
     return shown
@@ -108,6 +109,8 @@ def observed(
         elif live["state"] == "failed" or driver["seen_ms"] <= status.STALE_AFTER_MS:
             from_log: dict[str, Any] = {key: shown[key] for key in ("checkpoint", "epochs") if key in shown}
             shown = {**shown, **live, **from_log, "driver": driver, "restarts": _restarts(job, live["restarts"])}
+            if live["state"] == "failed":
+                shown["workers"] = []  # they have left
         else:
             shown["reason"] = _lost(driver)
     if shown["checkpoint"] is not None:
@@ -146,8 +149,12 @@ def _restarts(job: joblog.Job, live: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _add_manifest(shown: dict[str, Any], manifest: Manifest) -> None:
-    """Fill in what the last checkpoint knows of sources and sinks when no driver tells."""
+def _add_manifest(shown: dict[str, Any], manifest: Manifest, *, ended: bool) -> None:
+    """Fill in what the last checkpoint knows of sources and sinks when no driver tells.
+
+    Args:
+        ended: The log holds the end of the run, which is appended only when everything is delivered (PROTOCOL P13).
+    """
     unknown = dict.fromkeys(("end_offset", "lag", "oldest_offset", "watermark", "idle_ms"))
     shown["sources"] = [
         {"name": at.source, "partition": at.partition, "offset": at.offset, **unknown} for at in manifest.positions
@@ -158,6 +165,8 @@ def _add_manifest(shown: dict[str, Any], manifest: Manifest) -> None:
         delivered[done.writer.sink] = max(delivered.get(done.writer.sink, 0), done.tag.epoch)
     for item in manifest.pending:
         staged[item.writer.sink] = max(staged.get(item.writer.sink, 0), item.tag.epoch)
+    if ended:
+        delivered |= {name: max(epoch, delivered.get(name, 0)) for name, epoch in staged.items()}
     shown["sinks"] = [
         {"name": name, "staged_epoch": staged.get(name), "delivered_epoch": delivered.get(name), "error": None}
         for name in sorted({*delivered, *staged})

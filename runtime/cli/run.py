@@ -19,6 +19,7 @@ from holdfast.runtime.cli.arguments import Parser, add_command, add_common
 from holdfast.runtime.cli.jobfile import load, refuse_while_loading, ship_by_value
 from holdfast.runtime.cli.progress import STYLES, Progress, Tally
 from holdfast.runtime.cli.reporting import advise, guarded, print_json
+from holdfast.runtime.cli.sparklog import diverted
 from holdfast.runtime.settings import resolve
 
 if TYPE_CHECKING:
@@ -109,10 +110,11 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
     tally = Tally(start)
     progress = Progress(args.progress, tally)
     began = time.monotonic()
-    outcome = runner.run(prepared, progress.update, progress.note)
-    progress.end(outcome.status, outcome.kind if outcome.kind in ("finished", "stopped") else _state_of(outcome))
-    if outcome.kind in ("failed", "fenced"):
-        raise error_of(outcome, prepared.plan.app)
+    with diverted(app.name, enabled=not args.debug):
+        outcome = runner.run(prepared, progress.update, progress.note)
+        progress.end(outcome.status, _state_of(outcome))
+        if outcome.kind in ("failed", "fenced"):
+            raise error_of(outcome, prepared.plan.app)
     if args.json:
         print_json(outcome.status)
     advise(summary(prepared, outcome, tally.records, time.monotonic() - began))
@@ -190,4 +192,5 @@ def _positions(prepared: Prepared) -> dict[tuple[str, int], int]:
 
 
 def _state_of(outcome: Outcome) -> str:
-    return "finished" if outcome.kind == "already finished" else "failed"
+    states = {"finished": "finished", "already finished": "finished", "stopped": "stopped"}
+    return states.get(outcome.kind, "failed")

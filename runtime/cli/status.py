@@ -80,7 +80,7 @@ def _tables(shown: dict[str, Any]) -> list[tuple[str, str]]:
     left_out = len(shown["restarts"]) - len(restarts)
     recoveries = "recoveries" + (f" ({left_out} older ones left out)" if left_out else "")
     tables: list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]] = [
-        ("workers", ("id", "host", "pid", "role", "subtasks", "memory", "lag", "state"), [
+        ("workers", ("id", "host", "pid", "role", "subtasks", "memory", "lag", "came by"), [
             (w["id"], w["host"], str(w["pid"]), w["role"], " ".join(map(str, w["subtasks"])), text.size(w["rss_bytes"]),
              w["lag_epochs"], w.get("how"))
             for w in shown["workers"]

@@ -5,11 +5,13 @@ Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 UNKNOWN = "-"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+_NUMBER = re.compile(r"-?[\d,.]+( [A-Za-z]{1,3})?( ago)?")
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 0) -> str:
@@ -76,5 +78,5 @@ def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _is_number(text: str) -> bool:
-    return text[:1].isdigit() or (text == UNKNOWN) or (text[:1] == "-" and text[1:2].isdigit())
+def _is_number(cell: str) -> bool:
+    return cell == UNKNOWN or _NUMBER.fullmatch(cell) is not None

@@ -124,6 +124,9 @@ def _print(stored: Stored, counts: Counts, broken: list[Broken], whole: list[Epo
         f"{text.plural(counts.checkpoints, 'checkpoint')}, {text.plural(counts.objects, 'object')}, "
         f"{text.size(counts.bytes)}"
     )
+    if not counts.checkpoints:
+        print(f"{stored.name}: there is no checkpoint to verify yet")
+        return
     if not broken:
         print(f"{stored.name}: all is whole ({read})")
         return
