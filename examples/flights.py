@@ -52,19 +52,17 @@ events = app.source("events", hf.Log(LOG, Event)).select(
     delay=pl.when(arrival).then(pl.col("delay_minutes")),
 )
 
-running = {
-    "events": hf.count(),
-    "departures": hf.sum("departed"),
-    "arrivals": hf.sum("arrived"),
-    "cancellations": hf.sum("cancelled"),
-    "delay_minutes": hf.sum("delay"),
-    "worst_delay": hf.max("delay"),
-}
-tails = events.key_by("tail").agg("tails", **running)
-routes = events.key_by("origin", "dest").agg("routes", **running)
-
-tails.sink("tails-out", hf.SQLite(DB, table="tails", key=["tail"]))
-routes.sink("routes-out", hf.SQLite(DB, table="routes", key=["origin", "dest"]))
+for name, key in (("tails", ["tail"]), ("routes", ["origin", "dest"])):
+    totals = events.key_by(*key).agg(
+        name,
+        events=hf.count(),
+        departures=hf.sum("departed"),
+        arrivals=hf.sum("arrived"),
+        cancellations=hf.sum("cancelled"),
+        delay_minutes=hf.sum("delay"),
+        worst_delay=hf.max("delay"),
+    )
+    totals.sink(f"{name}-out", hf.SQLite(DB, table=name, key=key))
 
 if __name__ == "__main__":
     app.main()

@@ -1,0 +1,27 @@
+"""The demo, as a user runs it: a worker dies under SIGKILL, and every row of the result is right."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RATE = 60_000
+LIMIT_S = 170
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_the_demo_kills_a_worker_and_verifies_every_row(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "demo", "--json", "--folder", str(tmp_path / "demo")]
+    command += ["--max-records-per-second", str(RATE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["verified"] and result["problems"] == []
+    assert result["killed"]["gone"] and result["killed"]["recovered"]
+    assert result["generation"] > result["killed"]["generation"]
+    assert (result["records_in"], result["rows_out"]) == (664_839, {"tails": 4_044, "routes": 224})
