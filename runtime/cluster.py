@@ -78,13 +78,17 @@ class InlineLane:
 
     def step(self) -> None:
         """Do the next piece of work and hand over its result."""
+        self.work()()
+
+    def work(self) -> Callable[[], None]:
+        """Do the next piece of work; return what hands its result over."""
         work, done = self.jobs.popleft()
         result: object
         try:
             result = work()
         except Exception as error:  # handed to the loop, as a real lane does
             result = error
-        done(result)
+        return lambda: done(result)
 
 
 class MemberPorts:
@@ -118,6 +122,25 @@ class Member:
         self.inbox: deque[m.FromDriver] = deque()
 
 
+def rules_of(
+    plan: Plan,
+    parallelism: int,
+    partitions: Mapping[str, tuple[int, ...]],
+    job_uuid: JobUuid,
+    checkpoint_every: float,
+) -> master.Rules:
+    """Return the rules of a job in memory; its operators keep the numbers of the plan."""
+    described = describe_operators(plan)
+    return master.Rules(
+        name=plan.app, job_uuid=job_uuid, host="here", key_groups=plan.key_groups,
+        key_ranges=tuple(range_of(i, parallelism, plan.key_groups) for i in range(parallelism)),
+        partitions=partitions,
+        operators=tuple(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators),
+        checkpoint_every=checkpoint_every, silent_after=5.0, epoch_deadline=max(30.0, 10 * checkpoint_every),
+        redeploy_every=10.0, failures_max=1_000, failures_window=60.0, backoff_first=0.1, backoff_max=10.0,
+    )  # fmt: skip
+
+
 class Cluster:
     """Driver and workers of one job."""
 
@@ -139,17 +162,9 @@ class Cluster:
         self._inbox: deque[Callable[[], None]] = deque()
         self._lanes = InlineLanes()
         self.repository = Repository(store)
-        described = describe_operators(plan)
-        ranges = tuple(range_of(i, parallelism, plan.key_groups) for i in range(parallelism))
-        rules = master.Rules(
-            name=plan.app, job_uuid=JobUuid(f"{self._random.getrandbits(128):032x}"), host="here",
-            key_groups=plan.key_groups, key_ranges=ranges, partitions=partitions,
-            operators=tuple(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators),
-            checkpoint_every=checkpoint_every, silent_after=5.0, epoch_deadline=max(30.0, 10 * checkpoint_every),
-            redeploy_every=10.0, failures_max=1_000, failures_window=60.0,
-        )  # fmt: skip
-        self.rules = rules
-        self.driver = DriverLoop(rules, f"{self._random.getrandbits(128):032x}", self)
+        job_uuid = JobUuid(f"{self._random.getrandbits(128):032x}")
+        self.rules = rules_of(plan, parallelism, partitions, job_uuid, checkpoint_every)
+        self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
 
     def begin(self) -> None:
         """Take the job over, as its log describes it."""

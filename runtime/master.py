@@ -63,6 +63,9 @@ class Rules:
     redeploy_every: float
     failures_max: int
     failures_window: float
+    backoff_first: float
+    """Wait before a worker is started after the second failure in a row; doubles up to `backoff_max`."""
+    backoff_max: float
 
     @property
     def parallelism(self) -> int:
@@ -151,6 +154,8 @@ class Master:
     """Spark jobs started whose worker has not registered yet, with their start."""
     launches: int = 0
     failures: tuple[float, ...] = ()
+    failures_in_a_row: int = 0
+    """Since the last completed epoch."""
     first_failure: Mapping[str, Any] | None = None
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
     stopping: bool = False
@@ -394,6 +399,8 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
     match phase.epochs:
         case coordinator.Idle() as idle:
             over = state.stopping or _all_ended(state)
+            if _older_output_is_left(state, phase.base):
+                return state, []
             if not over and now - phase.last_trigger < state.rules.checkpoint_every:
                 return state, []
             epochs, effects = coordinator.trigger(idle, now, over)
@@ -405,6 +412,13 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
             return _coordinate(state, effects, now)
         case _:
             return state, []
+
+
+def _older_output_is_left(state: Master, base: Manifest | None) -> bool:
+    """P20: after a rescale nothing is committed, and so delivered, before all output of the old writers is in."""
+    if base is None or not _moved(state, base):
+        return False
+    return any(item.writer not in state.confirmed or state.confirmed[item.writer] < item.tag for item in base.pending)
 
 
 def _coordinate(state: Master, effects: list[coordinator.Effect], now: float) -> Step:
@@ -549,7 +563,8 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     last_barrier = phase.epochs.barrier.last
     epochs, effects = coordinator.appended(phase.epochs)
     final = phase.epochs.barrier.epoch if last_barrier else None
-    state = replace(state, phase=replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final))
+    phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final)
+    state = replace(state, phase=phase, failures_in_a_row=0)
     return _coordinate(state, effects, now)
 
 
@@ -597,7 +612,7 @@ def _count_failure(state: Master, now: float, error: Mapping[str, Any]) -> Step:
     window = state.rules.failures_window
     recent = (*(at for at in state.failures if now - at < window), now)
     first = state.first_failure if len(recent) > 1 and state.first_failure is not None else error
-    state = replace(state, failures=recent, first_failure=first)
+    state = replace(state, failures=recent, first_failure=first, failures_in_a_row=state.failures_in_a_row + 1)
     if len(recent) > state.rules.failures_max:
         return end(state, "failed", first)
     return state, []
@@ -605,12 +620,22 @@ def _count_failure(state: Master, now: float, error: Mapping[str, Any]) -> Step:
 
 def _launch_missing(state: Master, now: float) -> Step:
     missing = state.rules.parallelism - len(state.workers) - len(state.launching)
+    if missing > 0 and now < _launch_allowed_at(state):
+        return state, []
     effects: list[Effect] = []
     for _ in range(max(missing, 0)):
         number = state.launches + 1
         state = replace(state, launches=number, launching={**state.launching, number: now})
         effects.append(Launch(number))
     return state, effects
+
+
+def _launch_allowed_at(state: Master) -> float:
+    """The first failure after a completed epoch is answered at once, the next ones ever later."""
+    if state.failures_in_a_row < 2:
+        return 0.0
+    delay = state.rules.backoff_first * 2.0 ** min(state.failures_in_a_row - 2, 32)
+    return state.failures[-1] + min(delay, state.rules.backoff_max)
 
 
 def end(state: Master, outcome: str, error: Mapping[str, Any] | None) -> Step:

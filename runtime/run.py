@@ -269,6 +269,8 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         redeploy_every=10.0,
         failures_max=settings.restart_failures_max,
         failures_window=settings.restart_window_ms / 1000,
+        backoff_first=settings.restart_backoff_first_ms / 1000,
+        backoff_max=settings.restart_backoff_max_ms / 1000,
     )
 
 

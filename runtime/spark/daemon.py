@@ -9,12 +9,27 @@ Source: DESIGN section 3; measured there.
 
 from __future__ import annotations
 
-import pyarrow.compute
-import pyarrow.ipc  # noqa: F401
-import pyspark.daemon
-import pyspark.worker  # noqa: F401
+import os
+import sys
 
-import holdfast.runtime.spark.host  # noqa: F401
+
+def _prefer_installed_spark() -> None:
+    """Import PySpark from where it is installed, if it is, not from the zip that Spark puts first.
+
+    Sources in a zip are compiled anew by every daemon: about four seconds.
+    """
+    if any(os.path.isfile(os.path.join(path, "pyspark", "worker.py")) for path in sys.path if os.path.isdir(path)):
+        sys.path[:] = [path for path in sys.path if not path.endswith(("pyspark.zip", "-src.zip"))]
+
+
+_prefer_installed_spark()
+
+import pyarrow.compute  # noqa: E402
+import pyarrow.ipc  # noqa: E402, F401
+import pyspark.daemon  # noqa: E402
+import pyspark.worker  # noqa: E402, F401
+
+import holdfast.runtime.spark.host  # noqa: E402, F401
 
 
 def main() -> None:

@@ -66,7 +66,8 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
         context = SparkContext.getOrCreate(conf)
     except Exception as error:  # py4j raises several kinds; each means that Spark did not come up
         raise _no_spark(error) from error
-    context.setLogLevel("ERROR")
+    # A worker that is killed fails its Spark job; what that means is told by the job itself, in one line.
+    context.setLogLevel("FATAL")
     return context
 
 

@@ -1,0 +1,171 @@
+"""Runs jobs as users do, as processes, and breaks them: what the end-to-end tests share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psutil
+
+JOB = Path(__file__).with_name("counting_job.py")
+TIMEOUT_S = 120.0
+
+
+class Run:
+    """One `holdfast run` of the counting job, in a process group of its own.
+
+    Args:
+        folder: Holds the input log, the job's root and the database.
+        flags: Further command line flags.
+        environment: Further environment variables.
+    """
+
+    def __init__(self, folder: Path, *flags: str, **environment: str) -> None:
+        self.folder = folder
+        self._errors = open(folder / f"stderr-{time.monotonic_ns()}.txt", "w+", encoding="utf-8")  # noqa: SIM115
+        command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(JOB), "--progress", "json", *flags]
+        environment = {**os.environ, "COUNTING_FOLDER": str(folder), "TMPDIR": str(folder), **environment}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._errors, env=environment, text=True, start_new_session=True
+        )
+        self.lines: list[dict[str, Any]] = []
+        self._arrived = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            if text.startswith("{"):
+                with self._arrived:
+                    self.lines.append(json.loads(text))
+                    self._arrived.notify_all()
+        with self._arrived:
+            self._arrived.notify_all()
+
+    def wait_for(
+        self, true: Callable[[dict[str, Any]], Any], what: str, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Return the newest progress for which this holds."""
+        with self._arrived:
+            held = self._arrived.wait_for(
+                lambda: (self.lines and true(self.lines[-1])) or self.process.poll() is not None, timeout_s
+            )
+            if held and self.lines and true(self.lines[-1]):
+                return self.lines[-1]
+        raise AssertionError(f"waited for {what}; the last progress was {self.lines[-1:]}\n{self.errors()}")
+
+    def wait_until_running(self, records: int = 1) -> dict[str, Any]:
+        """Return the progress once every subtask runs and this many records were read."""
+        return self.wait_for(
+            lambda p: p["state"] == "running" and (p["records_in"] or 0) >= records and p["epoch"],
+            f"a running job with {records} records",
+        )
+
+    def finish(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Wait for the end and return the exit status."""
+        status = self.process.wait(timeout_s)
+        return status
+
+    def kill_group(self, number: int) -> None:
+        """Send a signal to the driver and everything it started on this machine."""
+        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def errors(self) -> str:
+        """Return what was written to stderr."""
+        self._errors.seek(0)
+        return self._errors.read()[-6_000:]
+
+    def close(self) -> None:
+        """End whatever is left of the run."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.kill_group(signal.SIGKILL)
+        self.process.wait(10)
+        self._errors.close()
+
+
+@contextlib.contextmanager
+def running(folder: Path, *flags: str, **environment: str) -> Iterator[Run]:
+    """Start a run; whatever is left of it ends with the block."""
+    run = Run(folder, *flags, **environment)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def make_input(folder: Path, rows: int) -> pl.DataFrame:
+    """Write the sealed input log of the counting job; return its rows."""
+    import pyarrow as pa
+
+    from holdfast.storage.log import LogWriter, create_log
+    from holdfast.storage.objects import open_objects
+
+    index = pl.int_range(0, rows, eager=True)
+    frame = pl.DataFrame(
+        {
+            "user": "user-" + ((index * 7919) % 5_003).cast(pl.String),
+            "page": (index * 104_729) % 997,
+            "amount": (index * 31) % 1_000 - 300,
+        }
+    )
+    schema = pa.schema(
+        [
+            pa.field("user", pa.string(), nullable=False),
+            pa.field("page", pa.int64(), nullable=False),
+            pa.field("amount", pa.int64(), nullable=False),
+        ]
+    )
+    store = open_objects(str(folder / "input"))
+    create_log(store, schema, 4)
+    writer = LogWriter(store)
+    table = frame.to_arrow().cast(schema)
+    quarter = rows // 4
+    for start in range(0, quarter, 2_000):
+        size = min(2_000, quarter - start)
+        writer.append({p: table.slice(p * quarter + start, size) for p in range(4)})
+    writer.seal()
+    return frame.head(4 * quarter)
+
+
+def differences(folder: Path, frame: pl.DataFrame) -> list[str]:
+    """Compare both tables with Polars straight over the input; return what differs."""
+    wanted = {
+        "users": frame.group_by("user").agg(
+            n=pl.len().cast(pl.Int64), total=pl.col("amount").sum(), worst=pl.col("amount").max()
+        ),
+        "pages": frame.filter(pl.col("amount") > 0)
+        .group_by("page")
+        .agg(n=pl.len().cast(pl.Int64), least=pl.col("amount").min()),
+    }
+    problems = []
+    with contextlib.closing(sqlite3.connect(folder / "out.db")) as database:
+        for table, rows in wanted.items():
+            found = set(database.execute(f"SELECT {', '.join(rows.columns)} FROM {table}"))
+            expected = set(rows.rows())
+            if found != expected:
+                problems.append(
+                    f"{table}: {len(expected - found)} missing or wrong, {len(found - expected)} unexpected, "
+                    f"for example {sorted(expected - found)[:2]} and {sorted(found - expected)[:2]}"
+                )
+    return problems
+
+
+def pid_gone(pid: int) -> bool:
+    """Return whether the process is dead or only waits to be reaped."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
