@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.checkpoint.manifest import SubtaskPart
+from holdfast.model import (
+    Barrier,
+    ChannelId,
+    Epoch,
+    Generation,
+    ObjectRef,
+    Pending,
+    SegmentRef,
+    SourcePosition,
+    Staged,
+    Subtask,
+    Tag,
+    Timeline,
+    Writer,
+)
+from holdfast.runtime.worker import (
+    CloseFragment,
+    Commit,
+    Deliver,
+    Effect,
+    Pause,
+    Resume,
+    Seal,
+    Sealed,
+    SendAck,
+    Worker,
+    barrier_arrived,
+    committed,
+    durable_epochs,
+    output_sealed,
+    part_of,
+    positions_noted,
+    start,
+    triggered,
+)
+
+SOURCE, KEYED = 0, 1
+LEFT, RIGHT = (ChannelId(0, Subtask(s), Subtask(1)) for s in (0, 1))
+BASE, FIRST = Epoch(5), Epoch(7)
+
+Step = Callable[[Worker], tuple[Worker, list[Effect]]]
+
+
+def fresh() -> Worker:
+    """Subtask 1 of 2: a source fragment and a keyed one, from the state of epoch 5."""
+    inputs = {KEYED: frozenset({LEFT, RIGHT})}
+    return start(Generation(3), Timeline(1), Subtask(1), BASE, FIRST, inputs, frozenset({SOURCE}))
+
+
+def barrier(epoch: int, *, through: int = BASE, last: bool = False) -> Barrier:
+    return Barrier(Epoch(epoch), Epoch(through), last)
+
+
+def trigger(epoch: int, *, through: int = BASE, last: bool = False) -> Step:
+    return lambda state: triggered(state, barrier(epoch, through=through, last=last))
+
+
+def arrive(channel: ChannelId, epoch: int, *, through: int = BASE, last: bool = False) -> Step:
+    return lambda state: barrier_arrived(state, KEYED, channel, barrier(epoch, through=through, last=last))
+
+
+def note(epoch: int, offset: int) -> Step:
+    return lambda state: (positions_noted(state, Epoch(epoch), (SourcePosition("s", 1, offset),)), [])
+
+
+def seal(epoch: int, *, output: str | None = None) -> Step:
+    return lambda state: output_sealed(state, Epoch(epoch), sealed(epoch, output))
+
+
+def commit(through: int) -> Step:
+    return lambda state: committed(state, Epoch(through))
+
+
+def closed(epoch: int, *, through: int = BASE) -> list[Step]:
+    """Everything up to the moment at which the epoch may be sealed."""
+    arrivals = [arrive(channel, epoch, through=through) for channel in (LEFT, RIGHT)]
+    return [trigger(epoch, through=through), *arrivals]
+
+
+def blob(name: str) -> ObjectRef:
+    return ObjectRef(name, 1, "0" * 64)
+
+
+def sealed(epoch: int, output: str | None = None) -> Sealed:
+    segment = SegmentRef(Epoch(epoch), BASE, blob(f"segments/{epoch}"))
+    return Sealed(segment, {} if output is None else {"out": staged(output)})
+
+
+def staged(*names: str) -> Staged:
+    return Staged(tuple(blob(name) for name in names), len(names))
+
+
+def play(*steps: Step) -> tuple[Worker, list[Effect]]:
+    """Take the steps; return the worker and the effects of the last one."""
+    state, effects = fresh(), list[Effect]()
+    for step in steps:
+        state, effects = step(state)
+    return state, effects
+
+
+class TestBarriersThroughAWorker:
+    def test_a_trigger_closes_the_source_fragment(self) -> None:
+        assert play(trigger(7))[1] == [CloseFragment(SOURCE, barrier(7))]
+
+    def test_an_early_channel_is_paused(self) -> None:
+        assert play(arrive(LEFT, 7))[1] == [Pause(LEFT)]
+
+    def test_the_epoch_is_sealed_after_the_last_fragment_closed_it(self) -> None:
+        assert play(*closed(7))[1] == [
+            CloseFragment(KEYED, barrier(7)),
+            Seal(FIRST),
+            Resume(frozenset({LEFT})),
+        ]
+
+    def test_the_source_may_be_the_last_to_close(self) -> None:
+        effects = play(arrive(LEFT, 7), arrive(RIGHT, 7), trigger(7))[1]
+        assert effects == [CloseFragment(SOURCE, barrier(7)), Seal(FIRST)]
+
+    def test_a_channel_that_skips_a_barrier_stops_the_worker(self) -> None:
+        """P9"""
+        with pytest.raises(AssertionError, match="skipped"):
+            play(arrive(LEFT, 8))
+
+
+class TestTriggersThatAreLostOrRepeated:
+    """P9: every source emits every barrier in order."""
+
+    def test_a_repeated_trigger_closes_nothing_twice(self) -> None:
+        assert play(trigger(7), trigger(7))[1] == []
+
+    def test_one_that_is_late_closes_nothing(self) -> None:
+        assert play(trigger(8), trigger(7))[1] == []
+
+    def test_lost_ones_are_made_up_for_in_order(self) -> None:
+        assert play(trigger(9))[1] == [CloseFragment(SOURCE, barrier(epoch)) for epoch in (7, 8, 9)]
+
+    def test_of_those_made_up_for_only_the_newest_may_be_the_last(self) -> None:
+        assert play(trigger(8, last=True))[1] == [
+            CloseFragment(SOURCE, barrier(7)),
+            CloseFragment(SOURCE, barrier(8, last=True)),
+        ]
+
+    def test_a_peer_that_knew_the_older_one_as_the_last_does_not_stop_the_worker(self) -> None:
+        """Epoch 7 was to be the last and was given up; this worker's trigger of it was lost."""
+        effects = play(trigger(8, last=True), arrive(LEFT, 7, last=True), arrive(RIGHT, 7))[1]
+        assert effects == [CloseFragment(KEYED, barrier(7)), Seal(FIRST), Resume(frozenset({LEFT}))]
+
+
+class TestLastBarrier:
+    """P13"""
+
+    def test_sources_halt_with_it(self) -> None:
+        assert not play(trigger(7))[0].halted
+        assert play(trigger(7, last=True))[0].halted
+
+    def test_they_stay_halted_when_its_epoch_is_given_up(self) -> None:
+        assert play(trigger(7, last=True), trigger(8, last=True))[0].halted
+
+    def test_they_go_on_passing_barriers(self) -> None:
+        assert play(trigger(7, last=True), trigger(8))[1] == [CloseFragment(SOURCE, barrier(8))]
+
+
+class TestAck:
+    def test_it_is_sent_when_everything_is_durable(self) -> None:
+        position = SourcePosition("s", 1, 40)
+        expected = SendAck(FIRST, sealed(7).segment, {"out": staged("7")}, (position,))
+        state, effects = play(note(7, 40), *closed(7), seal(7, output="7"))
+        assert effects == [expected]
+        assert part_of(state, expected) == SubtaskPart(
+            Subtask(1), (position,), sealed(7).segment, {"out": staged("7")}, ()
+        )
+
+    def test_it_says_where_sources_stood_at_its_own_barrier(self) -> None:
+        effects = play(note(7, 40), *closed(7), note(8, 50), trigger(8), seal(7))[1]
+        assert effects == [SendAck(FIRST, sealed(7).segment, {}, (SourcePosition("s", 1, 40),))]
+
+
+class TestEpochThatDoesNotComplete:
+    """P8: what it staged goes, in order, under the epoch that completes."""
+
+    GIVEN_UP = (*closed(7), seal(7, output="7"), *closed(8))
+
+    def test_the_next_ack_names_its_output_first(self) -> None:
+        effects = play(*self.GIVEN_UP, seal(8, output="8"))[1]
+        assert effects == [SendAck(Epoch(8), sealed(8).segment, {"out": staged("7", "8")}, ())]
+
+    def test_so_it_does_if_the_next_has_none_of_its_own(self) -> None:
+        effects = play(*self.GIVEN_UP, seal(8))[1]
+        assert effects == [SendAck(Epoch(8), sealed(8).segment, {"out": staged("7")}, ())]
+
+    def test_all_is_delivered_under_the_tag_of_the_one_that_completes(self) -> None:
+        state, effects = play(*self.GIVEN_UP, seal(8, output="8"), commit(8))
+        pending = Pending(Writer("out", Subtask(1)), Tag(Timeline(1), Epoch(8)), staged("7", "8"))
+        assert effects == [Commit(Epoch(8)), Deliver(pending)]
+        assert durable_epochs(state) == 0
+
+    def test_an_epoch_that_completed_is_not_named_again(self) -> None:
+        steps = (*closed(7), seal(7, output="7"), commit(7), *closed(8, through=7))
+        assert play(*steps, seal(8, output="8"))[1] == [SendAck(Epoch(8), sealed(8).segment, {"out": staged("8")}, ())]
+
+    @pytest.mark.xfail(reason="output_sealed acks before older epochs are durable", strict=True)
+    def test_an_ack_waits_until_the_output_of_older_epochs_is_durable_too(self) -> None:
+        """The store failed while 7 was sealed; 8, frozen after 7 was given up, overtakes it in the background."""
+        assert play(*closed(7), *closed(8), seal(8, output="8"))[1] == []
+        effects = play(*closed(7), *closed(8), seal(8, output="8"), seal(7, output="7"))[1]
+        assert effects[-1] == SendAck(Epoch(8), sealed(8).segment, {"out": staged("7", "8")}, ())
+
+
+class TestCommit:
+    def test_the_next_barrier_tells_before_the_fragment_closes(self) -> None:
+        """P9"""
+        effects = play(*closed(7), seal(7, output="7"), trigger(8, through=7))[1]
+        pending = Pending(Writer("out", Subtask(1)), Tag(Timeline(1), FIRST), staged("7"))
+        assert effects == [Commit(FIRST), Deliver(pending), CloseFragment(SOURCE, barrier(8, through=7))]
+
+    def test_a_barrier_of_a_peer_tells_as_well(self) -> None:
+        steps = (*closed(7), seal(7), arrive(LEFT, 8, through=7), arrive(RIGHT, 8, through=7))
+        closes = CloseFragment(KEYED, barrier(8, through=7))
+        assert play(*steps)[1] == [Commit(FIRST), closes, Resume(frozenset({LEFT}))]
+
+    def test_an_announcement_is_only_earlier_news(self) -> None:
+        told = (*closed(7), seal(7, output="7"), commit(7))
+        assert [type(effect) for effect in play(*told)[1]] == [Commit, Deliver]
+        assert play(*told, trigger(8, through=7))[1] == [CloseFragment(SOURCE, barrier(8, through=7))]
+
+    def test_old_news_and_the_base_itself_change_nothing(self) -> None:
+        assert play(commit(BASE))[1] == []
+        assert play(*closed(7), seal(7, output="7"), commit(7), commit(7))[1] == []
+
+    def test_no_output_means_no_delivery(self) -> None:
+        assert play(*closed(7), seal(7), commit(7))[1] == [Commit(FIRST)]
+
+    def test_an_epoch_that_was_never_acked_here_cannot_be_committed(self) -> None:
+        with pytest.raises(AssertionError, match="without this worker's part"):
+            play(*closed(7), commit(7))
+
+
+class TestLag:
+    def test_it_counts_epochs_that_are_durable_and_not_known_to_be_committed(self) -> None:
+        steps = (*closed(7), seal(7), *closed(8), seal(8))
+        assert durable_epochs(play(*steps)[0]) == 2
+        assert durable_epochs(play(*steps, commit(7))[0]) == 1
