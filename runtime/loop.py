@@ -295,7 +295,7 @@ class WorkerLoop:
             case worker.Deliver(pending):
                 self._deliveries.queue(pending)
             case worker.Seal(epoch):
-                job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages())
+                job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages(epoch))
                 self._seal(active.deploy.generation, epoch, job)
             case worker.SendAck():
                 part = worker.part_of(active.machine, effect)

@@ -6,6 +6,7 @@ is served only while its output channels have room.
 
 Invariants
     - A barrier goes into an output channel after every row that its fragment emitted before it.
+    - Output of a fragment belongs to the epoch that the fragment is in; another fragment may be in another.
     - Tables are frozen after operators have emitted for the epoch, and before any later row.
     - Source positions are noted at the barrier, by the thread that reads.
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from holdfast.model import Barrier, ChannelId, SourcePosition, Subtask
+from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask
 from holdfast.ports import Clock
 from holdfast.runtime.channels import Links
 from holdfast.runtime.operators.fragment import FragmentRuntime
@@ -123,6 +124,7 @@ class SubtaskRun:
         self._inputs = {f.index: inputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
         self._outputs = {f.index: outputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
         self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
+        self._closed: dict[Epoch, dict[str, Stage]] = {}
         self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
         self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
         self._turn = 0
@@ -141,6 +143,7 @@ class SubtaskRun:
         for operator in self._plan.operators:
             if operator.fragment == index:
                 self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
+        self._close_stages(index, barrier.epoch)
         positions = tuple(
             SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.fragment == index
         )
@@ -148,10 +151,9 @@ class SubtaskRun:
             self.links.put(channel, barrier)
         return positions
 
-    def take_stages(self) -> dict[str, Stage]:
-        """Return what the sinks collected since the last call, to be sealed in the background."""
-        taken, self._stages = self._stages, {s.name: self._new_stage(s.name) for s in self._plan.sinks}
-        return taken
+    def take_stages(self, epoch: Epoch) -> dict[str, Stage]:
+        """Return what the sinks collected for an epoch that every fragment has closed."""
+        return self._closed.pop(epoch, {})
 
     def pause(self, channel: ChannelId) -> None:
         """Take nothing from the channel until it is resumed."""
@@ -187,6 +189,13 @@ class SubtaskRun:
         fragment = self._plan.fragments[index]
         tables = {o.name: self._state.table(o.id) for o in self._plan.operators if o.fragment == index}
         return FragmentRuntime(fragment, tables, self._send, self._write)
+
+    def _close_stages(self, index: int, epoch: Epoch) -> None:
+        """Set the output of the fragment's sinks aside: what it emits from now on is of the next epoch."""
+        for sink in self._plan.sinks:
+            if sink.fragment == index:
+                self._closed.setdefault(epoch, {})[sink.name] = self._stages[sink.name]
+                self._stages[sink.name] = self._new_stage(sink.name)
 
     def _new_stage(self, sink: str) -> Stage:
         spec = next(s for s in self._plan.sinks if s.name == sink)
