@@ -5,7 +5,8 @@ of the epoch is sealed in the background, and acked only when all of it is durab
 an epoch is learnt from the next barrier, or earlier from an announcement.
 
 Invariants
-    - An ack is sent only when the segment and every staged part are durable.
+    - An ack is sent only when the segment and every staged part are durable, those that earlier
+      epochs left over included.
     - Fragments freeze an epoch before its barrier goes on, and every barrier goes on in order (P9).
     - Staged output of an unfinished epoch is named again, in order, in the next ack (P8).
     - Messages of another generation change nothing (P2).
@@ -64,6 +65,8 @@ class Worker:
     halted: bool = False
     """The last barrier went out: sources emit nothing more (P13)."""
     positions: Mapping[Epoch, tuple[SourcePosition, ...]] = field(default_factory=dict)
+    sealing: frozenset[Epoch] = frozenset()
+    """Closed by every fragment and not durable yet; a refused write is tried again, so they may finish in any order."""
     sealed: Mapping[Epoch, Sealed] = field(default_factory=dict)
     """Durable and not known to be committed, oldest first."""
 
@@ -181,10 +184,18 @@ def positions_noted(state: Worker, epoch: Epoch, positions: tuple[SourcePosition
 
 
 def output_sealed(state: Worker, epoch: Epoch, sealed: Sealed) -> tuple[Worker, list[Effect]]:
-    """The background has made everything of this epoch durable: ack it, with what earlier ones left over."""
-    state = replace(state, sealed={**state.sealed, epoch: sealed})
-    positions = state.positions.get(epoch, ())
-    return state, [SendAck(epoch, sealed.segment, _staged_through(state, epoch), positions)]
+    """The background has made everything of this epoch durable: ack it, with what earlier ones left over.
+
+    An epoch that is durable before an earlier one waits for it: the earlier one was given up, and its
+    output belongs into this ack (P8).
+    """
+    state = replace(state, sealing=state.sealing - {epoch}, sealed={**state.sealed, epoch: sealed})
+    oldest = min(state.sealing, default=None)
+    if oldest is not None and oldest < epoch:
+        return state, []
+    newest = max(e for e in state.sealed if oldest is None or e < oldest)
+    positions = state.positions.get(newest, ())
+    return state, [SendAck(newest, state.sealed[newest].segment, _staged_through(state, newest), positions)]
 
 
 def committed(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
@@ -212,6 +223,7 @@ def _close(state: Worker, fragment: int, barrier: Barrier) -> tuple[Worker, list
     state = replace(state, passed={**state.passed, fragment: barrier.epoch})
     effects.append(CloseFragment(fragment, barrier))
     if all(epoch >= barrier.epoch for epoch in state.passed.values()):
+        state = replace(state, sealing=state.sealing | {barrier.epoch})
         effects.append(Seal(barrier.epoch))
     return state, effects
 
