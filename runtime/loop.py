@@ -225,11 +225,15 @@ class WorkerLoop:
             return "rolled back"
         self._close_state()
         base = self._ports.local.open(self._plan, deploy, self.worker_id)
-        self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
         covered = base.applied is not None and base.key_groups == owned
         needed = [s for s in deploy.handle.segments if not covered or base.applied is None or s.epoch > base.applied]
         segments = (read_verified(self._ports.store, segment.object) for segment in needed)
-        self._state.restore(deploy.base_epoch, segments, base.applied, base.key_groups)
+        try:
+            base.store.restore(deploy.base_epoch, segments, base.applied, base.key_groups)
+        except HoldfastError:
+            base.close()  # half restored: the next generation must not take it for state to roll back to
+            raise
+        self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
         return "restored" if deploy.handle.segments else "empty"
 
     def _close_state(self) -> None:
