@@ -17,9 +17,12 @@ import signal
 import socket
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from holdfast.model import WorkerId
 from holdfast.ports import Lane
@@ -92,12 +95,28 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
             mailbox.drain()
             if loop.exited is None and not loop.turn():
                 mailbox.wait(loop.idle_s())
+    except Exception as error:
+        # A broken invariant ends this process; the driver should know why, not just that it is gone.
+        ports.send(m.Failed(worker, loop.heartbeat().generation, unexpected(error), permanent=False))
+        raise
     finally:
         session.over.set()
         loop.close()
         ports.client.close()
         network.close()
     yield loop.exited
+
+
+def unexpected(error: BaseException) -> dict[str, Any]:
+    """Return what is told of an error that nobody foresaw, with the place where it happened."""
+    places = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
+    return {
+        "kind": "error",
+        "what": f"{type(error).__name__}: {str(error) or 'no message'}{place}",
+        "not_done": "the worker process ended; state and output stay as of the last checkpoint",
+        "next": "the worker is started again; if this repeats, report it with the message above",
+    }
 
 
 class _Session:
