@@ -26,6 +26,7 @@ from holdfast.storage.objects import LocalObjects, open_objects
 from holdfast.storage.paths import join
 
 NAMES_SHOWN_MAX = 20
+CHECK_DRIVER = "see whether the driver's process and host are alive; if not, run the job again: it goes on"
 RUNNING = frozenset({"starting", "running", "recovering"})
 
 
@@ -106,18 +107,15 @@ def observed(
         shown["driver"], shown["mode"] = driver, live["mode"]
         if job.ended is not None:
             shown["restarts"] = _restarts(job, live["restarts"])
-        elif live["state"] == "failed" or driver["seen_ms"] <= status.STALE_AFTER_MS:
+        elif live["state"] == "failed" or (driver["seen_ms"] <= status.STALE_AFTER_MS and not _gone(driver)):
             from_log: dict[str, Any] = {key: shown[key] for key in ("checkpoint", "epochs") if key in shown}
             shown = {**shown, **live, **from_log, "driver": driver, "restarts": _restarts(job, live["restarts"])}
             if live["state"] == "failed":
                 shown["workers"] = []  # they have left
         else:
-            shown["reason"] = _lost(driver)
+            shown |= _lost(driver)
     if shown["checkpoint"] is not None:
         shown["checkpoint"]["age_ms"] = max(0, (now_us - shown["checkpoint"]["at"]) // 1000)
-    if shown["state"] == "unreachable":
-        next_step = "see whether the driver's process and host are alive; if not, run the job again: it goes on"
-        shown["problems"] = [{"code": "unreachable", "what": shown["reason"], "next": next_step}]
     return shown
 
 
@@ -129,14 +127,24 @@ def _unseen(job: joblog.Job, live: Mapping[str, Any] | None, now_us: int) -> dic
         recovering = live is not None and last is not None and last.generation > 1
         return {"state": "recovering" if recovering else "starting", "reason": None if last is None else last.cause}
     age_s = (now_us - since) // 1_000_000
-    return {"reason": f"no driver of generation {job.generation} was seen; it started {age_s:,} s ago"}
+    return _unreachable(f"no driver of generation {job.generation} was seen; it started {age_s:,} s ago", CHECK_DRIVER)
 
 
-def _lost(driver: Mapping[str, Any]) -> str:
+def _lost(driver: Mapping[str, Any]) -> dict[str, Any]:
     where = f"the driver (pid {driver['pid']} on {driver['host']})"
-    if driver["host"] == socket.gethostname() and not os.path.exists(f"/proc/{driver['pid']}"):
-        return f"{where} is gone"
-    return f"{where} was last seen {driver['seen_ms'] / 1000:.0f} s ago"
+    if _gone(driver):
+        return _unreachable(f"{where} is gone", "run the job again: it goes on from its last checkpoint")
+    return _unreachable(f"{where} was last seen {driver['seen_ms'] / 1000:,.0f} s ago", CHECK_DRIVER)
+
+
+def _gone(driver: Mapping[str, Any]) -> bool:
+    """Whether the driver is known to have ended: it ran on this host, and there is no such process."""
+    return driver["host"] == socket.gethostname() and not os.path.exists(f"/proc/{driver['pid']}")
+
+
+def _unreachable(reason: str, next_step: str) -> dict[str, Any]:
+    problem = {"code": "unreachable", "what": reason, "next": next_step}
+    return {"state": "unreachable", "reason": reason, "problems": [problem]}
 
 
 def _restarts(job: joblog.Job, live: Any) -> list[dict[str, Any]]:

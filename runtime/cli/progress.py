@@ -62,7 +62,7 @@ class Tally:
             "state": status["state"],
             "reason": status["reason"],
             "records_in": sum(self._offsets.values()) if self._offsets else None,
-            "records_per_s": self._rate(now_s, grown=len(self._offsets) != partitions),
+            "records_per_s": self._rate(now_s, grown=len(self._offsets) != partitions, known=bool(status["sources"])),
             "epoch": None if checkpoint is None else checkpoint["epoch"],
             "lag": None if not lags or None in lags else sum(lags),
             "generation": status["generation"],
@@ -75,11 +75,11 @@ class Tally:
             ],
         }
 
-    def _rate(self, now_s: float, grown: bool) -> int | None:
+    def _rate(self, now_s: float, *, grown: bool, known: bool) -> int | None:
         """Records per second over the last seconds; a partition seen for the first time begins them anew."""
         if grown:
             self._samples.clear()
-        if self._offsets:
+        if known:
             self._samples.append((now_s, sum(self._offsets.values())))
         while len(self._samples) > 2 and self._samples[1][0] <= now_s - RATE_WINDOW_S:
             self._samples.popleft()

@@ -1,0 +1,132 @@
+"""`holdfast checkpoints`: what a job could be restored from, and whether that is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.unit.runtime.cli.conftest import Ended, History
+
+    Holdfast = Callable[..., Ended]
+    Begin = Callable[[str], History]
+
+
+@pytest.fixture
+def job(history: Begin) -> History:
+    """A job with the checkpoints of epochs 5, 6 and 9."""
+    begun = history("hot")
+    for epoch in (5, 6, 9):
+        begun.checkpoint(epoch)
+    return begun
+
+
+class TestList:
+    def test_json_has_the_fields_of_the_contract(self, holdfast: Holdfast, job: History) -> None:
+        listed = holdfast("checkpoints", "list", "hot", "--json").json
+        assert [each["epoch"] for each in listed] == [5, 6, 9]
+        assert set(listed[0]) == {
+            "epoch", "timeline", "kind", "name", "at", "duration_ms", "bytes_new", "bytes_total", "offsets", "verified",
+        }  # fmt: skip
+        assert listed[2]["offsets"] == {"words": {"0": 900, "1": 450}}
+        assert listed[0]["verified"] is None
+
+    def test_the_newest_can_be_chosen_and_the_rest_is_mentioned(self, holdfast: Holdfast, job: History) -> None:
+        ended = holdfast("checkpoints", "list", "hot", "--last", "2")
+        assert [line.split()[0] for line in ended.out.splitlines()] == ["epoch", "6", "9"]
+        assert "newest 2 of 3" in ended.err
+
+    def test_less_than_one_is_refused(self, holdfast: Holdfast, job: History) -> None:
+        assert holdfast("checkpoints", "list", "hot", "--last", "0").status == 2
+
+    def test_a_job_without_checkpoints_has_an_empty_list(self, holdfast: Holdfast, history: Begin) -> None:
+        history("new")
+        assert holdfast("checkpoints", "list", "new", "--json").json == []
+        assert "has not completed a checkpoint" in holdfast("checkpoints", "list", "new").err
+
+
+class TestShow:
+    def test_latest_is_the_last_completed(self, holdfast: Holdfast, job: History) -> None:
+        shown = holdfast("checkpoints", "show", "hot", "latest", "--json").json
+        assert (shown["epoch"], shown["follows"], shown["generation"]) == (9, 6, 1)
+        [subtask] = shown["state"]
+        assert [segment["epoch"] for segment in subtask["segments"]] == [5, 6, 9]
+        assert subtask["segment_bytes"] == shown["bytes_total"]
+        assert shown["pending"][0] | {"bytes": 0} == {
+            "sink": "out", "subtask": 0, "timeline": 1, "epoch": 9, "rows": 3, "bytes": 0,
+        }  # fmt: skip
+
+    def test_text_names_positions_and_segments(self, holdfast: Holdfast, job: History) -> None:
+        lines = [line.split() for line in holdfast("checkpoints", "show", "hot", "6").out.splitlines()]
+        assert ["words", "1", "300"] in lines
+        assert any(line and line[-1].endswith("000000000006/w1.segment") for line in lines)
+
+    def test_an_epoch_in_a_gap_names_its_neighbours(self, holdfast: Holdfast, job: History) -> None:
+        ended = holdfast("checkpoints", "show", "hot", "7")
+        assert ended.status == 2
+        assert "the nearest: 6 and 9" in ended.err
+
+    @pytest.mark.parametrize("epoch", ["last", "-1x", "1.5"])
+    def test_what_is_no_epoch_is_refused(self, holdfast: Holdfast, job: History, epoch: str) -> None:
+        ended = holdfast("checkpoints", "show", "hot", "--", epoch)
+        assert ended.status == 2
+        assert "is no epoch" in ended.err
+
+    def test_a_job_without_checkpoints_has_nothing_to_show(self, holdfast: Holdfast, history: Begin) -> None:
+        history("new")
+        ended = holdfast("checkpoints", "show", "new", "latest")
+        assert ended.status == 2
+        assert "has not completed a checkpoint" in ended.err
+
+
+class TestVerify:
+    def test_what_is_whole_is_said_to_be(self, holdfast: Holdfast, job: History) -> None:
+        ended = holdfast("checkpoints", "verify", "hot", "--json")
+        assert ended.status == 0
+        assert ended.json | {"bytes": 0} == {
+            "job": "hot", "checkpoints": 3, "objects": 9, "bytes": 0, "damaged": [], "newest_whole_epoch": 9,
+        }  # fmt: skip
+
+    def test_a_flipped_bit_in_a_segment_damages_every_checkpoint_that_needs_it(
+        self, holdfast: Holdfast, job: History
+    ) -> None:
+        path = "segments/00000001/000000000006/w1.segment"
+        job.damage(path)
+        ended = holdfast("checkpoints", "verify", "hot", "--json")
+        assert ended.status == 4
+        [broken] = ended.json["damaged"]
+        assert (broken["path"], broken["kind"], broken["epochs"]) == (path, "segment", [6, 9])
+        assert ended.json["newest_whole_epoch"] == 5
+
+    def test_a_missing_object_is_damage(self, holdfast: Holdfast, job: History) -> None:
+        job.store.delete("staged/00000001/000000000009/w1-out.arrow")
+        ended = holdfast("checkpoints", "verify", "hot")
+        assert ended.status == 4
+        assert "is missing" in ended.out
+        assert "the newest whole checkpoint is epoch 6" in ended.err
+        assert "Not done: nothing was changed." in ended.err
+
+    def test_a_damaged_manifest_is_named(self, holdfast: Holdfast, job: History) -> None:
+        path = next(path for path in job.store.list("manifests") if "000000000006" in path)
+        job.damage(path)
+        [broken] = holdfast("checkpoints", "verify", "hot", "--json").json["damaged"]
+        assert (broken["kind"], broken["path"], broken["epochs"]) == ("manifest", path, [6])
+
+    def test_a_segment_with_the_right_hash_must_still_unseal(self, holdfast: Holdfast, job: History) -> None:
+        job.checkpoint(10, torn=True)
+        ended = holdfast("checkpoints", "verify", "hot", "--epoch", "10", "--json")
+        assert ended.status == 4
+        assert [(each["kind"], each["epochs"]) for each in ended.json["damaged"]] == [("segment", [10])]
+
+    def test_one_checkpoint_can_be_chosen(self, holdfast: Holdfast, job: History) -> None:
+        job.damage("segments/00000001/000000000009/w1.segment")
+        assert holdfast("checkpoints", "verify", "hot", "--epoch", "6").status == 0
+        assert holdfast("checkpoints", "verify", "hot", "--epoch", "9").status == 4
+
+    def test_without_a_checkpoint_nothing_is_called_whole(self, holdfast: Holdfast, history: Begin) -> None:
+        history("new")
+        ended = holdfast("checkpoints", "verify", "new")
+        assert (ended.status, ended.out) == (0, "new: there is no checkpoint to verify yet\n")
+

@@ -1,0 +1,64 @@
+"""`holdfast doctor`: each check looks at the real thing, says what to do, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.cli import doctor
+
+
+class TestStorage:
+    def test_a_root_that_works_is_left_as_it_was(self, tmp_path: Path) -> None:
+        assert {check.state for check in doctor.storage(str(tmp_path))} <= {"ok", "warn"}
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_root_that_did_not_exist_does_not_exist_afterwards(self, tmp_path: Path) -> None:
+        assert next(doctor.storage(str(tmp_path / "root"))).state == "ok"
+        list(doctor.storage(str(tmp_path / "root")))
+        assert not (tmp_path / "root").exists()
+
+    def test_a_file_in_its_place_fails_with_advice(self, tmp_path: Path) -> None:
+        (tmp_path / "root").write_text("no folder")
+        [check] = doctor.storage(str(tmp_path / "root"))
+        assert (check.name, check.state) == ("root", "fail")
+        assert check.next
+
+    def test_an_unknown_scheme_fails_with_advice(self) -> None:
+        [check] = doctor.storage("gopher://somewhere")
+        assert check.state == "fail"
+
+
+class TestJava:
+    def test_a_java_home_without_java_fails_with_what_to_install(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        [check] = doctor.java()
+        assert check.state == "fail"
+        assert str(tmp_path) in check.found
+        assert check.next is not None
+        assert "Java 17" in check.next
+
+    def test_a_java_that_is_too_old_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = tmp_path / "bin" / "java"
+        program.parent.mkdir()
+        program.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        [check] = doctor.java()
+        assert check.state == "fail"
+        assert "too old" in check.found
+
+
+class TestMachine:
+    def test_every_check_has_a_name_and_a_finding(self) -> None:
+        checks = list(doctor.machine())
+        assert [check.name for check in checks] == ["temporary disk", "shared memory", "processors"]
+        assert all(check.found for check in checks)
+
+
+class TestPackages:
+    def test_what_is_written_in_other_languages_is_imported(self) -> None:
+        assert [check.name for check in doctor.packages()] == list(doctor.PACKAGES)

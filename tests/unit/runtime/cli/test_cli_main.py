@@ -1,0 +1,103 @@
+"""The command line finds its commands, refuses wrong use in three parts, and loads no more than it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.runtime.cli.main import COMMANDS
+
+if TYPE_CHECKING:
+    from tests.unit.runtime.cli.conftest import Ended
+
+    Holdfast = Callable[..., Ended]
+
+
+class TestHelp:
+    def test_every_command_is_listed(self, holdfast: Holdfast) -> None:
+        ended = holdfast("--help")
+        assert ended.status == 0
+        assert all(f"\n    {command}" in ended.out for command in COMMANDS)
+
+    @pytest.mark.parametrize("command", ["run", "plan", "jobs", "status", "stop", "checkpoints", "doctor"])
+    def test_every_command_shows_how_it_is_typed(self, holdfast: Holdfast, command: str) -> None:
+        ended = holdfast(command, "--help")
+        assert ended.status == 0
+        assert f"examples:\n  holdfast {command}" in ended.out
+
+    def test_the_command_alone_shows_the_help_as_wrong_use(self, holdfast: Holdfast) -> None:
+        ended = holdfast()
+        assert (ended.status, ended.out) == (2, "")
+        assert "COMMAND" in ended.err
+
+    def test_the_help_of_run_says_what_records_are(self, holdfast: Holdfast) -> None:
+        assert "sum of all next offsets" in holdfast("run", "--help").out
+
+
+class TestWrongUse:
+    def test_an_unknown_command_names_the_nearest(self, holdfast: Holdfast) -> None:
+        ended = holdfast("stauts", "hot")
+        assert ended.status == 2
+        assert ended.err.splitlines() == [
+            "holdfast: there is no command 'stauts'.",
+            "Not done: the command did nothing.",
+            "Next: did you mean holdfast status?",
+        ]
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("run", "job.py", "--once"),
+            ("plan",),
+            ("jobs", "hot"),
+            ("status",),
+            ("stop", "hot", "--now"),
+            ("checkpoints", "list"),
+            ("checkpoints", "repair", "hot"),
+            ("checkpoints", "list", "hot", "--last", "few"),
+            ("doctor", "--fix"),
+        ],
+    )
+    def test_what_is_not_understood_is_refused_in_three_parts(
+        self, holdfast: Holdfast, arguments: tuple[str, ...]
+    ) -> None:
+        ended = holdfast(*arguments)
+        assert (ended.status, ended.out) == (2, "")
+        what, not_done, next_step = ended.err.splitlines()
+        assert what.startswith("holdfast: ")
+        assert not_done == "Not done: the command did nothing."
+        assert next_step.startswith(f"Next: see holdfast {arguments[0]}")
+
+    def test_with_json_an_error_is_an_object_on_stdout(self, holdfast: Holdfast) -> None:
+        ended = holdfast("status", "hot", "--json", "--wrong")
+        assert (ended.status, ended.err) == (2, "")
+        assert list(ended.json) == [
+            "kind", "job", "operator", "epoch", "source", "partition", "offset", "what", "not_done", "next",
+        ]  # fmt: skip
+        assert ended.json["kind"] == "config"
+
+    def test_an_empty_root_is_refused(self, holdfast: Holdfast) -> None:
+        ended = holdfast("jobs", "--root", "")
+        assert ended.status == 2
+        assert "--root is empty" in ended.err
+
+
+class TestLoading:
+    @pytest.mark.parametrize("arguments", [["--help"], ["jobs"], ["status", "--help"], ["stop", "--help"]])
+    def test_neither_spark_nor_polars_is_loaded(self, arguments: list[str]) -> None:
+        code = (
+            "import sys; from holdfast.runtime.cli.main import main; status = main(sys.argv[1:]); "
+            "print(status, sorted({'pyspark', 'polars'} & set(sys.modules)))"
+        )
+        said = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+        assert said.stdout.splitlines()[-1] == "0 []"
+
+    def test_importing_the_command_line_loads_no_arrow_either(self) -> None:
+        heavy = "{'pyspark', 'polars', 'pyarrow'}"
+        code = f"import sys, holdfast.runtime.cli.main; print(sorted({heavy} & set(sys.modules)))"
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert said.stdout == "[]\n"

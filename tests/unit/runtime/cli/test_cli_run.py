@@ -1,0 +1,158 @@
+"""`holdfast run` and `holdfast plan` as far as they go without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.errors import Fenced, JobFailed
+from holdfast.runtime.cli.run import error_of
+from holdfast.runtime.run import Outcome
+
+if TYPE_CHECKING:
+    from tests.unit.runtime.cli.conftest import Ended, History
+
+    Holdfast = Callable[..., Ended]
+    Begin = Callable[[str], History]
+
+CODE = """
+from dataclasses import dataclass
+import holdfast as hf
+
+@dataclass
+class Word:
+    word: int
+
+app = hf.App("hot", checkpoint_every="2s"{more})
+words = app.source("words", hf.Generator(Word, lambda i: Word(i % 10), count=100))
+words.key_by("word").agg("counts", rows=hf.count()).sink("out", hf.SQLite({db!r}, table="counts", key=["word"]))
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A job that counts words."""
+    (tmp_path / "hot.py").write_text(CODE.format(more="", db=str(tmp_path / "out.db")))
+    return str(tmp_path / "hot.py")
+
+
+class TestRun:
+    def test_a_finished_job_is_not_run_again(self, holdfast: Holdfast, history: Begin, file: str) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        job.finish()
+        ended = holdfast("run", file)
+        assert ended.status == 0
+        assert "has finished already, at epoch 5" in ended.err
+
+    def test_json_progress_ends_with_the_state(self, holdfast: Holdfast, history: Begin, file: str) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        job.finish()
+        last = json.loads(holdfast("run", file, "--progress", "json").out.splitlines()[-1])
+        assert (last["state"], last["records_in"]) == ("finished", 750)
+
+    @pytest.mark.parametrize(
+        ("flags", "says"),
+        [
+            (["--parallelism", "many"], "--parallelism is 'many'"),
+            (["--parallelism", "0"], "--parallelism is '0'"),
+            (["--checkpoint-every", "often"], "--checkpoint-every is 'often'"),
+            (["--max-records-per-second", "-5"], "--max-records-per-second"),
+            (["--progress", "loud"], "--progress"),
+            (["--app", "cold"], "builds no app 'cold'"),
+            (["--takeover"], "--takeover"),
+        ],
+    )
+    def test_a_wrong_flag_is_refused_before_anything_starts(
+        self, holdfast: Holdfast, root: Path, file: str, flags: list[str], says: str
+    ) -> None:
+        ended = holdfast("run", file, *flags)
+        assert ended.status == 2
+        assert says in ended.err
+        assert "\nNot done: " in ended.err
+        assert "\nNext: " in ended.err
+        assert not root.exists()
+
+    def test_a_file_that_is_not_there_is_wrong_use(self, holdfast: Holdfast) -> None:
+        assert holdfast("run", "no-such-job.py").status == 2
+
+
+STATUS = {"checkpoint": {"epoch": 117}}
+
+
+class TestErrorOf:
+    def test_a_failure_gives_the_first_cause_and_what_is_kept(self) -> None:
+        cause = {"what": "no such column 'x'", "not_done": "epoch 118 was not written", "next": "correct the job"}
+        error = error_of(Outcome("failed", cause | {"epoch": 118}, STATUS), "hot")
+        assert isinstance(error, JobFailed)
+        assert str(error) == (
+            "job 'hot' failed: no such column 'x'.\n"
+            "Not done: epoch 118 was not written; everything up to epoch 117 is kept.\n"
+            "Next: correct the job"
+        )
+        assert (error.exit_status, error.where.epoch) == (7, 118)
+
+    def test_a_failure_that_tells_little_still_has_three_parts(self) -> None:
+        error = error_of(Outcome("failed", {"kind": "failed", "what": "killed"}, {"checkpoint": None}), "hot")
+        assert error.not_done == "no epoch was completed"
+        assert error.next_step
+
+    def test_a_fenced_run_leaves_with_its_own_status(self) -> None:
+        error = error_of(Outcome("fenced", {"ours": 3, "theirs": 4}, STATUS), "hot")
+        assert isinstance(error, Fenced)
+        assert "generation 4" in error.what
+
+
+class TestPlan:
+    def test_a_new_job_shows_graph_and_settings_and_creates_nothing(
+        self, holdfast: Holdfast, root: Path, file: str
+    ) -> None:
+        ended = holdfast("plan", file)
+        assert ended.status == 0
+        assert "aggregate counts by word" in ended.out
+        assert "none: the job is new" in ended.out
+        assert not root.exists()
+
+    def test_every_setting_has_its_origin(self, holdfast: Holdfast, root: Path, file: str) -> None:
+        shown = holdfast("plan", file, "--parallelism", "4", "--json").json
+        origins = {setting["name"]: (setting["value"], setting["origin"]) for setting in shown["settings"]}
+        assert origins["parallelism"] == (4, "flag")
+        assert origins["root"] == (str(root), "environment")
+        assert origins["checkpoint_every"] == (2_000, "code")
+        assert origins["heartbeat_ms"] == (500, "default")
+
+    def test_changes_are_those_against_the_last_checkpoint(
+        self, holdfast: Holdfast, history: Begin, file: str
+    ) -> None:
+        history("hot").checkpoint(5)
+        code = Path(file).read_text()
+        Path(file).write_text(code.replace('agg("counts"', 'agg("totals"'))
+        changes = holdfast("plan", file, "--json").json["changes"]
+        assert changes["epoch"] == 5
+        assert changes["operators"] == {"added": ["totals"], "removed": ["counts"]}
+        assert changes["sources"] == {"added": [], "removed": []}
+        assert changes["parallelism"] == {"before": 1, "now": 2}
+        text = holdfast("plan", file).out
+        assert "operator 'totals' is added" in text
+        assert "parallelism: 1 before, 2 now" in text
+
+    def test_what_a_run_would_refuse_is_told_beforehand(
+        self, holdfast: Holdfast, history: Begin, file: str, tmp_path: Path
+    ) -> None:
+        history("hot").checkpoint(5)
+        Path(file).write_text(CODE.format(more=", key_groups=64", db=str(tmp_path / "out.db")))
+        ended = holdfast("plan", file)
+        assert ended.status == 0
+        assert "key groups: 128 before, 64 now" in ended.out
+        assert "A run would refuse this" in ended.err
+
+    def test_a_file_without_a_plan_is_wrong_use(self, holdfast: Holdfast, tmp_path: Path) -> None:
+        (tmp_path / "empty.py").write_text('import holdfast as hf\napp = hf.App("hot")')
+        ended = holdfast("plan", str(tmp_path / "empty.py"))
+        assert ended.status == 2
+        assert "has no sink" in ended.err

@@ -1,0 +1,182 @@
+"""`holdfast status` and `holdfast jobs`: the log is the truth, `live.json` adds what is fresh."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.cli.history import open_job
+
+if TYPE_CHECKING:
+    from tests.unit.runtime.cli.conftest import Ended, History
+
+    Holdfast = Callable[..., Ended]
+    Begin = Callable[[str], History]
+
+FIELDS = {
+    "schema", "job", "root", "state", "reason", "mode", "generation", "timeline", "checkpoint", "driver", "workers",
+    "sources", "sinks", "operators", "restarts", "rewind_horizon", "problems",
+}  # fmt: skip
+MINUTE_US = 60_000_000
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class TestStatus:
+    def test_a_running_job_shows_what_its_driver_says(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        job.live()
+        shown = holdfast("status", "hot", "--json").json
+        assert set(shown) >= FIELDS
+        assert (shown["state"], shown["driver"]["pid"], shown["workers"][0]["id"]) == ("running", os.getpid(), "w1")
+        assert shown["sources"][0]["lag"] == 300
+
+    def test_the_last_checkpoint_is_that_of_the_log(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot").live()
+        job.checkpoint(5)
+        shown = holdfast("status", "hot", "--json").json
+        assert shown["checkpoint"]["epoch"] == 5
+        assert set(shown["checkpoint"]) == {"epoch", "at", "age_ms", "duration_ms", "bytes"}
+        assert shown["checkpoint"]["age_ms"] >= 0
+
+    @pytest.mark.parametrize(("end", "state"), [("stop", "stopped"), ("finish", "finished")])
+    def test_an_ended_job_is_told_by_the_log_alone(
+        self, holdfast: Holdfast, history: Begin, end: str, state: str
+    ) -> None:
+        job = history("hot").live("running")
+        job.checkpoint(5)
+        getattr(job, end)()
+        shown = holdfast("status", "hot", "--json").json
+        assert set(shown) >= FIELDS
+        assert (shown["state"], shown["workers"], shown["problems"]) == (state, [], [])
+
+    def test_an_ended_job_shows_the_positions_of_its_last_checkpoint(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        job.stop()
+        shown = holdfast("status", "hot", "--json").json
+        positions = [(at["partition"], at["offset"], at["lag"]) for at in shown["sources"]]
+        assert positions == [(0, 500, None), (1, 250, None)]
+        assert shown["sinks"] == [{"name": "out", "staged_epoch": 5, "delivered_epoch": 5, "error": None}]
+
+    def test_a_driver_that_is_silent_makes_the_job_unreachable(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        job.live(at_us=now_us() - MINUTE_US)
+        shown = holdfast("status", "hot", "--json").json
+        assert shown["state"] == "unreachable"
+        assert shown["driver"]["seen_ms"] >= 60_000
+        assert [problem["code"] for problem in shown["problems"]] == ["unreachable"]
+
+    def test_a_driver_whose_process_is_gone_is_not_waited_for(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot").live()
+        live = json.loads((job.folder / "live.json").read_bytes())
+        live["driver"]["pid"] = 2**22 + 1  # above what Linux gives to a process
+        job.live(driver=live["driver"])
+        shown = holdfast("status", "hot", "--json").json
+        assert shown["state"] == "unreachable"
+        assert shown["reason"].endswith("is gone")
+
+    def test_what_an_older_generation_says_is_ignored(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot").live()
+        job.start("a worker was lost", at_us=now_us() - MINUTE_US)
+        shown = holdfast("status", "hot", "--json").json
+        assert (shown["state"], shown["generation"], shown["driver"]) == ("unreachable", 2, None)
+
+    def test_a_generation_that_has_just_started_is_not_called_unreachable(
+        self, holdfast: Holdfast, history: Begin
+    ) -> None:
+        history("hot").live().start("a worker was lost", at_us=now_us() + MINUTE_US)
+        shown = holdfast("status", "hot", "--json").json
+        assert (shown["state"], shown["reason"]) == ("recovering", "a worker was lost")
+
+    def test_a_failed_job_stays_failed_with_its_cause(self, holdfast: Holdfast, history: Begin) -> None:
+        problem = {"code": "failed", "what": "no such column", "next": "correct it"}
+        history("hot").live("failed", reason="no such column", problems=[problem], at_us=now_us() - 60 * MINUTE_US)
+        ended = holdfast("status", "hot")
+        assert ended.out.startswith("hot: failed (no such column)\n")
+        assert "Next: correct it" in ended.err
+
+    def test_recoveries_have_the_time_of_the_log(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot").start("worker w1 was silent", at_us=now_us() - MINUTE_US)
+        job.live(restarts=[{"at": 12.5, "cause": "worker w1 was silent", "generation": 2, "recovery_ms": 600}])
+        [restart] = holdfast("status", "hot", "--json").json["restarts"]
+        assert restart["recovery_ms"] == 600
+        assert restart["at"] > MINUTE_US
+
+    def test_what_is_not_known_is_no_zero(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        job.stop()
+        lines = [line.split() for line in holdfast("status", "hot").out.splitlines()]
+        assert ["words", "0", "500", "-", "-"] in lines
+
+    def test_an_unknown_job_lists_those_that_exist(self, holdfast: Holdfast, history: Begin) -> None:
+        history("hot")
+        history("late")
+        ended = holdfast("status", "cold")
+        assert ended.status == 2
+        assert "there is no job 'cold'" in ended.err
+        assert "jobs here: hot, late" in ended.err
+
+    @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc"])
+    def test_a_name_never_leads_out_of_the_root(self, root: Path, name: str) -> None:
+        with pytest.raises(ConfigError, match="there is no job"):
+            open_job(str(root), name)
+
+    def test_a_file_in_place_of_a_name_is_explained(self, holdfast: Holdfast, root: Path) -> None:
+        assert "not its file" in holdfast("status", "job.py").err
+
+    def test_a_damaged_log_is_damage(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        (job.folder / "log" / f"{2:020d}.json").write_text("{")
+        ended = holdfast("status", "hot")
+        assert ended.status == 4
+        assert "cannot be read" in ended.err
+
+    def test_a_damaged_manifest_is_a_problem_and_hides_nothing_else(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        job.stop()
+        record = job.repository.records()[-2]
+        job.damage(record.body.manifest.path)  # type: ignore[union-attr]
+        ended = holdfast("status", "hot", "--json")
+        assert (ended.status, ended.json["state"]) == (0, "stopped")
+        assert ended.json["problems"][0]["code"] == "damaged"
+
+
+class TestJobs:
+    def test_every_job_has_a_line(self, holdfast: Holdfast, history: Begin) -> None:
+        stopped = history("late")
+        stopped.checkpoint(5)
+        stopped.stop()
+        history("hot").live()
+        lines = [line.split()[:3] for line in holdfast("jobs").out.splitlines()[1:]]
+        assert lines == [["hot", "running", "-"], ["late", "stopped", "5"]]
+
+    def test_json_is_a_list_of_objects(self, holdfast: Holdfast, history: Begin) -> None:
+        history("hot").live()
+        [shown] = holdfast("jobs", "--json").json
+        assert (shown["job"], shown["state"], shown["generation"]) == ("hot", "running", 1)
+
+    def test_a_root_that_does_not_exist_has_no_jobs(self, holdfast: Holdfast, root: Path) -> None:
+        ended = holdfast("jobs")
+        assert (ended.status, ended.out) == (0, "")
+        assert "there are no jobs" in ended.err
+        assert not root.exists()
+
+    def test_a_job_with_a_damaged_log_does_not_hide_the_others(self, holdfast: Holdfast, history: Begin) -> None:
+        history("hot").live()
+        (history("broken").folder / "log" / f"{1:020d}.json").write_text("{")
+        ended = holdfast("jobs")
+        assert ended.status == 4
+        assert [line.split()[:2] for line in ended.out.splitlines()[1:]] == [["broken", "damaged"], ["hot", "running"]]

@@ -1,0 +1,89 @@
+"""`holdfast stop`: asks, waits for the end that the log records, and says plainly when nobody answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.runtime.requests import Inbox
+
+if TYPE_CHECKING:
+    from tests.unit.runtime.cli.conftest import Ended, History
+
+    Holdfast = Callable[..., Ended]
+    Begin = Callable[[str], History]
+
+
+class TestStop:
+    def test_it_ends_when_the_log_holds_the_end(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot").live()
+        job.checkpoint(5)
+        over = threading.Event()
+
+        def driver() -> None:
+            inbox = Inbox(job.store)
+            while not (found := inbox.poll()) and not over.is_set():
+                pass
+            for request in found:
+                inbox.answer(request, {"accepted": request.kind == "stop", "generation": request.generation})
+            job.checkpoint(6)
+            job.stop()
+
+        answering = threading.Thread(target=driver)
+        answering.start()
+        try:
+            ended = holdfast("stop", "hot")
+        finally:
+            over.set()
+            answering.join()
+        assert (ended.status, ended.out) == (0, "hot: stopped at epoch 6\n")
+        assert "holdfast run" in ended.err
+
+    def test_a_job_that_is_stopped_is_left_alone(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        job.stop()
+        ended = holdfast("stop", "hot")
+        assert (ended.status, ended.out) == (0, "hot is not running: stopped at epoch 5; there was nothing to stop\n")
+        assert Inbox(job.store).poll() == []
+
+    def test_a_job_that_nobody_runs_is_unavailable(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot").live(at_us=time.time_ns() // 1000 - 60_000_000)
+        ended = holdfast("stop", "hot")
+        assert ended.status == 5
+        assert "cannot be reached" in ended.err
+        assert "Not done: no request was made." in ended.err
+        assert Inbox(job.store).poll() == []
+
+    def test_a_driver_that_does_not_answer_in_time_leaves_the_request_standing(
+        self, holdfast: Holdfast, history: Begin
+    ) -> None:
+        job = history("hot").live()
+        ended = holdfast("stop", "hot", "--timeout", "0ms", "--json")
+        assert (ended.status, ended.json["kind"]) == (5, "unavailable")
+        assert "has not answered" in ended.json["what"]
+        [request] = Inbox(job.store).poll()
+        assert (request.kind, request.generation) == ("stop", 1)
+
+    def test_json_is_the_last_status(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        job.finish()
+        assert holdfast("stop", "hot", "--json").json["state"] == "finished"
+
+    @pytest.mark.parametrize("timeout", ["soon", "-1s", "1.5"])
+    def test_a_timeout_that_is_no_duration_is_refused(self, holdfast: Holdfast, history: Begin, timeout: str) -> None:
+        history("hot").live()
+        ended = holdfast("stop", "hot", f"--timeout={timeout}")
+        assert ended.status == 2
+        assert "--timeout" in ended.err
+
+    def test_an_unknown_job_is_wrong_use(self, holdfast: Holdfast, history: Begin) -> None:
+        history("hot")
+        ended = holdfast("stop", "cold")
+        assert ended.status == 2
+        assert "jobs here: hot" in ended.err
