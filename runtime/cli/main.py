@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module, metadata
+from importlib import import_module
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.arguments import Parser
@@ -47,13 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     parser = Parser(prog="holdfast", description="Stateful stream processing on Spark.", epilog=_EPILOG)
-    parser.add_argument("--version", action="version", version=f"holdfast {_version()}")
+    parser.add_argument("--version", action="store_true", help="print the version and leave")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     command = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if command is None:
         for name, does in COMMANDS.items():
             subparsers.add_parser(name, help=does)
-        parser.parse_args(arguments)
+        if parser.parse_args(arguments).version:
+            print(f"holdfast {_version()}")
+            return 0
         parser.print_help(sys.stderr)
         return ConfigError.exit_status
     if command not in COMMANDS:
@@ -73,6 +75,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _version() -> str:
+    from importlib import metadata  # slow to load, and only needed here
+
     try:
         return metadata.version("holdfast")
     except metadata.PackageNotFoundError:

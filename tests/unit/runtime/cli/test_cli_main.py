@@ -34,6 +34,11 @@ class TestHelp:
         assert (ended.status, ended.out) == (2, "")
         assert "COMMAND" in ended.err
 
+    def test_the_version_is_printed(self, holdfast: Holdfast) -> None:
+        ended = holdfast("--version")
+        assert ended.status == 0
+        assert ended.out.startswith("holdfast ")
+
     def test_the_help_of_run_says_what_records_are(self, holdfast: Holdfast) -> None:
         assert "sum of all next offsets" in holdfast("run", "--help").out
 
