@@ -1,0 +1,183 @@
+"""What must hold in every run, checked as it happens and at the end.
+
+The checkers read what an outsider can read: the objects, the rows and tags of the targets, the
+epochs that drivers trigger. What the job log and the manifests mean is read here a second time, in
+plain JSON, and the right answer comes from an oracle that shares no code with the runtime.
+
+    I1, I2  output equals the oracle: no loss, no duplicate, in the order of each partition
+    I5      whoever reads a writer's rows at any time sees a completed epoch, whole
+    I6      epochs, generations and tags only grow; an epoch number belongs to one generation
+    I7      an overtaken driver appends nothing
+    I8      everything that a manifest names is there, with the right size and hash
+    I9      a checkpoint restores to what the oracle says of its offsets
+
+Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13, P17, P18.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.chaos import oracle
+from holdfast.chaos.history import History
+from holdfast.chaos.schedule import Journal
+from holdfast.chaos.targets import SharedTable
+from holdfast.chaos.visible import Added, Upserted
+from holdfast.chaos.workload import ADDED, UPSERTS, Scenario, operator_of
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Manifest, decode
+from holdfast.errors import Damaged, HoldfastError
+from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Tag, WorkerId, Writer
+from holdfast.runtime.steps import Plan
+from holdfast.sinks.contract import OP
+from holdfast.state.store import Identity, StateStore
+from holdfast.storage.objects import MemoryObjects
+
+
+class Checks:
+    """The checkers of one run. What they find is kept; the first finding ends the run."""
+
+    def __init__(self, scenario: Scenario, plan: Plan, tables: Mapping[str, SharedTable], journal: Journal) -> None:
+        self._scenario, self._plan, self._tables, self._journal = scenario, plan, tables, journal
+        self.objects = MemoryObjects()
+        self.violations: list[str] = []
+        self.history = History(self.fail)
+        self._fold: joblog.Job | None = None
+        self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
+        self._added = Added(scenario, self.fail)
+        self._upserted = {name: Upserted(name, UPSERTS[name], scenario, self.fail) for name in scenario.upserts}
+        self.restored = 0
+        self.outcomes: dict[str, int] = {}
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the job log says that the job is finished."""
+        return self.history.finished
+
+    def fail(self, rule: str, what: str) -> None:
+        """Keep a finding."""
+        self._journal.say("CHECK", f"{rule}: {what}")
+        self.violations.append(f"{rule}: {what}")
+
+    def raised(self, error: BaseException) -> None:
+        """A loop raised what is no expected refusal: a broken invariant of the runtime itself."""
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        text = str(error) or "no message"
+        self.fail("raised", f"{type(error).__name__} in {last.name} ({last.filename.rsplit('/', 1)[-1]}): {text}")
+
+    def landed(self, path: str, data: bytes) -> None:
+        """An object was written."""
+        if path.startswith("log/"):
+            self._record_landed(path, data)
+
+    def triggered(self, generation: Generation, epoch: Epoch, owner: str) -> None:
+        """A driver sends a trigger."""
+        self.history.triggered(generation, epoch, owner)
+
+    def driver_over(self, name: str, owner: str, outcome: str, error: Mapping[str, Any] | None) -> None:
+        """A driver's run ended."""
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        if outcome == "failed":
+            self.fail("I11 progress", f"{name} gave the job up, though every fault passes: {error}")
+        if outcome == "fenced" and self.history.owner == owner:
+            self.fail("I7 fence", f"{name} was fenced though it owns the newest generation")
+        if outcome == "finished" and not self.finished:
+            self.fail("P13", f"{name} finished without a record of it")
+
+    def delivered(self, writer: Writer, job_uuid: JobUuid, tag: Tag, batches: list[pa.RecordBatch]) -> None:
+        """A transaction of a writer committed in its target."""
+        before = self._tags.get((job_uuid, writer))
+        if before is not None and tag <= before:
+            self.fail("I6 tags", f"{writer} went from {before} to {tag}")
+        self._tags[job_uuid, writer] = tag
+        cut = self.history.cuts.get(tag.epoch)
+        if cut is None:
+            self.fail("I5 visible", f"output of {writer} became visible, but epoch {tag.epoch} is not completed")
+        elif writer.sink == ADDED:
+            self._added.look(writer, tag, cut, self._tables[ADDED].rows())
+        else:
+            keys = {row[UPSERTS[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
+            self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
+
+    def at_end(self) -> None:
+        """Compare everything with the oracle once nothing moves any more."""
+        everything = oracle.whole(self._scenario.partitions)
+        last = self.history.cuts[max(self.history.cuts)] if self.history.cuts else {}
+        if any(last.get(partition, 0) != count for partition, count in everything.items() if count):
+            self.fail("I1 loss", f"the last checkpoint holds {last}, the input is {everything}")
+        self._added.at_end(self._tables[ADDED].rows())
+        for name, upserted in self._upserted.items():
+            upserted.at_end(self._tables[name].rows())
+        if not self._scenario.verify_every_checkpoint and self._fold is not None and self._fold.completed:
+            self._restore(self._fold.completed[-1])
+
+    def _record_landed(self, path: str, data: bytes) -> None:
+        self.history.record(path, data, self.objects, self._standing)
+        try:
+            self._fold = joblog.fold(self._fold, joblog.decode(data, path))
+        except HoldfastError as error:
+            self.fail("I7 fold", f"{path} is refused by the fold: {error.what}")
+            return
+        if self.history.finished and not self.violations:
+            self._all_delivered()
+        completed = isinstance(joblog.decode(data, path).body, joblog.CheckpointCompleted)
+        if completed and self._scenario.verify_every_checkpoint and not self.violations:
+            self._restore(self._fold.completed[-1])
+
+    def _standing(self, sink: str, subtask: int) -> tuple[int, int]:
+        """Return the tag that stands in the target, (0, 0) if there is none."""
+        for (uuid, writer), tag in self._tags.items():
+            if uuid == self.history.job_uuid and writer.sink == sink and writer.subtask == subtask:
+                return tag.timeline, tag.epoch
+        return 0, 0
+
+    def _all_delivered(self) -> None:
+        """P13: nothing is finished before the output of the last epoch is in."""
+        scenario = self._scenario
+        everything = oracle.whole(scenario.partitions)
+        expected = sum(len(ids) for ids in oracle.passing(scenario.partitions, everything, scenario.above).values())
+        if (found := len(self._tables[ADDED].rows())) != expected:
+            self.fail("P13 finished", f"{found} rows were added when Finished was appended, {expected} expected")
+        for name in scenario.upserts:
+            rows = sorted(self._tables[name].rows(), key=lambda row: int(row[UPSERTS[name]]))
+            by_key = oracle.totals(scenario.partitions, everything, UPSERTS[name])
+            if rows != [by_key[key] for key in sorted(by_key)]:
+                self.fail("P13 finished", f"{name} held {rows} when Finished was appended")
+
+    def _restore(self, completed: joblog.Completed) -> None:
+        """I9: rebuild the state of every subtask from what the manifest names."""
+        self.restored += 1
+        ref = completed.body.manifest
+        manifest = decode(self.objects.get(ref.path), ref)
+        for sink in self._scenario.upserts:
+            operator, by = self._plan.operator(operator_of(sink)).id, UPSERTS[sink]
+            found: dict[int, dict[str, Any]] = {}
+            for subtask in range(manifest.parallelism):
+                found |= self._state(manifest, subtask, operator, by)
+            expected = oracle.totals(self._scenario.partitions, self.history.cuts[manifest.epoch], by)
+            if found != expected:
+                self.fail("I9 state", f"epoch {manifest.epoch}, {sink}: restored {found}, expected {expected}")
+
+    def _state(self, manifest: Manifest, subtask: int, operator: int, by: str) -> dict[int, dict[str, Any]]:
+        handle = manifest.state[subtask]
+        identity = Identity(manifest.job_uuid, manifest.generation, manifest.timeline, WorkerId("checker"))
+        specs = [spec.table for spec in self._plan.operators]
+        store = StateStore(identity, specs, manifest.key_groups, handle.key_groups)
+        try:
+            store.restore(manifest.epoch, [self._bytes(segment.object) for segment in handle.segments], None)
+        except Damaged as error:
+            self.fail("I9 state", f"subtask {subtask} of epoch {manifest.epoch} cannot be restored: {error.what}")
+            return {}
+        table = store.table(operator)
+        slots = table.present()
+        columns = {"n": "n.count", "total": "total.sum", "low": "low.min", "high": "high.max"}
+        keys = table.key_columns(slots)[0].to_pylist()
+        values = {short: table.column(long)[slots].tolist() for short, long in columns.items()}
+        return {key: {by: key, **{short: values[short][row] for short in columns}} for row, key in enumerate(keys)}
+
+    def _bytes(self, ref: ObjectRef) -> bytes:
+        return self.objects.get(ref.path)

@@ -1,0 +1,145 @@
+"""A driver's process in the simulated world: the production loop, and around it what runtime/run.py does.
+
+It reads the job log, takes the job over, hosts the control streams and launches workers. Several
+drivers may be alive at once; none knows of the others but through the job log.
+
+Source: DESIGN sections 3 and 4; PROTOCOL P4, P5, P6.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.schedule import Process
+from holdfast.chaos.stores import ProcessStore
+from holdfast.chaos.worker_process import ProcessClock, ProcessLane, WorkerProcess
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import Unavailable
+from holdfast.model import WorkerId
+from holdfast.ports import Clock, Lane
+from holdfast.runtime import messages as m
+from holdfast.runtime.driver import DriverLoop
+
+if TYPE_CHECKING:
+    from holdfast.chaos.world import World
+
+POLL_S = 0.05
+START_RETRY_S = 0.3
+ZOMBIE_GRACE_S = 5.0
+"""How long a dismissed worker is left alone before its Spark task is cancelled."""
+
+
+class DriverProcess(Process):
+    """One run of the job. It is its own DriverPorts."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(name, world.schedule.journal)
+        self._world = world
+        self.clock: Clock = ProcessClock(world)
+        self.repository = Repository(ProcessStore(world, self))
+        self.owner = f"{world.random.getrandbits(128):032x}"
+        self.loop = DriverLoop(world.new_rules(), self.owner, self)
+        self._workers: dict[WorkerId, WorkerProcess] = {}
+        self._launched: dict[int, WorkerProcess] = {}
+        self._lane: ProcessLane | None = None
+        self._begun = False
+
+    def start(self) -> None:
+        """Read the log and take the job over; the store may be away for a while."""
+        try:
+            job = self.repository.read_log()
+        except Unavailable:
+            self._world.schedule.after(START_RETRY_S, self, "reads the log again", self.start)
+            return
+        if job is not None and job.finished:
+            self.end("the job is finished")
+            return
+        self._begun = True
+        self.loop.begin(job, "started")
+        self._poll()
+
+    # Ports of the loop
+
+    def send(self, worker: WorkerId, message: m.FromDriver) -> None:
+        """See DriverPorts.send."""
+        if isinstance(message, m.Trigger):
+            self._world.checks.triggered(message.generation, message.barrier.epoch, self.owner)
+        process = self._workers.get(worker)
+        if process is not None:
+            self.call(lambda: process.stream.to_worker(message))
+
+    def launch(self, number: int) -> None:
+        """See DriverPorts.launch."""
+        if self._world.faults.strikes(Fault.LAUNCH_FAILED):
+            self._world.schedule.after(0.2, self, "", lambda: self.launch_ended(number, "no slot"))
+            return
+        worker = self._world.new_worker(self, number)
+        self._launched[number] = worker
+        delay = self._world.random.uniform(0.02, 0.3)
+        self._world.schedule.after(delay, worker, f"starts for {self.name}", worker.start)
+
+    def dismiss(self, worker: WorkerId, launch: int) -> None:
+        """See DriverPorts.dismiss."""
+        process = self._workers.pop(worker, None)
+        if process is not None:
+            process.stream.dismiss()
+            self._cancel(process, ZOMBIE_GRACE_S)
+
+    def lane(self, name: str) -> Lane:
+        """See DriverPorts.lane."""
+        assert name == "log"
+        if self._lane is None:
+            self._lane = ProcessLane(self._world, self, name, self._look)
+        return self._lane
+
+    # Events
+
+    def received(self, message: m.FromWorker) -> None:
+        """A worker said something."""
+        if isinstance(message, m.Register):
+            process = self._launched.get(message.launch)
+            if process is None or process.id != message.worker:
+                return
+            self._workers[message.worker] = process
+        if not self.left:
+            self.loop.received(message)
+            self._look()
+
+    def stream_closed(self, worker: WorkerProcess, why: str) -> None:
+        """A worker's stream closed."""
+        if not self.left and self._workers.get(worker.id) is worker:
+            self.loop.stream_closed(worker.id, why)
+            self._look()
+
+    def launch_ended(self, number: int, why: str) -> None:
+        """The Spark job of a worker ended."""
+        if self._begun and not self.left:
+            self.loop.launch_ended(number, why)
+            self._look()
+
+    def ended(self, why: str) -> None:
+        """The streams break, and Spark ends what it ran for this driver, sooner or later."""
+        for worker in self._launched.values():
+            worker.stream.driver_ended()
+            self._cancel(worker, self._world.random.choice((0.05, 1.0, 6.0)))
+
+    def _poll(self) -> None:
+        if self.left:
+            return
+        self.loop.turn()
+        self._look()
+        self._world.schedule.after(POLL_S, self, "", self._poll)
+
+    def _look(self) -> None:
+        """See whether the run is over."""
+        if self.loop.outcome is None or self.left:
+            return
+        self.left = True
+        outcome, error = self.loop.outcome
+        self.journal.say(self.name, f"is over: {outcome}")
+        self._world.checks.driver_over(self.name, self.owner, outcome, error)
+        self._world.schedule.after(0.1, self, "", lambda: self.end(outcome))
+
+    def _cancel(self, worker: WorkerProcess, delay: float) -> None:
+        self._world.schedule.after(delay, None, "", lambda: worker.end("cancelled"))

@@ -1,0 +1,130 @@
+"""A second reading of the job log and its manifests: plain JSON, by the rules of PROTOCOL, without the runtime's code.
+
+Source: PROTOCOL P1, P2, P6, P13, P18; research I6 to I8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.chaos.oracle import Cut
+from holdfast.errors import NotFound
+from holdfast.ports import ObjectStore
+
+Fail = Callable[[str, str], None]
+Standing = Callable[[str, int], tuple[int, int]]
+"""standing(sink, subtask): the writer's tag in its target."""
+
+
+class History:
+    """What was appended and triggered so far."""
+
+    def __init__(self, fail: Fail) -> None:
+        self._fail = fail
+        self.cuts: dict[int, Cut] = {}
+        """By completed epoch: how much of each partition it holds."""
+        self.finished = False
+        self.job_uuid: str | None = None
+        self.owner: str | None = None
+        self.generation = 0
+        self._records = 0
+        self._triggers: dict[int, tuple[int, str]] = {}
+        self._manifest: dict[str, Any] | None = None
+
+    @property
+    def triggers(self) -> int:
+        """Return how many epochs were triggered."""
+        return len(self._triggers)
+
+    def triggered(self, generation: int, epoch: int, owner: str) -> None:
+        """A driver opens an epoch: the number belongs to its generation for ever (P2)."""
+        first = self._triggers.setdefault(epoch, (generation, owner))
+        if first != (generation, owner):
+            self._fail("I6 epochs", f"epoch {epoch} of generation {first[0]} is triggered again in {generation}")
+
+    def record(self, path: str, data: bytes, objects: ObjectStore, standing: Standing) -> None:
+        """A record was appended."""
+        record = json.loads(data)
+        self._records += 1
+        if path != f"log/{self._records:020d}.json" or record["seq"] != self._records:
+            self._fail("I6 log", f"{path} is record {self._records}")
+        self.job_uuid = self.job_uuid or record["job_uuid"]
+        if record["job_uuid"] != self.job_uuid:
+            self._fail("P1", f"{path} is of another job")
+        if self.finished:
+            self._fail("P13", f"{path} follows the end of the job")
+        kind = record["body"]["kind"]
+        if kind == "GenerationStarted":
+            self._started(record)
+        elif kind != "JobCreated" and (record["generation"], record["owner"]) != (self.generation, self.owner):
+            self._fail("I7 fence", f"{path}: {kind} of generation {record['generation']} in {self.generation}")
+        if kind == "CheckpointCompleted":
+            self._completed(record, objects, standing)
+        self.finished = self.finished or kind == "Finished"
+
+    def _started(self, record: dict[str, Any]) -> None:
+        body = record["body"]
+        if record["generation"] != self.generation + 1:
+            self._fail("I6 generations", f"generation {record['generation']} follows {self.generation}")
+        if body["base_epoch"] != max(self.cuts, default=0):
+            self._fail("P5", f"generation {record['generation']} builds on {body['base_epoch']}, not on the last epoch")
+        if self._triggers and body["first_epoch"] <= max(self._triggers):
+            self._fail("I6 epochs", f"generation {record['generation']} begins at a number used before")
+        self.generation, self.owner = record["generation"], record["owner"]
+
+    def _completed(self, record: dict[str, Any], objects: ObjectStore, standing: Standing) -> None:
+        body = record["body"]
+        epoch = body["epoch"]
+        if self.cuts and epoch <= max(self.cuts):
+            self._fail("I6 epochs", f"epoch {epoch} completed after {max(self.cuts)}")
+        if self._triggers.get(epoch) != (record["generation"], record["owner"]):
+            self._fail("I6 epochs", f"epoch {epoch} completed, but its generation never triggered it")
+        data = self._verified(body["manifest"], objects)
+        if data is None:
+            self.cuts[epoch] = {}
+            return
+        manifest = json.loads(data)
+        for ref in _named(manifest):
+            self._verified(ref, objects)
+        cut = {at["partition"]: at["offset"] for at in manifest["positions"]}
+        before = self.cuts[max(self.cuts)] if self.cuts else {}
+        if any(cut.get(partition, 0) < offset for partition, offset in before.items()):
+            self._fail("I6 offsets", f"epoch {epoch} goes back from {before} to {cut}")
+        self.cuts[epoch] = cut
+        self._check_pending(manifest, standing)
+        self._manifest = manifest
+
+    def _check_pending(self, manifest: dict[str, Any], standing: Standing) -> None:
+        """P18: what was pending is named again, or it is in the target."""
+        named = {_tagged(item) for item in manifest["pending"]}
+        for item in self._manifest["pending"] if self._manifest is not None else ():
+            sink, subtask, timeline, epoch = _tagged(item)
+            if (sink, subtask, timeline, epoch) not in named and standing(sink, subtask) < (timeline, epoch):
+                self._fail("P18", f"epoch {manifest['epoch']} forgets output of {sink}/{subtask} for epoch {epoch}")
+        for done in manifest["confirmed"]:
+            writer, tag = done["writer"], (done["tag"]["timeline"], done["tag"]["epoch"])
+            if standing(writer["sink"], writer["subtask"]) < tag:
+                self._fail("P18", f"epoch {manifest['epoch']} claims {tag} of {writer}, which is not in its target")
+
+    def _verified(self, ref: dict[str, Any], objects: ObjectStore) -> bytes | None:
+        try:
+            data = objects.get(ref["path"])
+        except NotFound:
+            self._fail("I8 objects", f"{ref['path']} is named by a completed checkpoint and does not exist")
+            return None
+        if len(data) != ref["size"] or hashlib.sha256(data).hexdigest() != ref["sha256"]:
+            self._fail("I8 objects", f"{ref['path']} is not what the checkpoint names")
+        return data
+
+
+def _named(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    refs = [segment["object"] for handle in manifest["state"] for segment in handle["segments"]]
+    refs += [ref for handle in manifest["state"] for ref in handle["base"]]
+    return refs + [ref for item in manifest["pending"] for ref in item["staged"]["parts"]]
+
+
+def _tagged(item: dict[str, Any]) -> tuple[str, int, int, int]:
+    return item["writer"]["sink"], item["writer"]["subtask"], item["tag"]["timeline"], item["tag"]["epoch"]

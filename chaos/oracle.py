@@ -1,0 +1,56 @@
+"""The right answer, computed slowly and obviously.
+
+It shares no code with the runtime: a record is a tuple, an aggregate a loop.
+
+Source: DESIGN section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Input:
+    """One record."""
+
+    id: int
+    key: int
+    bucket: int
+    value: int
+
+
+Partitions = Sequence[Sequence[Input]]
+Cut = Mapping[int, int]
+"""How many records of each partition count."""
+
+
+def totals(partitions: Partitions, cut: Cut, by: str) -> dict[int, dict[str, Any]]:
+    """Return the row of every key: count, sum, least and greatest value."""
+    rows: dict[int, dict[str, Any]] = {}
+    for partition, records in enumerate(partitions):
+        for record in records[: cut.get(partition, 0)]:
+            key = record.key if by == "key" else record.bucket
+            if key not in rows:
+                rows[key] = {by: key, "n": 0, "total": 0, "low": record.value, "high": record.value}
+            row = rows[key]
+            row["n"] += 1
+            row["total"] += record.value
+            row["low"] = min(row["low"], record.value)
+            row["high"] = max(row["high"], record.value)
+    return rows
+
+
+def passing(partitions: Partitions, cut: Cut, above: int | None) -> dict[int, list[int]]:
+    """Return, by partition, the ids of the records that pass the filter, in order."""
+    return {
+        partition: [r.id for r in records[: cut.get(partition, 0)] if above is None or r.value > above]
+        for partition, records in enumerate(partitions)
+    }
+
+
+def whole(partitions: Partitions) -> dict[int, int]:
+    """Return the cut that holds every record."""
+    return {partition: len(records) for partition, records in enumerate(partitions)}

@@ -1,0 +1,165 @@
+"""Virtual time: a heap of events, each belonging to a process that may be dead or stopped by then.
+
+One event runs at a time, to its end. What an event of a stopped process would have done waits, in
+order, until the process goes on: that is what SIGSTOP does. A dead process's events are dropped.
+
+Invariants
+    - Events run in the order of their time, then of their making; a seed has one order of events.
+    - Time never goes back, and moves only between events.
+
+Source: DESIGN section 10; the simulators of FoundationDB and TigerBeetle.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import xxhash
+
+from holdfast.runtime.cluster import VirtualClock
+
+JOURNAL_LINES_MAX = 4_000
+T = TypeVar("T")
+Action = Callable[[], None]
+
+
+class Crash(BaseException):
+    """The process ends here. Only the schedule catches it: a lane must not take it for a result."""
+
+
+class Journal:
+    """What happened: the last lines for people, and a hash over all of it."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._hash = xxhash.xxh3_64()
+        self._lines: deque[tuple[float, str, str]] = deque(maxlen=JOURNAL_LINES_MAX)
+
+    def say(self, who: str, what: str) -> None:
+        """Note something worth reading."""
+        self._hash.update(f"{self._clock.now:.6f} {who} {what}\n".encode())
+        self._lines.append((self._clock.now, who, what))
+
+    def tick(self, who: str) -> None:
+        """Count an event that nobody wants to read about."""
+        self._hash.update(f"{self._clock.now:.6f} {who}\n".encode())
+
+    @property
+    def hash(self) -> str:
+        """Return the hash of everything so far."""
+        return self._hash.hexdigest()
+
+    def last(self, lines: int) -> list[str]:
+        """Return the last lines, with times since the start of the run."""
+        chosen = list(self._lines)[-lines:] if lines else []
+        return [f"{at - VirtualClock().now:9.4f}  {who:<8} {what}" for at, who, what in chosen]
+
+
+class Process:
+    """What lives and dies as one: a driver, a worker."""
+
+    def __init__(self, name: str, journal: Journal) -> None:
+        self.name, self.journal = name, journal
+        self.alive, self.paused = True, False
+        self.left = False
+        """Its loop has ended; only background work goes on."""
+        self.backlog: list[tuple[str, Action]] = []
+        self.calls = 0
+        self.crash_at: int | None = None
+        """The process ends at its so-many-th port call; odd numbers end it before the effect, even ones after."""
+
+    def call(self, effect: Callable[[], T]) -> T:
+        """Carry out a port call, unless the process ends just before or just after it."""
+        self._step()
+        result = effect()
+        self._step()
+        return result
+
+    def _step(self) -> None:
+        self.calls += 1
+        if self.calls == self.crash_at:
+            raise Crash
+
+    def end(self, why: str) -> None:
+        """Nothing of the process happens from now on."""
+        if self.alive:
+            self.alive = False
+            self.backlog.clear()
+            self.journal.say(self.name, f"ENDS: {why}")
+            self.ended(why)
+
+    def ended(self, why: str) -> None:
+        """Let the surroundings learn of it."""
+
+    def crashed(self) -> None:
+        """A port call did not return."""
+        self.end(f"crashed at port call {self.calls // 2 + 1}")
+
+
+class Schedule:
+    """The heap of events."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.journal = Journal(self.clock)
+        self.events = 0
+        self._heap: list[tuple[float, int, Process | None, str, Action]] = []
+        self._made = 0
+
+    @property
+    def now(self) -> float:
+        """Return the virtual time in seconds."""
+        return self.clock.now
+
+    def after(self, delay: float, owner: Process | None, what: str, action: Action) -> float:
+        """Let something happen later; `what` is for the journal, empty for what nobody wants to read."""
+        return self.at(self.clock.now + delay, owner, what, action)
+
+    def at(self, due: float, owner: Process | None, what: str, action: Action) -> float:
+        """Let something happen at a time."""
+        self._made += 1
+        heapq.heappush(self._heap, (due, self._made, owner, what, action))
+        return due
+
+    def step(self) -> bool:
+        """Let the next event happen; return False if there is none."""
+        if not self._heap:
+            return False
+        due, _, owner, what, action = heapq.heappop(self._heap)
+        self.clock.now = max(self.clock.now, due)
+        if owner is not None:
+            if not owner.alive:
+                return True
+            if owner.paused:
+                owner.backlog.append((what, action))
+                return True
+        self.events += 1
+        who = "world" if owner is None else owner.name
+        if what:
+            self.journal.say(who, what)
+        else:
+            self.journal.tick(who)
+        try:
+            action()
+        except Crash:
+            assert owner is not None, "only processes make port calls"
+            owner.crashed()
+        return True
+
+    def pause(self, process: Process) -> None:
+        """Stop a process; its events wait."""
+        process.paused = True
+        self.journal.say(process.name, "PAUSED")
+
+    def resume(self, process: Process) -> None:
+        """Let a process go on with all that waited, in order."""
+        if not process.paused:
+            return
+        process.paused = False
+        self.journal.say(process.name, f"RESUMED, {len(process.backlog)} events waiting")
+        waiting, process.backlog = process.backlog, []
+        for what, action in waiting:
+            self.at(self.clock.now, process, what, action)

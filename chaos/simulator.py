@@ -1,0 +1,102 @@
+"""Runs a seed: the production loops in a world that fails, under the eyes of the checkers.
+
+Invariants
+    - The same seed gives the same run, event by event; the trace hash tells.
+    - Every run heals and must then finish in bounded virtual time (liveness).
+
+Source: DESIGN section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.workload import scenario
+from holdfast.chaos.world import World
+
+FINISH_WITHIN_S = 60.0
+"""Virtual seconds from the healing of the world to the end of the job."""
+AFTERMATH_S = 15.0
+"""Virtual seconds after the end in which zombies may still do harm."""
+EVENTS_MAX = 400_000
+JOURNAL_LINES = 60
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of one seed."""
+
+    seed: int
+    violations: tuple[str, ...]
+    trace: str
+    """Hash over every event, its time and its process."""
+    events: int
+    virtual_s: float
+    armed: frozenset[Fault]
+    fired: Mapping[Fault, int]
+    counts: Mapping[str, int]
+    journal: tuple[str, ...] = field(repr=False, default=())
+
+    @property
+    def passed(self) -> bool:
+        """Return whether everything held."""
+        return not self.violations
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the run without its journal."""
+        return {
+            "seed": self.seed, "passed": self.passed, "violations": list(self.violations), "trace": self.trace,
+            "events": self.events, "virtual_s": round(self.virtual_s, 3),
+            "fired": {fault.value: count for fault, count in sorted(self.fired.items())}, "counts": dict(self.counts),
+        }  # fmt: skip
+
+
+def simulate(seed: int, journal_lines: int = JOURNAL_LINES) -> Run:
+    """Run one seed to its end, or to the first thing that does not hold."""
+    world = World(scenario(seed))
+    checks, schedule = world.checks, world.schedule
+    limit = world.scenario.heal_at + FINISH_WITHIN_S
+    world.begin()
+    ended_at: float | None = None
+    while not checks.violations and not world.over():
+        if checks.finished and ended_at is None:
+            ended_at = world.elapsed
+        if ended_at is not None and world.elapsed > ended_at + AFTERMATH_S:
+            break
+        if ended_at is None and (world.elapsed > limit or schedule.events > EVENTS_MAX):
+            checks.fail("I11 progress", f"not finished {FINISH_WITHIN_S} virtual seconds after the world healed")
+            break
+        try:
+            schedule.step()
+        except Exception as error:  # noqa: BLE001 - the loops refuse by value; what they raise is a finding
+            checks.raised(error)
+    if not checks.violations:
+        checks.at_end()
+    return Run(
+        seed=seed,
+        violations=tuple(checks.violations),
+        trace=schedule.journal.hash,
+        events=schedule.events,
+        virtual_s=world.elapsed,
+        armed=frozenset(world.scenario.armed),
+        fired=dict(world.faults.fired),
+        counts=_counts(world),
+        journal=tuple(schedule.journal.last(journal_lines)) if checks.violations else (),
+    )
+
+
+def _counts(world: World) -> dict[str, int]:
+    history = world.checks.history
+    return {
+        "records": world.scenario.records,
+        "epochs_triggered": history.triggers,
+        "epochs_completed": len(history.cuts),
+        "generations": history.generation,
+        "drivers": len(world.drivers),
+        "drivers_fenced": world.checks.outcomes.get("fenced", 0),
+        "workers": len(world.workers),
+        "checkpoints_restored": world.checks.restored,
+    }

@@ -1,0 +1,107 @@
+"""The object store as one process sees it: calls that fail before or after they took effect, or land late.
+
+The store itself is strongly consistent: what is there is found, what is not there is not. A write
+whose outcome its caller does not know may still be under way, and land after a successor's.
+
+Invariants
+    - A conditional create is decided when it lands, not when it is sent.
+    - `Unavailable` says nothing about a write, and nothing was read.
+
+Source: PROTOCOL P4, P16; research F7 to F9, F11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.schedule import Process
+from holdfast.errors import AlreadyExists, Unavailable
+from holdfast.storage.objects import MemoryObjects
+
+if TYPE_CHECKING:
+    from holdfast.chaos.world import World
+
+T = TypeVar("T")
+LATE_S = (0.05, 0.4, 2.0, 6.0)
+
+
+class WatchedObjects(MemoryObjects):
+    """The objects themselves; everything that lands is shown to the checkers."""
+
+    def __init__(self, landed: Callable[[str, bytes], None]) -> None:
+        super().__init__()
+        self._landed = landed
+
+    def create(self, path: str, data: bytes) -> None:
+        super().create(path, data)
+        self._landed(path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        super().put(path, data)
+        self._landed(path, data)
+
+
+class ProcessStore:
+    """The ObjectStore port of one process."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world, self._process = world, process
+
+    def create(self, path: str, data: bytes) -> None:
+        """See ObjectStore.create."""
+        self._process.call(lambda: self._write("create", path, lambda: self._world.objects.create(path, data)))
+
+    def put(self, path: str, data: bytes) -> None:
+        """See ObjectStore.put."""
+        self._process.call(lambda: self._write("put", path, lambda: self._world.objects.put(path, data)))
+
+    def put_later(self, path: str, data: bytes) -> None:
+        """Put without waiting for it, in a moment of the process's own; what no correct code does."""
+        self._world.schedule.after(0.3, self._process, f"puts {path} at last", lambda: self.put(path, data))
+
+    def get(self, path: str) -> bytes:
+        """See ObjectStore.get."""
+        return self._process.call(lambda: self._read("get", path, lambda: self._world.objects.get(path)))
+
+    def list(self, prefix: str) -> list[str]:
+        """See ObjectStore.list."""
+        return self._process.call(lambda: self._read("list", prefix, lambda: self._world.objects.list(prefix)))
+
+    def delete(self, path: str) -> None:
+        """See ObjectStore.delete."""
+        self._process.call(lambda: self._write("delete", path, lambda: self._world.objects.delete(path)))
+
+    def _read(self, what: str, path: str, effect: Callable[[], T]) -> T:
+        if self._world.faults.strikes(Fault.READ_REFUSED):
+            raise self._unavailable(f"{what} {path}: refused")
+        return effect()
+
+    def _write(self, what: str, path: str, effect: Callable[[], None]) -> None:
+        faults, say = self._world.faults, self._world.schedule.journal.say
+        if faults.strikes(Fault.WRITE_REFUSED):
+            raise self._unavailable(f"{what} {path}: refused, nothing was written")
+        if faults.strikes(Fault.WRITE_LATE):
+            delay = self._world.random.choice(LATE_S)
+            self._world.schedule.after(delay, None, f"{what} {path} of {self._process.name} lands late", _quiet(effect))
+            raise self._unavailable(f"{what} {path}: no reply, it lands in {delay} s")
+        if faults.strikes(Fault.WRITE_REPLY_LOST):
+            _quiet(effect)()
+            raise self._unavailable(f"{what} {path}: done, but the reply is lost")
+        say(self._process.name, f"{what} {path}")
+        effect()
+
+    def _unavailable(self, what: str) -> Unavailable:
+        self._world.schedule.journal.say(self._process.name, what)
+        return Unavailable(what, next_step="try again")
+
+
+def _quiet(effect: Callable[[], None]) -> Callable[[], None]:
+    def land() -> None:
+        try:
+            effect()
+        except AlreadyExists:
+            return  # nobody hears the answer
+
+    return land

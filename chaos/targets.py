@@ -1,0 +1,160 @@
+"""Sinks as one worker sees them: a shared table in memory whose replies may be lost and whose transactions may be late.
+
+The tables are those of sinks/memory.py, with the tag semantics that every target is held to by the
+conformance suite. A transaction that its sender gave up may still commit: its guard is checked when
+it lands.
+
+Invariants
+    - A delivery changes rows and tag together, or nothing.
+
+Source: PROTOCOL P17, P24; research F18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.schedule import Process
+from holdfast.chaos.stores import LATE_S
+from holdfast.errors import Fenced, Unavailable
+from holdfast.model import Generation, JobUuid, Tag, Writer
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint, Outcome, already
+from holdfast.sinks.memory import MemorySink, MemoryTarget
+
+if TYPE_CHECKING:
+    from holdfast.chaos.world import World
+
+
+class SharedTable(MemorySink):
+    """A table that all workers deliver to. `generation` is that of whoever delivers just now, for mutants' guards."""
+
+    def __init__(self, key: Iterable[str] | None) -> None:
+        super().__init__(key)
+        self.generation = Generation(0)
+        self.newest: dict[Writer, Generation] = {}
+
+
+class ProcessSink:
+    """A sink in the plan of one worker."""
+
+    def __init__(self, world: World, process: Process, name: str) -> None:
+        self._world, self._process, self.name = world, process, name
+        self._table = world.tables[name]
+
+    @property
+    def key(self) -> tuple[str, ...] | None:
+        """See Sink.key."""
+        return self._table.key
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check."""
+        self._table.check(schema, upsert_key)
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self._table.prepare(schema, upsert_key)
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept."""
+        self._table.accept(batch)
+
+    def open(self, job_uuid: str, writer: Writer) -> ProcessTarget:
+        """See Sink.open."""
+        return ProcessTarget(self._world, self._process, self._table, JobUuid(job_uuid), writer)
+
+
+class ProcessTarget:
+    """One writer's way into the table."""
+
+    def __init__(self, world: World, process: Process, table: SharedTable, job_uuid: JobUuid, writer: Writer) -> None:
+        self._world, self._process, self._table = world, process, table
+        self._job_uuid, self._writer = job_uuid, writer
+        self._target = MemoryTarget(table, job_uuid, writer)
+
+    def delivered(self) -> Tag | None:
+        """See Target.delivered."""
+        return self._process.call(self._read_tag)
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+        """See Target.deliver."""
+        standing = self._target.delivered()
+        if standing is not None and standing >= tag:
+            return already("the table", tag, standing)
+        rows = list(batches)
+        return self._process.call(lambda: self._send(tag, rows))
+
+    def forget(self, through: Tag) -> None:
+        """See Target.forget."""
+        self._target.forget(through)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _read_tag(self) -> Tag | None:
+        if self._world.faults.strikes(Fault.SINK_REFUSED):
+            raise self._unavailable("tag: refused")
+        tag = self._target.delivered()
+        self._say(f"reads tag {_shown(tag)}")
+        return tag
+
+    def _send(self, tag: Tag, rows: list[pa.RecordBatch]) -> Outcome:
+        faults = self._world.faults
+        if faults.strikes(Fault.SINK_REFUSED):
+            raise self._unavailable(f"deliver {_shown(tag)}: refused")
+        generation = self._world.generation_of(self._process)
+        if faults.strikes(Fault.SINK_LATE):
+            delay = self._world.random.choice(LATE_S)
+            what = f"{self._writer.sink}/{self._writer.subtask}: {self._process.name}'s delivery lands late"
+            self._world.schedule.after(delay, None, what, lambda: self._land_unheard(tag, rows, generation))
+            raise self._unavailable(f"deliver {_shown(tag)}: no reply, it lands in {delay} s")
+        if faults.strikes(Fault.SINK_ROLLED_BACK):
+            return self._roll_back(tag, rows, generation)
+        outcome = self._land(tag, rows, generation)
+        if faults.strikes(Fault.SINK_REPLY_LOST):
+            raise self._unavailable(f"deliver {_shown(tag)}: done, but the reply is lost")
+        return outcome
+
+    def _land(self, tag: Tag, rows: list[pa.RecordBatch], generation: Generation) -> Outcome:
+        self._table.generation = generation
+        outcome = self._target.deliver(tag, rows)
+        done = "commits" if isinstance(outcome, Delivered) else "refuses"
+        self._say(f"{done} {_shown(tag)}, {sum(batch.num_rows for batch in rows)} rows")
+        if not isinstance(outcome, AlreadyDelivered):
+            self._world.checks.delivered(self._writer, self._job_uuid, tag, rows)
+        return outcome
+
+    def _land_unheard(self, tag: Tag, rows: list[pa.RecordBatch], generation: Generation) -> None:
+        try:
+            self._land(tag, rows, generation)
+        except Fenced:
+            self._say("refuses a writer of an older timeline")
+
+    def _roll_back(self, tag: Tag, rows: list[pa.RecordBatch], generation: Generation) -> Outcome:
+        """Fail inside the transaction, at a step of the table's own."""
+        point = self._world.random.choice(("before_begin", "after_tag", "before_commit"))
+
+        def fail(here: FaultPoint) -> None:
+            if here == point:
+                raise self._unavailable(f"deliver {_shown(tag)}: rolled back at {point}")
+
+        self._table.fault = fail
+        try:
+            return self._land(tag, rows, generation)
+        finally:
+            self._table.fault = lambda _point: None
+
+    def _say(self, what: str) -> None:
+        who = f"{self._writer.sink}/{self._writer.subtask}"
+        self._world.schedule.journal.say(self._process.name, f"{who}: {what}")
+
+    def _unavailable(self, what: str) -> Unavailable:
+        self._say(what)
+        return Unavailable(what, next_step="try again")
+
+
+def _shown(tag: Tag | None) -> str:
+    return "none" if tag is None else f"{tag.timeline}.{tag.epoch}"

@@ -1,0 +1,108 @@
+"""What a reader of the targets sees, compared with the oracle after every delivery and at the end.
+
+Which keys and partitions belong to which writer is not assumed but learnt from what they write; so
+what a writer has left out early is found at the end, when all is learnt.
+
+Source: PROTOCOL P25 (visibility is atomic per writer and epoch); research I1, I2, I3, I5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from holdfast.chaos import oracle
+from holdfast.chaos.oracle import Cut
+from holdfast.chaos.workload import PARTITION_STRIDE, Scenario
+from holdfast.model import Tag, Writer
+
+Fail = Callable[[str, str], None]
+Row = Mapping[str, Any]
+
+
+class Added:
+    """The append sink."""
+
+    def __init__(self, scenario: Scenario, fail: Fail) -> None:
+        self._scenario, self._fail = scenario, fail
+        self._writers: dict[int, Writer] = {}
+        self._seen: list[tuple[Writer, Tag, Cut, dict[int, int]]] = []
+        self._rows = 0
+        self._ids: dict[int, list[int]] = {}
+
+    def look(self, writer: Writer, tag: Tag, cut: Cut, rows: Sequence[Row]) -> None:
+        """Take the rows that this writer's delivery added; all of its rows must then be those of the epoch."""
+        for row in rows[self._rows :]:
+            partition = int(row["id"]) // PARTITION_STRIDE
+            if self._writers.setdefault(partition, writer) != writer:
+                self._fail("I5 visible", f"rows of partition {partition} come from two writers")
+            self._ids.setdefault(partition, []).append(int(row["id"]))
+        self._rows = len(rows)
+        expected = oracle.passing(self._scenario.partitions, cut, self._scenario.above)
+        counts: dict[int, int] = {}
+        for partition, owner in self._writers.items():
+            if owner == writer:
+                self._compare(f"{writer} at epoch {tag.epoch}", partition, expected[partition])
+                counts[partition] = len(expected[partition])
+        self._seen.append((writer, tag, cut, counts))
+
+    def at_end(self, rows: Sequence[Row]) -> None:
+        """Compare all rows, and what earlier readers saw of partitions whose writer was not known yet."""
+        if len(rows) != self._rows:
+            self._fail("I1 loss", f"{len(rows)} rows at the end, {self._rows} when last looked at")
+        everything = oracle.whole(self._scenario.partitions)
+        expected = oracle.passing(self._scenario.partitions, everything, self._scenario.above)
+        for partition, ids in expected.items():
+            self._compare("the end", partition, ids)
+        for writer, tag, cut, counts in self._seen:
+            then = oracle.passing(self._scenario.partitions, cut, self._scenario.above)
+            for partition, owner in self._writers.items():
+                if owner == writer and counts.get(partition, 0) != len(then[partition]):
+                    self._fail("I5 visible", f"{writer} at epoch {tag.epoch} lacked rows of partition {partition}")
+
+    def _compare(self, when: str, partition: int, expected: list[int]) -> None:
+        found = self._ids.get(partition, [])
+        if found == expected:
+            return
+        twice = sorted({id for id in found if found.count(id) > 1})
+        lost = sorted(set(expected) - set(found))
+        early = sorted(set(found) - set(expected))
+        rule = "I2 duplicate" if twice else "I1 loss" if lost else "I5 visible" if early else "I3 order"
+        self._fail(rule, f"partition {partition} as of {when}: twice {twice}, lost {lost}, early {early}")
+
+
+class Upserted:
+    """One upsert sink."""
+
+    def __init__(self, name: str, by: str, scenario: Scenario, fail: Fail) -> None:
+        self._name, self._by, self._scenario, self._fail = name, by, scenario, fail
+        self._writers: dict[int, Writer] = {}
+        self._seen: list[tuple[Writer, Tag, Cut, frozenset[int]]] = []
+
+    def look(self, writer: Writer, tag: Tag, cut: Cut, keys: set[int], rows: Sequence[Row]) -> None:
+        """Take the keys that this delivery wrote; all rows of the writer must then be those of the epoch."""
+        for key in sorted(keys):
+            if self._writers.setdefault(key, writer) != writer:
+                self._fail("I5 visible", f"{self._name}: key {key} is written by two writers")
+        expected = oracle.totals(self._scenario.partitions, cut, self._by)
+        mine = {row[self._by]: row for row in rows if self._writers.get(row[self._by]) == writer}
+        for key, row in mine.items():
+            if row != expected.get(key):
+                what = f"{self._name}: {writer} at epoch {tag.epoch} shows {row}, expected {expected.get(key)}"
+                self._fail("I5 visible", what)
+        self._seen.append((writer, tag, cut, frozenset(mine)))
+
+    def at_end(self, rows: Sequence[Row]) -> None:
+        """Compare all rows, and what earlier readers saw of keys whose writer was not known yet."""
+        everything = oracle.whole(self._scenario.partitions)
+        expected = oracle.totals(self._scenario.partitions, everything, self._by)
+        found = {row[self._by]: row for row in rows}
+        if found != expected:
+            wrong = {key: (found.get(key), expected.get(key)) for key in found.keys() | expected.keys()}
+            differ = {key: pair for key, pair in sorted(wrong.items()) if pair[0] != pair[1]}
+            self._fail("I1 loss", f"{self._name}: (found, expected) by key: {differ}")
+        for writer, tag, cut, keys in self._seen:
+            rows_then = oracle.totals(self._scenario.partitions, cut, self._by)
+            then = {key for key in rows_then if self._writers.get(key) == writer}
+            if then != keys:
+                self._fail("I5 visible", f"{self._name}: {writer} at epoch {tag.epoch} lacked keys {then - keys}")

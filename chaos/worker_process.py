@@ -1,0 +1,212 @@
+"""A worker's process in the simulated world: the production loop, and around it what runtime/spark/host.py does.
+
+The loop gets its turns, its messages and its lanes' results as events. Heartbeats and the session
+timeout are those of a real host. A process that left may still have work in its lanes, as threads of
+a Python worker that Spark keeps: that work goes on for a while.
+
+Invariants
+    - The loop handles one event at a time; a crash ends it between any two port calls.
+    - Memory dies with the process; what it sent to the store and to targets does not.
+
+Source: DESIGN section 3; PROTOCOL P2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.network import Endpoint
+from holdfast.chaos.schedule import Process
+from holdfast.chaos.stores import ProcessStore
+from holdfast.chaos.streams import ControlStream
+from holdfast.chaos.targets import ProcessSink
+from holdfast.model import Generation, WorkerId
+from holdfast.ports import Clock, Lane, ObjectStore
+from holdfast.runtime import messages as m
+from holdfast.runtime.channels import Network
+from holdfast.runtime.cluster import InlineLane
+from holdfast.runtime.local import LocalState, MemoryState
+from holdfast.runtime.loop import Limits, WorkerLoop
+
+if TYPE_CHECKING:
+    from holdfast.chaos.driver_process import DriverProcess
+    from holdfast.chaos.world import World
+
+HEARTBEAT_S = 0.5
+SESSION_TIMEOUT_S = 4.0
+POLL_S = 0.1
+LINGER_S = 3.0
+"""How long threads of a process that left may live on."""
+
+
+class ProcessClock:
+    """One process's view of time: its own zero, and a wall clock that may jump (P3)."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._offset = world.random.uniform(0.0, 1_000.0)
+
+    def monotonic(self) -> float:
+        """Seconds, never going back."""
+        return self._world.schedule.now + self._offset
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970; jumps by up to an hour."""
+        jump = self._world.random.randint(-3_600, 3_600) if self._world.faults.strikes(Fault.CLOCK_JUMP) else 0
+        return self._world.schedule.clock.wall_us() + jump * 1_000_000
+
+
+class ProcessLane(InlineLane):
+    """A lane whose work is done as one event, and whose result comes back as a later one."""
+
+    def __init__(self, world: World, process: Process, name: str, handed_over: Callable[[], None]) -> None:
+        super().__init__()
+        self._world, self._process, self._name = world, process, name
+        self._handed_over, self._busy = handed_over, False
+
+    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        """See Lane.submit."""
+        super().submit(work, done)
+        self._start()
+
+    def _start(self) -> None:
+        if self.jobs and not self._busy:
+            self._busy = True
+            self._world.schedule.after(self._delay(), self._process, "", self._work)
+
+    def _work(self) -> None:
+        hand_over = self.work()
+        self._world.schedule.after(self._delay(), self._process, "", lambda: self._done(hand_over))
+
+    def _done(self, hand_over: Callable[[], None]) -> None:
+        self._busy = False
+        self._start()
+        if not self._process.left:
+            hand_over()
+            self._handed_over()
+
+    def _delay(self) -> float:
+        slow = self._world.faults.strikes(Fault.LANE_SLOW)
+        return self._world.random.choice((0.05, 0.3, 1.5)) if slow else self._world.random.uniform(0.0002, 0.004)
+
+
+class WorkerPorts:
+    """What the loop sees of the world."""
+
+    def __init__(self, world: World, process: WorkerProcess) -> None:
+        self._process = process
+        self.clock: Clock = ProcessClock(world)
+        self.store: ObjectStore = ProcessStore(world, process)
+        self.network: Network = process.endpoint
+        self.local: LocalState = MemoryState()
+
+    def send(self, message: m.FromWorker) -> None:
+        """See Ports.send."""
+        self._process.call(lambda: self._process.stream.to_driver(message))
+
+    def lane(self, name: str) -> Lane:
+        """See Ports.lane."""
+        return self._process.lane(name)
+
+
+class WorkerProcess(Process):
+    """One worker, from its launch to its end."""
+
+    def __init__(self, world: World, name: str, driver: DriverProcess, launch: int) -> None:
+        super().__init__(name, world.schedule.journal)
+        self._world, self.driver, self.launch = world, driver, launch
+        self.id = WorkerId(f"{name}-{world.random.getrandbits(24):06x}")
+        self.address = ("simulated", world.new_port())
+        self._lanes: dict[str, ProcessLane] = {}
+        self.endpoint = Endpoint(world, self)
+        world.endpoints[self.address] = self.endpoint
+        self.ports = WorkerPorts(world, self)
+        plan = world.plan
+        sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec.name)) for spec in plan.sinks)
+        self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, Limits())
+        self.stream = ControlStream(world, self, driver)
+        self._heard = world.schedule.now
+        self._turn_due = math.inf
+
+    def start(self) -> None:
+        """Register and begin."""
+        self._heard = self._world.schedule.now
+        self.stream.register(m.Register(self.id, self.launch, "simulated", self.launch, "boot", self.address))
+        self._world.schedule.after(HEARTBEAT_S, self, "", self._watch)
+        self.wake(0.0)
+
+    @property
+    def generation(self) -> Generation:
+        """Return the generation that the worker is in."""
+        return self.loop.heartbeat().generation
+
+    def received(self, message: m.FromDriver) -> None:
+        """A message of the driver arrived."""
+        self._heard = self._world.schedule.now
+        if self.left or isinstance(message, m.Pulse):
+            return
+        self.loop.received(message)
+        self.wake(0.0)
+
+    def stream_closed(self, why: str) -> None:
+        """The control stream closed."""
+        self.loop.leave(why)
+        self.wake(0.0)
+
+    def wake(self, delay: float) -> None:
+        """Let the loop have a turn soon, if it has none before."""
+        due = self._world.schedule.now + delay + self._world.random.uniform(0.0001, 0.002)
+        if due < self._turn_due and self.alive and not self.left:
+            self._turn_due = due
+            self._world.schedule.at(due, self, "", lambda: self._turn(due))
+
+    def lane(self, name: str) -> Lane:
+        """Return the lane of this name."""
+        if name not in self._lanes:
+            self._lanes[name] = ProcessLane(self._world, self, name, lambda: self.wake(0.0))
+        return self._lanes[name]
+
+    def ended(self, why: str) -> None:
+        """The driver learns it from the stream, from Spark, or from silence."""
+        self.endpoint.process_ended()
+        self.stream.hang_up(why)
+        delay = self._world.random.choice((0.01, 0.5, 3.0))
+        self._world.schedule.after(delay, self.driver, "", lambda: self.driver.launch_ended(self.launch, why))
+
+    def _turn(self, due: float) -> None:
+        if due != self._turn_due:
+            return
+        self._turn_due = math.inf
+        for _ in range(self._world.random.randint(1, 3)):
+            if self.loop.exited is not None:
+                self._leave(self.loop.exited)
+                return
+            if not self.loop.turn():
+                idle = self.loop.idle_s()
+                self.wake(idle if idle < 0.05 else POLL_S)
+                return
+        self.wake(0.0)
+
+    def _watch(self) -> None:
+        if self.left:
+            return
+        silent = self._world.schedule.now - self._heard
+        if silent > SESSION_TIMEOUT_S:
+            self.end(f"no word from the driver for {silent:.1f} s")
+            return
+        self.ports.send(self.loop.heartbeat())
+        self.loop.take_stock()
+        self._world.schedule.after(HEARTBEAT_S, self, "", self._watch)
+
+    def _leave(self, why: str) -> None:
+        """The loop ended; threads of its lanes may not know it yet."""
+        self.left = True
+        self.journal.say(self.name, f"leaves: {why}")
+        self.loop.close()
+        self.stream.hang_up(why)
+        linger = self._world.random.choice((0.0, 0.1, LINGER_S))
+        self._world.schedule.after(linger, self, "", lambda: self.end("the process ended"))

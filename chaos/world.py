@@ -1,0 +1,163 @@
+"""The simulated world: one store, the targets, and whatever drivers and workers are alive.
+
+Of its own it has only what surrounds the runtime: somebody starts a driver when none is alive,
+faults strike at their moments, and at some time everything heals.
+
+Invariants
+    - Nothing but the seed decides what happens.
+    - After the world has healed no call fails and no process is stopped; what is under way still lands.
+
+Source: DESIGN section 10; research section 2b.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from holdfast.chaos.checkers import Checks
+from holdfast.chaos.driver_process import DriverProcess
+from holdfast.chaos.faults import Fault, Faults
+from holdfast.chaos.network import Address, Endpoint
+from holdfast.chaos.schedule import Process, Schedule
+from holdfast.chaos.stores import WatchedObjects
+from holdfast.chaos.targets import SharedTable
+from holdfast.chaos.worker_process import WorkerProcess
+from holdfast.chaos.workload import SOURCE, ArrivingSource, Moment, Scenario, batches_of, plan_of
+from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
+from holdfast.runtime import master
+from holdfast.runtime.cluster import rules_of
+
+SUPERVISE_S = 0.25
+EARLIER_EPOCHS = 57
+CALLS_MAX = 400
+"""A crash at a port call strikes among the first so many of a process."""
+
+
+class World:
+    """Everything in one run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.schedule = Schedule()
+        self.random = random.Random(scenario.seed ^ 0x5EED)
+        self.faults = Faults(scenario.armed, self.random)
+        self.drivers: list[DriverProcess] = []
+        self.workers: list[WorkerProcess] = []
+        self.endpoints: dict[Address, Endpoint] = {}
+        self._start = self.schedule.now
+        arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
+        clock, rows_max = self.schedule.clock, scenario.batch_rows_max
+        source = ArrivingSource(batches_of(scenario.partitions), arrivals, clock, self.random, rows_max)
+        plan = plan_of(scenario.upserts, scenario.above)
+        self.plan = replace(plan, sources=tuple(replace(spec, source=source) for spec in plan.sources))
+        self.tables = {spec.name: SharedTable(spec.upsert_key) for spec in plan.sinks}
+        for spec in plan.sinks:
+            self.tables[spec.name].prepare(spec.schema, spec.upsert_key)
+        self.checks = Checks(scenario, self.plan, self.tables, self.schedule.journal)
+        self.objects = WatchedObjects(self.checks.landed)
+        self.checks.objects = self.objects
+        if scenario.earlier_job:
+            self._leave_earlier_tags()
+
+    @property
+    def elapsed(self) -> float:
+        """Return the virtual seconds since the start."""
+        return self.schedule.now - self._start
+
+    def begin(self) -> None:
+        """Start a driver, and let the scenario's faults strike at their moments."""
+        self._supervise()
+        for moment in self.scenario.moments:
+            self.schedule.after(moment.at, None, "", lambda moment=moment: self._strike(moment))  # type: ignore[misc]
+        self.schedule.after(self.scenario.heal_at, None, "THE WORLD HEALS", self._heal)
+
+    def over(self) -> bool:
+        """Return whether the job is finished and nobody is left who could still do something."""
+        return self.checks.finished and not any(p.alive for p in (*self.drivers, *self.workers))
+
+    def new_rules(self) -> master.Rules:
+        """Return the rules that a driver starts with."""
+        scenario = self.scenario
+        uuid = JobUuid(f"{self.random.getrandbits(128):032x}")
+        partitions = {SOURCE: tuple(range(len(scenario.partitions)))}
+        rules = rules_of(self.plan, scenario.parallelism, partitions, uuid, scenario.checkpoint_every)
+        return replace(
+            rules, silent_after=2.0, epoch_deadline=scenario.epoch_deadline, redeploy_every=1.5, failures_max=10_000
+        )
+
+    def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
+        """Return a process that a driver launched and that has not started yet."""
+        worker = WorkerProcess(self, f"w{len(self.workers) + 1}", driver, launch)
+        self.workers.append(worker)
+        self._doom(worker, Fault.WORKER_CRASH)
+        return worker
+
+    def new_port(self) -> int:
+        """Return a port that nobody has."""
+        return len(self.endpoints) + 1
+
+    def generation_of(self, process: Process) -> Generation:
+        """Return the generation that a worker is in."""
+        assert isinstance(process, WorkerProcess)
+        return process.generation
+
+    def _supervise(self) -> None:
+        """Somebody, a person or a scheduler, starts the job again as long as it is not finished."""
+        if not self.checks.finished and not any(driver.alive and not driver.paused for driver in self.drivers):
+            self._start_driver()
+        self.schedule.after(SUPERVISE_S, None, "", self._supervise)
+
+    def _start_driver(self) -> None:
+        driver = DriverProcess(self, f"d{len(self.drivers) + 1}")
+        self.drivers.append(driver)
+        self._doom(driver, Fault.DRIVER_CRASH)
+        self.schedule.after(self.random.uniform(0.0, 0.2), driver, "starts", driver.start)
+
+    def _doom(self, process: Process, fault: Fault) -> None:
+        """Let a process be born with the port call at which it ends."""
+        if self.faults.strikes(fault):
+            process.crash_at = int(math.exp(self.random.uniform(0.0, math.log(CALLS_MAX))))
+
+    def _strike(self, moment: Moment) -> None:
+        workers = [worker for worker in self.workers if worker.alive and not worker.paused and not worker.left]
+        drivers = [driver for driver in self.drivers if driver.alive and not driver.paused and not driver.left]
+        victims: list[Process] = [*drivers] if moment.fault.name.startswith("DRIVER") else [*workers]
+        if self.faults.healed or not victims:
+            return
+        victim = self.random.choice(victims)
+        self.faults.struck(moment.fault)
+        match moment.fault:
+            case Fault.WORKER_KILLED | Fault.DRIVER_KILLED:
+                victim.end("killed")
+            case Fault.WORKER_PAUSED | Fault.DRIVER_PAUSED:
+                self.schedule.pause(victim)
+                self._later(moment.seconds, lambda: self.schedule.resume(victim))
+            case Fault.DRIVER_DOUBLED:
+                self._start_driver()
+            case Fault.STREAM_SILENT:
+                assert isinstance(victim, WorkerProcess)
+                victim.stream.silent = True
+                self.schedule.journal.say(victim.name, f"its control stream is SILENT for {moment.seconds} s")
+                self._later(moment.seconds, lambda: setattr(victim.stream, "silent", False))
+            case _:
+                raise AssertionError(f"{moment.fault} has no moment")
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Let something happen, at the latest when the world heals."""
+        left = self.scenario.heal_at - self.elapsed
+        self.schedule.after(min(seconds, max(left, 0.0)), None, "", action)
+
+    def _heal(self) -> None:
+        self.faults.heal()
+        for process in (*self.drivers, *self.workers):
+            process.crash_at = None
+
+    def _leave_earlier_tags(self) -> None:
+        """The targets hold the tags of a job of this name that was deleted; its rows were removed."""
+        uuid, tag = "0" * 32, Tag(Timeline(1), Epoch(EARLIER_EPOCHS))
+        for name, table in self.tables.items():
+            for subtask in range(self.scenario.parallelism):
+                table.deliver(uuid, Writer(name, Subtask(subtask)), tag, ())
