@@ -49,13 +49,12 @@ def is_textual(kind: pa.DataType) -> bool:
 
 def ints_of(column: pa.Array) -> NDArray[np.int64]:
     """Return an integral column as int64, nulls as 0; uint64 keeps its bits."""
-    kind = column.type
-    if column.null_count:
-        column = column.fill_null(pa.scalar(0, pa.int64()).cast(kind))
-    if pa.types.is_timestamp(kind):
+    if pa.types.is_timestamp(column.type):
         column = column.view(pa.int64())
-    elif pa.types.is_date32(kind):
+    elif pa.types.is_date32(column.type):
         column = column.view(pa.int32())
+    if column.null_count:
+        column = column.fill_null(0)
     values: NDArray[np.int64] = column.to_numpy(zero_copy_only=False)
     return values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64, copy=False)
 
@@ -118,6 +117,12 @@ def from_bytes(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> pa.Array:
     np.cumsum(lengths, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), buffers)
+
+
+def without_first(keys: pa.Array, width: int) -> pa.Array:
+    """Return byte strings without their first `width` bytes."""
+    data, starts, lengths = bytes_of(keys)
+    return from_bytes(data[ragged(starts + width, lengths - width)], lengths - width)
 
 
 def bytes_of(keys: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:

@@ -11,7 +11,7 @@ Invariants
     - Equal keys get equal slots, also within one batch and while a generation is moving.
     - A generation is at most half full, so a probe always ends.
     - The old generation has moved wholly before the new one is full.
-    - Slots of new keys are count, count + 1, ... in the order of their rows.
+    - New keys of a call get the slots count, count + 1, ..., in the order in which born() sees them.
 
 Pure: no clock, thread or I/O.
 Source: Knuth, The Art of Computer Programming 3, 6.4 (double hashing); DESIGN section 5.
@@ -101,27 +101,26 @@ class Index:
         if same is not None:
             _verify(hit, slots, None, rows, same)
         left = np.flatnonzero(~hit)
-        at, here = at[left], slots[left]
-        absent = []
+        at, here = at.take(left), slots.take(left)
+        absent = [left[:0]]
+        # Here and below, take(flatnonzero(mask)) is several times faster than indexing with the mask.
         while left.size:
-            occupied = here >= 0
-            absent.append(left[~occupied])
-            left = left[occupied]
-            hashed = hashes[left]
-            at = _next(at[occupied], hashed, mask)
+            occupied = np.flatnonzero(here >= 0)
+            if occupied.size < left.size:
+                absent.append(left.take(np.flatnonzero(here < 0)))
+                left, at = left.take(occupied), at.take(occupied)
+            hashed = hashes.take(left)
+            at = _next(at, hashed, mask)
             here = entries.take(at).astype(np.int64)
             here -= 1
             hit = stored.take(here) == hashed
             hit &= here >= 0
             if same is not None:
                 _verify(hit, here, left, rows, same)
-            slots[left[hit]] = here[hit]
-            miss = ~hit
-            left, at, here = left[miss], at[miss], here[miss]
-        if not absent:
-            return slots, left
+            slots[left] = here
+            miss = np.flatnonzero(~hit)
+            left, at, here = left.take(miss), at.take(miss), here.take(miss)
         missing = np.concatenate(absent)
-        slots[missing] = -1
         missing.sort()
         return slots, missing
 

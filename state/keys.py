@@ -196,7 +196,7 @@ class Keys:
         kind = self.type
         routed = KeyType(kind.names[kind.unrouted :], kind.types[kind.unrouted :], kind.nullable[kind.unrouted :])
         widths = [2 if pa.types.is_boolean(column) else 9 for column in kind.types[: kind.unrouted]]
-        return routed.from_canonical(pc.binary_slice(self.canonical(), sum(widths))).hashes
+        return routed.from_canonical(codec.without_first(self.canonical(), sum(widths))).hashes
 
 
 def _hashes(kind: KeyType, keys: pa.Array, ints: pa.Array | None) -> NDArray[np.uint64]:

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import ConfigError
+from holdfast.state.keygroups import splitmix64
+from holdfast.state.keys import Keys, KeyType
+
+UTC_US = pa.timestamp("us", "UTC")
+LETTERS = st.sampled_from("\x00\x01ab\x7f\xff\u0100\uffff\U0001f600")
+VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int8(): st.integers(-128, 127),
+    pa.int64(): st.integers(-(1 << 63), (1 << 63) - 1),
+    pa.uint32(): st.integers(0, (1 << 32) - 1),
+    pa.uint64(): st.integers(0, (1 << 64) - 1),
+    pa.bool_(): st.booleans(),
+    pa.date32(): st.dates(),
+    UTC_US: st.datetimes(timezones=st.just(dt.UTC)),
+    pa.utf8(): st.text(LETTERS, max_size=12),
+    pa.large_utf8(): st.text(LETTERS, max_size=4),
+    pa.binary(): st.binary(max_size=12),
+}
+
+
+@st.composite
+def key_columns(draw: st.DrawFn) -> tuple[KeyType, list[tuple[Any, ...]]]:
+    """A key type of one to three columns, and rows of it."""
+    types = tuple(draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3)))
+    nullable = tuple(draw(st.booleans()) for _ in types)
+    kind = KeyType(tuple(f"c{place}" for place in range(len(types))), types, nullable)
+    cells = [
+        VALUES[column] | st.none() if null else VALUES[column] for column, null in zip(types, nullable, strict=True)
+    ]
+    return kind, draw(st.lists(st.tuples(*cells), max_size=8))
+
+
+def encode(kind: KeyType, rows: list[tuple[Any, ...]]) -> Keys:
+    columns = zip(*rows, strict=True) if rows else [()] * len(kind.types)
+    return kind.encode([pa.array(list(column), kind) for column, kind in zip(columns, kind.types, strict=True)])
+
+
+def null_first(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        (cell is not None, b"" if cell is None else cell.encode() if isinstance(cell, str) else cell) for cell in row
+    )
+
+
+class TestKeys:
+    @given(key_columns())
+    def test_decode_to_the_columns_they_were_made_of(self, case: tuple[KeyType, list[tuple[Any, ...]]]) -> None:
+        kind, rows = case
+        keys = encode(kind, rows)
+        columns = kind.decode(keys)
+        assert [column.type for column in columns] == list(kind.types)
+        assert list(zip(*(column.to_pylist() for column in columns), strict=True)) == rows
+
+    @given(key_columns())
+    def test_sort_by_their_bytes_like_their_values_with_nulls_first(
+        self, case: tuple[KeyType, list[tuple[Any, ...]]]
+    ) -> None:
+        kind, rows = case
+        pairs = sorted(zip(encode(kind, rows).canonical().to_pylist(), map(null_first, rows), strict=True))
+        assert [row for _, row in pairs] == sorted(map(null_first, rows))
+
+    @given(key_columns())
+    def test_order_is_that_of_their_bytes_within_a_key_group(self, case: tuple[KeyType, list[tuple[Any, ...]]]) -> None:
+        kind, rows = case
+        keys = encode(kind, rows)
+        groups = keys.key_groups(4)
+        order = keys.order(groups)
+        pairs = list(zip(groups.tolist(), keys.canonical().to_pylist(), strict=True))
+        assert [pairs[row] for row in order.tolist()] == sorted(pairs)
+
+    @given(key_columns())
+    def test_are_rebuilt_from_their_bytes_with_the_same_hashes(
+        self, case: tuple[KeyType, list[tuple[Any, ...]]]
+    ) -> None:
+        kind, rows = case
+        keys = encode(kind, rows)
+        again = kind.from_canonical(keys.canonical())
+        assert again.hashes.tolist() == keys.hashes.tolist()
+        assert kind.decode(again) == kind.decode(keys)
+
+    @given(key_columns(), st.data())
+    def test_taken_are_the_keys_at_those_rows(
+        self, case: tuple[KeyType, list[tuple[Any, ...]]], data: st.DataObject
+    ) -> None:
+        kind, rows = case
+        picked = data.draw(st.lists(st.integers(0, len(rows) - 1))) if rows else []
+        taken = encode(kind, rows).take(np.array(picked, np.int64))
+        assert list(zip(*(column.to_pylist() for column in kind.decode(taken)), strict=True)) == [
+            rows[row] for row in picked
+        ]
+
+    def test_of_a_sliced_array_are_those_of_the_slice(self) -> None:
+        kind = KeyType(("k",), (pa.utf8(),))
+        whole = pa.array(["a", "bb", "ccc", "d"])
+        assert kind.encode([whole.slice(1, 2)]).canonical().to_pylist() == [b"\x01bb\x00", b"\x01ccc\x00"]
+
+    def test_none_at_all_are_possible(self) -> None:
+        for kind in (KeyType(("k",), (pa.int64(),)), KeyType(("k", "l"), (pa.utf8(), pa.int8()))):
+            assert len(kind.empty()) == 0
+            assert [len(column) for column in kind.decode(kind.empty())] == [0] * len(kind.types)
+
+
+class TestHashOfAKey:
+    def test_of_one_plain_integer_is_splitmix64(self) -> None:
+        for kind in (pa.int8(), pa.int32(), pa.int64(), pa.uint16()):
+            keys = KeyType(("k",), (kind,)).encode([pa.array([0, 1, 100], kind)])
+            assert keys.hashes.tolist() == splitmix64(np.array([0, 1, 100])).tolist()
+            assert keys.ints is not None and keys.ints.tolist() == [0, 1, 100]
+
+    def test_does_not_change_when_an_integer_column_becomes_nullable(self) -> None:
+        column = pa.array([5, -5, 0])
+        plain = KeyType(("k",), (pa.int64(),)).encode([column])
+        nullable = KeyType(("k",), (pa.int64(),), (True,)).encode([column])
+        assert nullable.hashes.tolist() == plain.hashes.tolist()
+        assert nullable.ints is None
+
+    def test_of_a_null_integer_is_that_of_its_bytes(self) -> None:
+        keys = KeyType(("k",), (pa.int64(),), (True,)).encode([pa.array([None, 0], pa.int64())])
+        assert keys.hashes.tolist() == [xxhash.xxh3_64_intdigest(b"\x00" * 9), int(splitmix64(np.array([0]))[0])]
+
+    @given(st.lists(st.text(LETTERS, max_size=300), min_size=1, max_size=5))
+    def test_of_everything_else_is_xxh3_of_the_bytes(self, texts: list[str]) -> None:
+        keys = KeyType(("k",), (pa.utf8(),)).encode([pa.array(texts)])
+        assert keys.hashes.tolist() == [xxhash.xxh3_64_intdigest(key) for key in keys.canonical().to_pylist()]
+
+
+class TestUnroutedColumns:
+    def test_do_not_move_a_key_to_another_key_group(self) -> None:
+        ends, users = pa.array([10, 20, 30]), pa.array(["u", "u", "v"])
+        windowed = KeyType(("end", "user"), (pa.int64(), pa.utf8()), unrouted=1).encode([ends, users])
+        plain = KeyType(("user",), (pa.utf8(),)).encode([users])
+        assert windowed.key_groups(128).tolist() == plain.key_groups(128).tolist()
+        assert len(set(windowed.hashes.tolist())) == 3
+
+    def test_leave_an_integer_key_where_its_fast_path_puts_it(self) -> None:
+        numbers = pa.array([1, 2, 3])
+        windowed = KeyType(("end", "k"), (pa.int64(), pa.int64()), unrouted=1).encode([numbers, numbers])
+        plain = KeyType(("k",), (pa.int64(),)).encode([numbers])
+        assert windowed.key_groups(128).tolist() == plain.key_groups(128).tolist()
+
+
+class TestKeyType:
+    @pytest.mark.parametrize(
+        "kind", [pa.float64(), pa.list_(pa.int64()), pa.struct([("a", pa.int8())]), pa.time32("s")]
+    )
+    def test_that_cannot_be_a_key_is_refused(self, kind: pa.DataType) -> None:
+        with pytest.raises(ConfigError, match="cannot be part of a key"):
+            KeyType(("k",), (kind,))
+
+    def test_is_made_of_schema_fields(self) -> None:
+        kind = KeyType.of([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.utf8())])
+        assert kind == KeyType(("a", "b"), (pa.int64(), pa.utf8()), (False, True))
+
+    def test_refuses_a_null_that_its_schema_forbids(self) -> None:
+        with pytest.raises(AssertionError, match="forbids nulls"):
+            KeyType(("k",), (pa.int64(),)).encode([pa.array([None], pa.int64())])

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.model import Epoch, JobUuid, Timeline
+from holdfast.state.directory import LocalDirectory, claim, create, discard, unheld
+from holdfast.state.marker import Marker, Stretch, write_marker
+
+JOB = JobUuid("job")
+LINEAGE = (Stretch(Timeline(1), Epoch(1), Epoch(100)),)
+
+
+def left_behind(root: Path, applied: int, key_groups: tuple[int, int], job: str = "job") -> Path:
+    directory = create(root)
+    epoch = Epoch(applied)
+    write_marker(directory.store, Marker(JobUuid(job), Timeline(1), epoch, epoch, key_groups, (1,), (1,)))
+    directory.store.flush()
+    directory.store.close()
+    return directory.path
+
+
+def claimed(root: Path, target: int = 50) -> LocalDirectory:
+    directory = claim(root, JOB, LINEAGE, Epoch(target), (0, 64))
+    directory.store.close()
+    return directory
+
+
+class TestUnheldDirectories:
+    def test_are_none_below_a_root_that_is_not_there(self, tmp_path: Path) -> None:
+        assert unheld(tmp_path / "nowhere") == []
+
+    def test_are_listed_with_their_markers(self, tmp_path: Path) -> None:
+        path = left_behind(tmp_path, 7, (0, 64))
+        (found,) = unheld(tmp_path)
+        assert found.path == path and found.marker is not None and found.marker.applied == 7
+        found.store.close()
+
+    def test_are_not_those_that_a_live_worker_holds(self, tmp_path: Path) -> None:
+        held = create(tmp_path)
+        assert unheld(tmp_path) == []
+        held.store.close()
+
+    def test_are_not_those_that_are_damaged(self, tmp_path: Path) -> None:
+        (left_behind(tmp_path, 7, (0, 64)) / "CURRENT").write_bytes(b"nonsense\n")
+        assert unheld(tmp_path) == []
+
+
+class TestClaim:
+    def test_takes_the_directory_that_covers_most(self, tmp_path: Path) -> None:
+        left_behind(tmp_path, 9, (0, 16))
+        wide = left_behind(tmp_path, 7, (0, 48))
+        assert claimed(tmp_path).path == wide
+
+    def test_takes_the_directory_that_is_furthest_among_equals(self, tmp_path: Path) -> None:
+        left_behind(tmp_path, 7, (0, 64))
+        newest = left_behind(tmp_path, 9, (0, 64))
+        left_behind(tmp_path, 8, (0, 64))
+        assert claimed(tmp_path).path == newest
+
+    def test_passes_over_directories_that_are_not_usable(self, tmp_path: Path) -> None:
+        others = {left_behind(tmp_path, 60, (0, 64)), left_behind(tmp_path, 7, (0, 64), job="another")}
+        directory = claimed(tmp_path)
+        assert directory.path not in others and directory.marker is None
+
+    def test_releases_what_it_does_not_take(self, tmp_path: Path) -> None:
+        left_behind(tmp_path, 7, (0, 64))
+        left_behind(tmp_path, 9, (0, 64))
+        claimed(tmp_path)
+        found = unheld(tmp_path)
+        assert len(found) == 2
+        for directory in found:
+            directory.store.close()
+
+    def test_leaves_nothing_of_a_discarded_directory(self, tmp_path: Path) -> None:
+        directory = create(tmp_path)
+        discard(directory)
+        assert not directory.path.exists()

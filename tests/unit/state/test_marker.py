@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import Damaged
+from holdfast.model import Epoch, JobUuid, Timeline
+from holdfast.state.marker import MARKER_KEY, Marker, Stretch, read_marker, usable, write_marker
+from holdfast.state.memory import MemoryKeyValue
+
+JOB = JobUuid("job")
+REWOUND = (Stretch(Timeline(1), Epoch(1), Epoch(57)), Stretch(Timeline(2), Epoch(181), Epoch(200)))
+"""Timeline 1 went on to epoch 80 and was rewound to 57."""
+
+
+def marker(applied: int, applying: int, timeline: int = 1, job: str = "job") -> Marker:
+    return Marker(JobUuid(job), Timeline(timeline), Epoch(applied), Epoch(applying), (0, 64), (1,), (1,))
+
+
+def base(found: Marker | None, target: int = 200, owned: tuple[int, int] = (32, 96)) -> tuple[int, int] | None:
+    return usable(found, JOB, REWOUND, Epoch(target), owned)
+
+
+class TestUsableState:
+    def test_lies_on_the_lineage_and_covers_what_both_own(self) -> None:
+        assert base(marker(50, 57)) == (32, 64)
+        assert base(marker(57, 57, timeline=2)) == (32, 64)
+        assert base(marker(57, 190, timeline=2)) == (32, 64)
+
+    @pytest.mark.parametrize(
+        "found",
+        [
+            None,
+            marker(50, 57, job="another"),
+            marker(60, 60),
+            marker(50, 60),
+            marker(190, 190),
+            marker(190, 201, timeline=2),
+        ],
+        ids=["no marker", "another job", "undone epoch", "undone epoch in part", "younger timeline", "beyond"],
+    )
+    def test_is_nothing_else(self, found: Marker | None) -> None:
+        assert base(found) is None
+
+    def test_is_not_newer_than_the_target(self) -> None:
+        assert base(marker(40, 50), target=45) is None
+        assert base(marker(40, 45), target=45) == (32, 64)
+
+    def test_is_nothing_where_no_key_group_is_shared(self) -> None:
+        assert base(marker(50, 57), owned=(64, 128)) is None
+
+    def test_of_epoch_zero_lies_on_every_lineage(self) -> None:
+        assert base(marker(0, 0)) == (32, 64)
+
+
+class TestMarker:
+    def test_is_read_as_it_was_written(self) -> None:
+        store = MemoryKeyValue()
+        assert read_marker(store) is None
+        write_marker(store, marker(3, 4))
+        assert read_marker(store) == marker(3, 4)
+
+    def test_that_is_garbled_is_damage(self) -> None:
+        store = MemoryKeyValue({MARKER_KEY: b'{"job_uuid": 7}'})
+        with pytest.raises(Damaged, match="marker"):
+            read_marker(store)

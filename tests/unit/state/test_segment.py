@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import Damaged
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.state.changelog import SegmentHeader, header_of, seal, unseal
+from holdfast.state.delta import Delta
+from holdfast.state.keys import KeyType
+
+HEADER = SegmentHeader(JobUuid("job"), Generation(3), Timeline(1), Epoch(7), Epoch(5), WorkerId("w1"))
+KINDS = {
+    1: KeyType(("k",), (pa.int64(),)),
+    2: KeyType(("k", "l"), (pa.utf8(), pa.int32()), (True, False)),
+    3: KeyType(("end", "k"), (pa.timestamp("us", "UTC"), pa.int64()), unrouted=1),
+    4: KeyType(("k",), (pa.int64(),), (True,)),
+    5: KeyType(("k",), (pa.timestamp("ms", "Europe/Paris"),)),
+}
+CELLS: dict[int, st.SearchStrategy[tuple[Any, ...]]] = {
+    1: st.tuples(st.integers(-9, 9)),
+    2: st.tuples(st.sampled_from(["", "a", "a\x00", "xyz", None]), st.integers(-2, 2)),
+    3: st.tuples(st.integers(0, 3), st.integers(-9, 9)),
+    4: st.tuples(st.integers(-9, 9) | st.none()),
+    5: st.tuples(st.integers(-9, 9)),
+}
+Row = tuple[bool, int, float, bool]
+values = st.tuples(st.booleans(), st.integers(-(1 << 63), (1 << 63) - 1), st.floats(allow_nan=False), st.booleans())
+
+
+def delta_of(operator: int, rows: dict[tuple[Any, ...], Row], key_groups: int = 16) -> Delta:
+    kind = KINDS[operator]
+    columns = zip(*rows, strict=True) if rows else [()] * len(kind.types)
+    keys = kind.encode([pa.array(column, type_) for column, type_ in zip(columns, kind.types, strict=True)])
+    puts, counts, levels, flags = (np.array([row[at] for row in rows.values()]) for at in range(4))
+    return Delta(
+        Epoch(7), Epoch(5), operator, key_groups, keys, puts.astype(bool),
+        {"count": counts.astype(np.int64), "level": levels.astype(float), "flag": flags.astype(bool)},
+    )  # fmt: skip
+
+
+def rows_of(delta: Delta) -> list[tuple[bytes, Row]]:
+    parts = (delta.puts, *delta.columns.values())
+    return list(
+        zip(delta.keys.canonical().to_pylist(), zip(*(part.tolist() for part in parts), strict=True), strict=True)
+    )
+
+
+@st.composite
+def deltas(draw: st.DrawFn) -> list[Delta]:
+    """One delta for some of the operators."""
+    operators = draw(st.lists(st.sampled_from(sorted(KINDS)), unique=True))
+    return [delta_of(operator, draw(st.dictionaries(CELLS[operator], values, max_size=6))) for operator in operators]
+
+
+class TestSegment:
+    @given(deltas())
+    def test_holds_what_was_sealed_in_order_of_key_group_and_key(self, given: list[Delta]) -> None:
+        header, read = unseal(seal(HEADER, given))
+        assert header == HEADER
+        expected = {delta.operator: delta for delta in given if len(delta)}
+        assert [delta.operator for delta in read] == sorted(expected)
+        for delta in read:
+            assert (delta.epoch, delta.follows, delta.key_group_count) == (7, 5, 16)
+            assert delta.keys.type == KINDS[delta.operator]
+            assert sorted(rows_of(delta)) == sorted(rows_of(expected[delta.operator]))
+            groups = delta.keys.key_groups(16).tolist()
+            order = list(zip(groups, delta.keys.canonical().to_pylist(), strict=True))
+            assert order == sorted(order)
+
+    @given(deltas(), st.integers(0, 16), st.integers(0, 16))
+    def test_gives_out_the_key_groups_asked_for(self, given: list[Delta], one: int, other: int) -> None:
+        first, end = sorted((one, other))
+        _, read = unseal(seal(HEADER, given), (first, end))
+        found = {(delta.operator, *row) for delta in read for row in rows_of(delta)}
+        assert found == {
+            (delta.operator, *row)
+            for delta in given
+            for group, row in zip(delta.keys.key_groups(16).tolist(), rows_of(delta), strict=True)
+            if first <= group < end
+        }
+
+    def test_keeps_hashes_and_so_key_groups(self) -> None:
+        delta = delta_of(4, {(None,): (True, 1, 1.0, True), (5,): (True, 2, 2.0, False)})
+        _, (read,) = unseal(seal(HEADER, [delta]))
+        assert sorted(read.keys.hashes.tolist()) == sorted(delta.keys.hashes.tolist())
+
+    def test_is_the_same_bytes_for_the_same_deltas(self) -> None:
+        delta = delta_of(1, {(4,): (True, 1, 1.0, True), (2,): (False, 0, 0.0, False)})
+        assert seal(HEADER, [delta]) == seal(HEADER, [delta])
+
+    def test_tells_its_header_alone(self) -> None:
+        assert header_of(seal(HEADER, [])) == HEADER
+
+
+class TestDamage:
+    DATA = seal(
+        HEADER,
+        [
+            delta_of(1, {(4,): (True, 1, 1.0, True), (2,): (False, 0, 0.0, False)}),
+            delta_of(2, {("a", 1): (True, 1, 1.0, True)}),
+        ],
+    )
+
+    def test_of_any_single_byte_is_found(self) -> None:
+        for position in range(len(self.DATA)):
+            for flip in (0x01, 0x80, 0xFF):
+                data = bytearray(self.DATA)
+                data[position] ^= flip
+                with pytest.raises(Damaged):
+                    unseal(bytes(data))
+
+    def test_by_missing_bytes_is_found_at_every_length(self) -> None:
+        for length in range(len(self.DATA)):
+            with pytest.raises(Damaged):
+                unseal(self.DATA[:length])
+            with pytest.raises(Damaged):
+                unseal(self.DATA[length + 1 :])
+
+    def test_by_added_bytes_is_found(self) -> None:
+        for data in (self.DATA + b"\x00", b"\x00" + self.DATA, self.DATA + self.DATA):
+            with pytest.raises(Damaged):
+                unseal(data)

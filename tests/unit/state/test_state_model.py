@@ -1,0 +1,253 @@
+"""Tables, store, changelog and cold store together, against dictionaries that cannot be wrong."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.ports import KeyValue
+from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.state.keys import KeyType
+from holdfast.state.marker import Stretch, read_marker, usable
+from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.rocks import RocksKeyValue, RocksMemory
+from holdfast.state.store import Identity, StateStore
+from holdfast.state.table import ColumnSpec, TableSpec
+
+JOB = JobUuid("job")
+WORKER = WorkerId("w")
+GROUPS = 8
+COUNT = ColumnSpec("count", np.dtype(np.int64))
+LEVEL = ColumnSpec("level", np.dtype(np.float64), 1.5)
+BY_NUMBER = TableSpec(1, "by-number", KeyType(("k",), (pa.int64(),)), (COUNT, LEVEL))
+BY_NAME = TableSpec(2, "by-name", KeyType(("n", "i"), (pa.utf8(), pa.int32()), (True, False)), (COUNT,))
+SPECS = {spec.operator: spec for spec in (BY_NUMBER, BY_NAME)}
+KEYS: dict[int, list[tuple[Any, ...]]] = {
+    1: [(number,) for number in (0, 1, -1, 7, 1 << 62, -(1 << 63), *range(10, 24))],
+    2: [(name, number) for name in ("", "a", "a\x00b", "ab", None, "long enough for more than one word") for number in (0, -3)],
+}  # fmt: skip
+Rows = dict[tuple[Any, ...], int]
+State = dict[int, Rows]
+
+picks = st.lists(st.integers(0, 19), min_size=1, max_size=12)
+operators = st.sampled_from(sorted(SPECS))
+
+
+def keys_of(operator: int, picked: list[int]) -> list[tuple[Any, ...]]:
+    return [KEYS[operator][pick % len(KEYS[operator])] for pick in picked]
+
+
+def copied(state: State) -> State:
+    return {operator: dict(rows) for operator, rows in state.items()}
+
+
+class OneWorker(RuleBasedStateMachine):
+    """One worker's life: batches, barriers, lost epochs, rollbacks, kills, rewinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timeline = Timeline(1)
+        self.lineage = [Stretch(self.timeline, Epoch(1), Epoch(1 << 40))]
+        self.newest = Epoch(0)
+        self.working: State = {1: {}, 2: {}}
+        self.frozen: dict[Epoch, State] = {}
+        self.completed: dict[Epoch, State] = {Epoch(0): copied(self.working)}
+        self.segments: dict[Epoch, bytes] = {}
+
+    @initialize()
+    def start(self) -> None:
+        self.cold = self.new_cold()
+        self.store = StateStore(self.identity, SPECS.values(), GROUPS, (0, GROUPS), self.cold)
+
+    def new_cold(self) -> KeyValue | None:
+        return MemoryKeyValue()
+
+    def killed_cold(self, survived: float) -> KeyValue | None:
+        assert isinstance(self.cold, MemoryKeyValue)
+        return self.cold.after_kill(round(survived * self.cold.unflushed))
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(JOB, Generation(1), self.timeline, WORKER)
+
+    @property
+    def head(self) -> Epoch:
+        return max(self.completed)
+
+    def slots(self, operator: int, keys: list[tuple[Any, ...]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        kind = SPECS[operator].key
+        columns = zip(zip(*keys, strict=True), kind.types, strict=True)
+        return self.store.table(operator).slots(kind.encode([pa.array(column, kind) for column, kind in columns]))
+
+    @rule(operator=operators, picked=picks)
+    def count(self, operator: int, picked: list[int]) -> None:
+        keys = keys_of(operator, picked)
+        table, slots = self.store.table(operator), self.slots(operator, keys)
+        np.add.at(table.column("count"), slots, 1)
+        table.touch(slots)
+        for key in keys:
+            self.working[operator][key] = self.working[operator].get(key, 0) + 1
+
+    @rule(operator=operators, picked=picks)
+    def delete(self, operator: int, picked: list[int]) -> None:
+        keys = keys_of(operator, picked)
+        self.store.table(operator).delete(self.slots(operator, keys))
+        for key in keys:
+            self.working[operator].pop(key, None)
+
+    @rule(operator=operators, picked=picks)
+    def look(self, operator: int, picked: list[int]) -> None:
+        keys = keys_of(operator, picked)
+        table, slots = self.store.table(operator), self.slots(operator, keys)
+        rows = self.working[operator]
+        assert table.is_present(slots).tolist() == [key in rows for key in keys]
+        assert table.column("count")[slots].tolist() == [rows.get(key, 0) for key in keys]
+        if operator == 1:
+            assert set(table.column("level")[slots].tolist()) == {1.5}
+
+    @rule(operator=operators, pick=st.integers(0, 19))
+    def read_committed(self, operator: int, pick: int) -> None:
+        (key,) = keys_of(operator, [pick])
+        row = self.store.get_committed(operator, key)
+        assert (None if row is None else row["count"]) == self.completed[self.store.committed_through][operator].get(
+            key
+        )
+
+    @rule(completes=st.booleans(), gap=st.integers(1, 3), announced=st.booleans())
+    def barrier(self, completes: bool, gap: int, announced: bool) -> None:
+        self.newest = epoch = Epoch(self.newest + gap)
+        for operator in SPECS:
+            self.store.freeze(operator, epoch, self.head)
+        deltas = self.store.deltas(epoch)
+        header = SegmentHeader(JOB, Generation(1), self.timeline, epoch, self.head, WORKER)
+        assert all(delta.follows == self.head for delta in deltas)
+        data = seal(header, deltas)
+        self.frozen[epoch] = copied(self.working)
+        if completes:
+            self.segments[epoch] = data
+            self.completed[epoch] = self.frozen[epoch]
+            self.frozen = {}
+            if announced:
+                self.store.commit(epoch)
+
+    @rule()
+    def roll_back(self) -> None:
+        assert self.store.roll_back(self.head, self.identity)
+        self.working, self.frozen = copied(self.completed[self.head]), {}
+
+    @rule(steps=st.integers(1, 12), keys_max=st.integers(1, 5))
+    def apply(self, steps: int, keys_max: int) -> None:
+        for _ in range(steps):
+            if not self.store.apply(keys_max):
+                break
+
+    @rule(thoroughly=st.booleans())
+    def evict(self, thoroughly: bool) -> None:
+        if thoroughly:
+            while self.store.apply():
+                pass
+            self.store.evict()
+        self.store.evict()
+
+    @rule(operator=operators)
+    def list_present(self, operator: int) -> None:
+        table = self.store.table(operator)
+        slots = table.present()
+        keys = list(zip(*(column.to_pylist() for column in table.key_columns(slots)), strict=True))
+        assert dict(zip(keys, table.column("count")[slots].tolist(), strict=True)) == self.working[operator]
+
+    @rule(survived=st.floats(0, 1))
+    def kill(self, survived: float) -> None:
+        self.cold = self.killed_cold(survived)
+        self.restart(self.head)
+
+    @precondition(lambda self: len(self.completed) > 1)
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        target = data.draw(st.sampled_from(sorted(self.completed)))
+        self.timeline = Timeline(self.timeline + 1)
+        last = self.lineage.pop()
+        past = [part for part in [*self.lineage, Stretch(last.timeline, last.first, target)] if part.first <= target]
+        past = [Stretch(part.timeline, part.first, min(part.last, target)) for part in past]
+        self.lineage = [*past, Stretch(self.timeline, Epoch(self.newest + 1), Epoch(1 << 40))]
+        self.completed = {epoch: state for epoch, state in self.completed.items() if epoch <= target}
+        self.segments = {epoch: segment for epoch, segment in self.segments.items() if epoch <= target}
+        if self.store.roll_back(target, self.identity):
+            self.working, self.frozen = copied(self.completed[target]), {}
+        else:
+            self.cold = self.killed_cold(1.0)
+            self.restart(target)
+
+    def restart(self, target: Epoch) -> None:
+        marker = None if self.cold is None else read_marker(self.cold)
+        base = usable(marker, JOB, tuple(self.lineage), target, (0, GROUPS))
+        self.store = StateStore(self.identity, SPECS.values(), GROUPS, (0, GROUPS), self.cold)
+        applied = marker.applied if base is not None and marker is not None else None
+        segments = [data for epoch, data in self.segments.items() if applied is None or epoch > applied]
+        self.store.restore(target, segments, applied)
+        self.working, self.frozen = copied(self.completed[target]), {}
+
+    @invariant()
+    def commits_stay_behind_the_head(self) -> None:
+        assert not hasattr(self, "store") or self.store.applied <= self.store.committed_through <= self.head
+
+    def teardown(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for operator in SPECS:
+            self.list_present(operator)
+
+
+class OneWorkerWithoutColdStore(OneWorker):
+    def new_cold(self) -> KeyValue | None:
+        return None
+
+    def killed_cold(self, survived: float) -> KeyValue | None:
+        return None
+
+
+class OneWorkerOnRocks(OneWorker):
+    """A kill is played by copying the files as they are: what RocksDB has not flushed is gone."""
+
+    memory = RocksMemory(1 << 20, 1 << 20)
+
+    def new_cold(self) -> KeyValue | None:
+        self.root = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+        self.number = 0
+        return RocksKeyValue(self.root / "0", self.memory)
+
+    def killed_cold(self, survived: float) -> KeyValue | None:
+        assert isinstance(self.cold, RocksKeyValue)
+        if survived > 0.5:
+            self.cold.flush()
+        self.number += 1
+        shutil.copytree(self.cold.path, self.root / str(self.number), ignore=shutil.ignore_patterns("LOCK"))
+        self.cold.close()
+        return RocksKeyValue(self.root / str(self.number), self.memory)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        super().teardown()
+        assert isinstance(self.cold, RocksKeyValue)
+        self.cold.close()
+        shutil.rmtree(self.root)
+
+
+TestOneWorker = OneWorker.TestCase
+TestOneWorker.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestOneWorkerWithoutColdStore = OneWorkerWithoutColdStore.TestCase
+TestOneWorkerWithoutColdStore.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestOneWorkerOnRocks = OneWorkerOnRocks.TestCase
+TestOneWorkerOnRocks.settings = settings(
+    max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
