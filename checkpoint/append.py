@@ -97,7 +97,7 @@ def append(state: Quiet, draft: Draft, at: int) -> tuple[Appender, list[Effect]]
     return InFlight(state.owner, state.job, record, draft), [Create(record)]
 
 
-def retry(state: InFlight) -> list[Effect]:
+def retry(state: InFlight) -> list[Create]:
     """Send the same record again: its outcome was not learnt (P4)."""
     return [Create(state.record)]
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
 from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Subtask
 
-Frame = pa.RecordBatch | Barrier
+Frame: TypeAlias = pa.RecordBatch | Barrier
 
 CHANNEL_BYTES_MAX = 8 << 20
 

@@ -207,9 +207,9 @@ class Cluster:
             choices.append(lambda member=member: self._member_turn(member))  # type: ignore[misc]
         self._random.shuffle(choices)
         worked = any(choice() for choice in choices)
-        before = self.driver.master
+        before = self.driver.state
         self.driver.turn()
-        return worked or self.driver.master is not before
+        return worked or self.driver.state is not before
 
     def settle(self, steps_max: int = 1_000_000) -> None:
         """Let everything happen that can without time passing."""

@@ -32,8 +32,10 @@ LOG_RETRY_S = 0.1
 class DriverPorts(Protocol):
     """What the driver needs from its surroundings."""
 
-    clock: Clock
-    repository: Repository
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def repository(self) -> Repository: ...
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Send to a worker; may be lost."""
@@ -60,8 +62,8 @@ class DriverLoop:
         self.outcome: tuple[str, Mapping[str, Any] | None] | None = None
 
     @property
-    def master(self) -> master.Master:
-        """Return the master's state, for reports."""
+    def state(self) -> master.Master:
+        """Return what the master knows, for reports."""
         assert self._master is not None, "the run has not begun"
         return self._master
 
@@ -71,19 +73,19 @@ class DriverLoop:
 
     def received(self, message: m.FromWorker) -> None:
         """Handle a message of a worker."""
-        self._perform(*master.heard(self.master, message, self._now()))
+        self._perform(*master.heard(self.state, message, self._now()))
 
     def stream_closed(self, worker: WorkerId, why: str) -> None:
         """A worker's control stream closed."""
-        self._perform(*master.lost(self.master, worker, why, self._now()))
+        self._perform(*master.lost(self.state, worker, why, self._now()))
 
     def launch_ended(self, number: int, error: str | None) -> None:
         """The Spark job that hosts a worker ended."""
-        self._perform(*master.launch_ended(self.master, number, error, self._now()))
+        self._perform(*master.launch_ended(self.state, number, error, self._now()))
 
     def stop(self) -> None:
         """Take a last checkpoint and end the run."""
-        self._perform(*master.stop(self.master))
+        self._perform(*master.stop(self.state))
 
     def turn(self) -> None:
         """Look at the time: due timers, silent workers, due epochs, the driver's own pulse."""
@@ -92,10 +94,10 @@ class DriverLoop:
             heapq.heappop(self._timers)[2]()
         if self.outcome is not None:
             return
-        self._perform(*master.tick(self.master, now, self._ports.clock.wall_us()))
+        self._perform(*master.tick(self.state, now, self._ports.clock.wall_us()))
         if now >= self._next_pulse and self.outcome is None:
             self._next_pulse = now + self._pulse_every
-            self._perform(self.master, master.pulse(self.master))
+            self._perform(self.state, master.pulse(self.state))
 
     def _perform(self, state: master.Master, effects: list[master.Effect]) -> None:
         self._master = state
@@ -121,7 +123,7 @@ class DriverLoop:
             match result:
                 case ObjectRef():
                     at_us = self._ports.clock.wall_us()
-                    self._perform(*master.manifest_stored(self.master, manifest, result, self._now(), at_us))
+                    self._perform(*master.manifest_stored(self.state, manifest, result, self._now(), at_us))
                 case Unavailable():
                     self._after(LOG_RETRY_S, lambda: self._store_manifest(manifest))
                 case _:
@@ -133,20 +135,20 @@ class DriverLoop:
         match result:
             case joblog.Record():
                 at_us = self._ports.clock.wall_us()
-                self._perform(*master.record_found(self.master, result, self._now(), at_us))
+                self._perform(*master.record_found(self.state, result, self._now(), at_us))
             case Unavailable():
-                self._after(LOG_RETRY_S, lambda: self._perform(*master.retry_append(self.master)))
+                self._after(LOG_RETRY_S, lambda: self._perform(*master.retry_append(self.state)))
             case _:
                 self._fail(result)
 
     def _base_loaded(self, result: object) -> None:
         match result:
             case Manifest():
-                self._perform(*master.base_loaded(self.master, result, self._now()))
+                self._perform(*master.base_loaded(self.state, result, self._now()))
             case Unavailable():
-                completed = self.master.job.completed[-1]
+                completed = self.state.job.completed[-1]
                 load = master.LoadManifest(completed.body.manifest)
-                self._after(LOG_RETRY_S, lambda: self._perform(self.master, [load]))
+                self._after(LOG_RETRY_S, lambda: self._perform(self.state, [load]))
             case _:
                 self._fail(result)
 
@@ -154,7 +156,7 @@ class DriverLoop:
         if not isinstance(error, HoldfastError):
             assert isinstance(error, BaseException)
             raise error
-        self._perform(*master.end(self.master, "failed", error.as_json()))
+        self._perform(*master.end(self.state, "failed", error.as_json()))
 
     def _lane(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         self._ports.lane("log").submit(work, done)

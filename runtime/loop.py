@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.checkpoint.manifest import Confirmed
+from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.checkpoint.repository import read_verified
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, Subtask, Tag, WorkerId, Writer
@@ -39,6 +40,7 @@ from holdfast.state.store import StateStore
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 """Errors that would come again after a restart."""
 SEAL_RETRY_S = 0.2
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LAG_EPOCHS_MAX = 8
 LAG_BYTES_MAX = 64 << 20
 """How far the cold store may fall behind before it is served between batches."""
@@ -49,10 +51,14 @@ APPLY_AFTER_IDLE_S = 0.25
 class Ports(Protocol):
     """What a worker needs from its surroundings."""
 
-    clock: Clock
-    store: ObjectStore
-    network: Network
-    local: LocalState
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def store(self) -> ObjectStore: ...
+    @property
+    def network(self) -> Network: ...
+    @property
+    def local(self) -> LocalState: ...
 
     def send(self, message: m.FromWorker) -> None:
         """Send to the driver; may be lost."""
@@ -317,12 +323,16 @@ class WorkerLoop:
                 self._perform(*worker.output_sealed(self._active.machine, epoch, result))
             elif isinstance(result, Unavailable):
                 # The names are this worker's own and the bytes the same, so a repeated put is harmless.
-                self._after(SEAL_RETRY_S, lambda: self._is_current(generation) and self._seal(generation, epoch, job))
+                self._after(SEAL_RETRY_S, lambda: self._seal_again(generation, epoch, job))
             else:
                 assert isinstance(result, BaseException)
                 self._fail(result)
 
         self._ports.lane("upload").submit(lambda: job.run(store), done)
+
+    def _seal_again(self, generation: Generation, epoch: Epoch, job: SealJob) -> None:
+        if self._is_current(generation):
+            self._seal(generation, epoch, job)
 
     def _barrier_arrived(self, fragment: int, channel: ChannelId, barrier: Barrier) -> None:
         assert self._active is not None
@@ -365,7 +375,9 @@ class WorkerLoop:
         operators = tuple(m.OperatorProgress(name, *counts, 0) for name, counts in run.counters().items())
         progress = m.Progress(
             records_in=run.records_in,
+            rss_bytes=rss_bytes(),
             positions=run.positions(),
+            ends=run.ends(),
             operators=operators,
             lag_epochs=worker.durable_epochs(active.machine),
             sink_errors=self._deliveries.errors(),
@@ -376,8 +388,17 @@ class WorkerLoop:
         )
 
 
-def replace_part(part: m.SubtaskPart, delivered: tuple[Confirmed, ...]) -> m.SubtaskPart:
+def rss_bytes() -> int:
+    """Return the resident memory of this process, 0 if the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
+
+
+def replace_part(part: SubtaskPart, delivered: tuple[Confirmed, ...]) -> SubtaskPart:
     """Add what was delivered so far to a part."""
-    return m.SubtaskPart(part.subtask, part.positions, part.segment, part.staged, delivered)
+    return SubtaskPart(part.subtask, part.positions, part.segment, part.staged, delivered)
 
 

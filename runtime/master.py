@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-
 from holdfast.checkpoint import append, coordinator, joblog, recovery
 from holdfast.checkpoint.manifest import Confirmed, Manifest, OperatorState, follow
 from holdfast.model import (
@@ -38,7 +37,6 @@ from holdfast.model import (
     Writer,
 )
 from holdfast.runtime import messages as m
-
 
 BROKEN_GRACE_S = 1.0
 """How long the loss of a worker may lag behind its peers' word of broken channels."""

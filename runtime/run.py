@@ -90,10 +90,11 @@ def prepare(plan: Plan, settings: Settings, drop_state: Sequence[str] = ()) -> P
     repository = Repository(store)
     job = repository.read_log()
     before: Manifest | None = None
+    if job is not None and job.finished:
+        return Prepared(plan, settings, root, store, repository, job, (), {})
     if job is not None:
         _check_job(job, plan)
-        if not job.finished:
-            _refuse_second_run(store, job)
+        _refuse_second_run(store, job)
         if job.completed:
             before = repository.load_manifest(job.completed[-1].body.manifest)
     plan, operators = _with_identities(plan, before.operators if before is not None else (), drop_state)
@@ -187,7 +188,7 @@ class _Run:
     def close(self) -> None:
         """End what this run started."""
         self._control.close()
-        for launch in range(1, self._loop.master.launches + 1):
+        for launch in range(1, self._loop.state.launches + 1):
             self._spark.cancel(launch)
 
     # Ports of the driver's loop
@@ -229,7 +230,7 @@ class _Run:
         for request in found:
             if request.kind == "stop":
                 self._loop.stop()
-            reply = {"accepted": request.kind == "stop", "generation": self._loop.master.job.generation}
+            reply = {"accepted": request.kind == "stop", "generation": self._loop.state.job.generation}
             self._lanes.lane("requests").submit(
                 lambda r=request, a=reply: self._inbox.answer(r, a),  # type: ignore[misc]
                 lambda _: None,
@@ -243,7 +244,7 @@ class _Run:
 
     def _publish(self) -> Mapping[str, Any]:
         host, pid, at = socket.gethostname(), os.getpid(), self.clock.wall_us()
-        shown = status.of_run(self._loop.master, self._prepared.root, "continuous", host, pid, at)
+        shown = status.of_run(self._loop.state, self._prepared.root, "continuous", host, pid, at)
         data = json.dumps(shown).encode()
         if self._loop.outcome is None or self._loop.outcome[0] != "fenced":
             self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), lambda _: None)

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-
 import numpy as np
 import pyarrow as pa
 
@@ -170,6 +169,13 @@ class SubtaskRun:
     def positions(self) -> tuple[SourcePosition, ...]:
         """Return the next offset of every source partition."""
         return tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings)
+
+    def ends(self) -> tuple[SourcePosition, ...]:
+        """Return the offset after the last record that exists now, of every source partition."""
+        opened = {r.source: r.opened for r in self._readings}
+        ends = {name: source.end_offsets() for name, source in opened.items()}
+        known = [(r.source, r.partition, ends[r.source].get(r.partition)) for r in self._readings]
+        return tuple(SourcePosition(source, partition, end) for source, partition, end in known if end is not None)
 
     def throttle_s(self) -> float:
         """Return for how long the throttle forbids to read."""

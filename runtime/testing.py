@@ -146,11 +146,11 @@ class TestDriver:
     def checkpoint(self) -> Epoch:
         """Complete an epoch that holds everything pushed, deliver it, and return its number."""
         self._settle()
-        before = self.cluster.driver.master.job.base_epoch
-        while self.cluster.driver.master.job.base_epoch == before or not self._delivered():
+        before = self.cluster.driver.state.job.base_epoch
+        while self.cluster.driver.state.job.base_epoch == before or not self._delivered():
             self.cluster.pass_time(0.25)
             self._check()
-        return self.cluster.driver.master.job.base_epoch
+        return self.cluster.driver.state.job.base_epoch
 
     def finish(self) -> None:
         """End every source, and run until the job is finished and delivered."""
@@ -170,7 +170,7 @@ class TestDriver:
         """Let a replacement start; return when every subtask is ready again."""
         self.cluster.release_launches()
         self._settle()
-        while self.cluster.driver.master.recovering_since is not None:
+        while self.cluster.driver.state.recovering_since is not None:
             self.cluster.pass_time(0.25)
             self._check()
 
@@ -195,11 +195,11 @@ class TestDriver:
     @property
     def restarts(self) -> tuple[master.Restart, ...]:
         """Return the recoveries so far."""
-        return self.cluster.driver.master.restarts
+        return self.cluster.driver.state.restarts
 
     def how(self) -> dict[int, str | None]:
         """Return, by subtask, how its worker came to its state in this generation."""
-        workers = self.cluster.driver.master.workers.values()
+        workers = self.cluster.driver.state.workers.values()
         return {hosted.subtask: hosted.how for hosted in workers if hosted.subtask is not None}
 
     def _source(self, name: str) -> PushedSource:
@@ -208,16 +208,16 @@ class TestDriver:
         return self.sources[name]
 
     def _worker(self, subtask: int) -> WorkerId:
-        for worker, hosted in self.cluster.driver.master.workers.items():
+        for worker, hosted in self.cluster.driver.state.workers.items():
             if hosted.subtask == subtask:
                 return worker
         raise ConfigError(f"no worker runs subtask {subtask}", next_step="recover() first, or name another subtask")
 
     def _delivered(self) -> bool:
-        phase = self.cluster.driver.master.phase
+        phase = self.cluster.driver.state.phase
         if not isinstance(phase, master.Running) or phase.last is None:
             return False
-        confirmed = self.cluster.driver.master.confirmed
+        confirmed = self.cluster.driver.state.confirmed
         return all(item.writer in confirmed and confirmed[item.writer] >= item.tag for item in phase.last.pending)
 
     def _settle(self) -> None:

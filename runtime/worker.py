@@ -144,7 +144,7 @@ def start(
         subtask,
         sources,
         {fragment: alignment.Idle(channels, before) for fragment, channels in inputs.items()},
-        {fragment: before for fragment in (*sources, *inputs)},
+        dict.fromkeys((*sources, *inputs), before),
         base,
     )
 

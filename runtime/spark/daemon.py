@@ -24,12 +24,12 @@ def _prefer_installed_spark() -> None:
 
 _prefer_installed_spark()
 
-import pyarrow.compute  # noqa: E402
-import pyarrow.ipc  # noqa: E402, F401
-import pyspark.daemon  # noqa: E402
-import pyspark.worker  # noqa: E402, F401
+import pyarrow.compute
+import pyarrow.ipc  # noqa: F401
+import pyspark.daemon
+import pyspark.worker
 
-import holdfast.runtime.spark.host  # noqa: E402, F401
+import holdfast.runtime.spark.host  # noqa: F401
 
 
 def main() -> None:

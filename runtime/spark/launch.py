@@ -43,6 +43,13 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
     Raises:
         Unavailable: Spark cannot be started, for instance without Java.
     """
+    if SparkContext._active_spark_context is None:
+        _share_environment()
+        # Only with a JVM does SparkConf see what spark-defaults.conf says.
+        try:
+            SparkContext._ensure_initialized()
+        except Exception as error:  # no Java, or a broken installation
+            raise _no_spark(error) from error
     conf = SparkConf()
     if master is not None:
         conf.setMaster(master)
@@ -52,16 +59,9 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
         conf.setAppName(f"holdfast-{name}")
     for key, value in _CONF.items():
         conf.setIfMissing(key, value)
-    if conf.get("spark.master", "").startswith("local"):
+    if (conf.get("spark.master") or "").startswith("local"):
         conf.setIfMissing("spark.driver.host", "127.0.0.1").setIfMissing("spark.driver.bindAddress", "127.0.0.1")
     conf.setIfMissing("spark.ui.enabled", "false").setIfMissing("spark.ui.showConsoleProgress", "false")
-    # Workers on this machine run what the driver runs; spark-submit and clusters may say otherwise.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if conf.get("spark.master", "").startswith("local"):
-        package = str(Path(holdfast.__file__).resolve().parent.parent)
-        paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        if package not in paths:
-            os.environ["PYTHONPATH"] = os.pathsep.join([package, *paths])
     try:
         context = SparkContext.getOrCreate(conf)
     except Exception as error:  # py4j raises several kinds; each means that Spark did not come up
@@ -71,13 +71,23 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
     return context
 
 
+def _share_environment() -> None:
+    """Let workers on this machine run the driver's Python and import what it imports, unless told otherwise."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    package = str(Path(holdfast.__file__).resolve().parent.parent)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if package not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([package, *paths])
+
+
 def check_slots(context: SparkContext, needed: int) -> None:
     """Wait for executors, then refuse a cluster that cannot host every worker at once.
 
     Raises:
         ConfigError: too few slots; gives needed, found and the setting to change.
     """
-    deadline = time.monotonic() + (0 if context.master.startswith("local[") else SLOTS_WAIT_S)
+    alone = (context.master or "").startswith("local[")
+    deadline = time.monotonic() + (0 if alone else SLOTS_WAIT_S)
     while (found := context.defaultParallelism) < needed and time.monotonic() < deadline:
         time.sleep(0.1)
     if found < needed:
