@@ -29,7 +29,7 @@ from holdfast.ports import KeyValue
 from holdfast.state import canonical as codec
 from holdfast.state.index import Rows
 from holdfast.state.keys import Keys
-from holdfast.state.spec import TableSpec
+from holdfast.state.spec import Columns, TableSpec
 
 PREFIX_BYTES = 4
 FETCHED_MAX = 10_000
@@ -39,8 +39,6 @@ SCAN_AFTER_MISSES = 256
 SCAN_SHARE = 10
 """A key group of known size is scanned when more than 1/SCAN_SHARE of its rows were asked for."""
 _VALUE_FORMAT = 1
-
-Columns = dict[str, NDArray[Any]]
 
 
 def scope(operator: int, key_group: int) -> tuple[bytes, bytes]:

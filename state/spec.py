@@ -1,4 +1,4 @@
-"""What the state of one operator looks like: its key and its typed columns.
+"""What the state of one operator looks like, its key and its typed columns, and where a table loads it from.
 
 Invariants
     - Operator 0xFFFF is never a table: its keys in the cold store are markers.
@@ -10,15 +10,20 @@ Pure: no clock, thread or I/O.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
-from holdfast.state.keys import KeyType
+from holdfast.state.index import Rows
+from holdfast.state.keys import Keys, KeyType
 
 OPERATORS_END = 0xFFFF
 RESERVED_NAMES = frozenset({"kg", "key", "kind", "end"})
+
+Columns = dict[str, NDArray[Any]]
+"""Values by column name, equally long."""
 
 
 @dataclass(frozen=True)
@@ -64,3 +69,23 @@ class TableSpec:
     def row_bytes(self) -> int:
         """Bytes of one row's values."""
         return sum(column.dtype.itemsize for column in self.columns)
+
+
+class Loader(Protocol):
+    """Reads the rows of one operator that are in the cold store (state/cold.py)."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row of the cold store is in the table already."""
+
+    def fetch(self, keys: Keys) -> tuple[Rows, Columns]:
+        """Return which of these keys have a row, and the rows."""
+
+    def scan_for(self, keys: Keys) -> list[tuple[Keys, Columns]]:
+        """Return whole key groups, if that is cheaper than fetching these keys; they are complete then."""
+
+    def scan_rest(self) -> list[tuple[Keys, Columns]]:
+        """Return all key groups that are not complete yet; they are complete then."""
+
+    def forget(self, keys: Keys) -> None:
+        """These keys leave the table; they have to be fetched again."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,35 +40,13 @@ from holdfast.state.delta import Delta
 from holdfast.state.index import Index, Rows
 from holdfast.state.keys import Keys
 from holdfast.state.slab import Slab
-from holdfast.state.spec import ColumnSpec, TableSpec
+from holdfast.state.spec import Columns, ColumnSpec, Loader, TableSpec
 
 __all__ = ["ColumnSpec", "Columns", "Loader", "Table", "TableSpec"]
 
 _WORKING, _COMMITTED, _DIRTY, _UNAPPLIED, _RECENT = (np.uint8(1 << bit) for bit in range(5))
 _NEITHER = np.uint8(255) ^ (_WORKING | _COMMITTED)
 _NO_ROWS: Rows = np.empty(0, np.int64)
-
-Columns = dict[str, NDArray[Any]]
-
-
-class Loader(Protocol):
-    """Reads the rows of one operator that are in the cold store (state/cold.py)."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every row of the cold store is in the table already."""
-
-    def fetch(self, keys: Keys) -> tuple[Rows, Columns]:
-        """Return which of these keys have a row, and the rows."""
-
-    def scan_for(self, keys: Keys) -> list[tuple[Keys, Columns]]:
-        """Return whole key groups, if that is cheaper than fetching these keys; they are complete then."""
-
-    def scan_rest(self) -> list[tuple[Keys, Columns]]:
-        """Return all key groups that are not complete yet; they are complete then."""
-
-    def forget(self, keys: Keys) -> None:
-        """These keys leave the table; they have to be fetched again."""
 
 
 @dataclass(frozen=True)

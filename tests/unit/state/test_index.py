@@ -85,10 +85,10 @@ class TestGrowth:
         index = Index()
         hashes = splitmix64(np.arange(140_000))
         slots = [index.slots(part, None) for part in (hashes[:130_000], hashes[130_000:])]
-        assert index.moving
+        was_moving = index.moving
         for _ in range(hashes.size // MOVED_MIN + 1):
             index.slots(hashes[:1], None)
-        assert not index.moving
+        assert (was_moving, index.moving) == (True, False)
         assert (index.find(hashes, None) == np.concatenate(slots)).all()
 
     def test_bears_a_batch_larger_than_everything_before(self) -> None:

@@ -31,10 +31,11 @@ LEVEL = ColumnSpec("level", np.dtype(np.float64), 1.5)
 BY_NUMBER = TableSpec(1, "by-number", KeyType(("k",), (pa.int64(),)), (COUNT, LEVEL))
 BY_NAME = TableSpec(2, "by-name", KeyType(("n", "i"), (pa.utf8(), pa.int32()), (True, False)), (COUNT,))
 SPECS = {spec.operator: spec for spec in (BY_NUMBER, BY_NAME)}
+NAMES = ("", "a", "a\x00b", "ab", None, "long enough for more than one word")
 KEYS: dict[int, list[tuple[Any, ...]]] = {
     1: [(number,) for number in (0, 1, -1, 7, 1 << 62, -(1 << 63), *range(10, 24))],
-    2: [(name, number) for name in ("", "a", "a\x00b", "ab", None, "long enough for more than one word") for number in (0, -3)],
-}  # fmt: skip
+    2: [(name, number) for name in NAMES for number in (0, -3)],
+}
 Rows = dict[tuple[Any, ...], int]
 State = dict[int, Rows]
 
@@ -86,7 +87,7 @@ class OneWorker(RuleBasedStateMachine):
     def slots(self, operator: int, keys: list[tuple[Any, ...]]) -> np.ndarray[Any, np.dtype[np.int64]]:
         kind = SPECS[operator].key
         columns = zip(zip(*keys, strict=True), kind.types, strict=True)
-        return self.store.table(operator).slots(kind.encode([pa.array(column, kind) for column, kind in columns]))
+        return self.store.table(operator).slots(kind.encode([pa.array(column, type_) for column, type_ in columns]))
 
     @rule(operator=operators, picked=picks)
     def count(self, operator: int, picked: list[int]) -> None:
@@ -218,7 +219,7 @@ class OneWorkerWithoutColdStore(OneWorker):
 class OneWorkerOnRocks(OneWorker):
     """A kill is played by copying the files as they are: what RocksDB has not flushed is gone."""
 
-    memory = RocksMemory(1 << 20, 1 << 20)
+    memory = RocksMemory()
 
     def new_cold(self) -> KeyValue | None:
         self.root = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
@@ -229,6 +230,7 @@ class OneWorkerOnRocks(OneWorker):
         assert isinstance(self.cold, RocksKeyValue)
         if survived > 0.5:
             self.cold.flush()
+        self.cold._db.cancel_all_background(True)  # nothing may change a file while it is copied
         self.number += 1
         shutil.copytree(self.cold.path, self.root / str(self.number), ignore=shutil.ignore_patterns("LOCK"))
         self.cold.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -435,7 +436,8 @@ sys.stdin.read()
 class TestRealKill:
     def test_in_the_middle_of_a_pass_is_completed_by_the_segments(self, tmp_path: Path) -> None:
         command = [sys.executable, "-c", KILLED, str(tmp_path / "db"), str(Path(__file__).parent)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=found)
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == "in the middle\n"
         with pytest.raises(Unavailable):

@@ -11,7 +11,7 @@ from holdfast.model import Epoch
 from holdfast.state.delta import Delta
 from holdfast.state.index import Rows
 from holdfast.state.keys import Keys, KeyType
-from holdfast.state.table import ColumnSpec, Columns, Table, TableSpec
+from holdfast.state.table import Columns, ColumnSpec, Table, TableSpec
 
 KEY = KeyType(("k",), (pa.int64(),))
 SPEC = TableSpec(1, "counts", KEY, (ColumnSpec("count", np.dtype(np.int64)), ColumnSpec("low", np.dtype(float), 9.5)))
