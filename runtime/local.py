@@ -28,7 +28,7 @@ EPOCH_MAX = Epoch(1 << 62)
 
 
 @dataclass(frozen=True)
-class Base:
+class Opened:
     """A store that was opened, and what of it may be used."""
 
     store: StateStore
@@ -42,18 +42,18 @@ class Base:
 class LocalState(Protocol):
     """Opens the state of a subtask with whatever base is at hand."""
 
-    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Base:
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
         """Return a store for the subtask's key groups, not restored yet."""
 
 
 class MemoryState:
     """Keeps state in memory alone."""
 
-    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Base:
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
         """Return an empty store."""
         specs = [operator.table for operator in plan.operators]
         store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, deploy.handle.key_groups)
-        return Base(store, None, None, lambda: None)
+        return Opened(store, None, None, lambda: None)
 
 
 class LocalFolders:
@@ -66,7 +66,7 @@ class LocalFolders:
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
 
-    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Base:
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
         """Take over the folder that leaves least to restore, else a new one."""
         parent = self._root / (boot_id() or "unknown-boot") / deploy.job_uuid
         lineage = (Stretch(deploy.timeline, Epoch(1), EPOCH_MAX),)
@@ -84,7 +84,7 @@ class LocalFolders:
         specs = [operator.table for operator in plan.operators]
         store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, folder.store)
         applied = folder.marker.applied if covered is not None and folder.marker is not None else None
-        return Base(store, applied, covered, folder.store.close)
+        return Opened(store, applied, covered, folder.store.close)
 
 
 def identity_of(deploy: Deploy, worker: WorkerId) -> Identity:

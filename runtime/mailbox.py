@@ -78,6 +78,6 @@ class _ThreadLane:
             result: object
             try:
                 result = work()
-            except Exception as error:  # handed to the loop, which decides: nothing is swallowed
+            except Exception as error:  # noqa: BLE001 - handed to the loop, which decides
                 result = error
             self._mailbox.post(lambda done=done, result=result: done(result))  # type: ignore[misc]

@@ -448,7 +448,7 @@ def _next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
         job.uuid, job.generation, job.timeline, decided.barrier.epoch, job.base_epoch, rules.parallelism,
         job.key_groups, (), (), (), (), rules.operators,
     )  # fmt: skip
-    handles = recovery.handles_for(last, list(rules.key_ranges)) if _moved(state, last) else (last.state if last else ())
+    handles = recovery.handles_for(last, list(rules.key_ranges)) if last is None or _moved(state, last) else last.state
     positions = {(at.source, at.partition): at.offset for at in (last.positions if last else ())}
     return follow(handles, positions, last.pending if last else (), state.confirmed, header, decided.parts)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -105,7 +105,7 @@ class TestDriver:
         every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000
         self.cluster = Cluster(plan, parallelism, seed, MemoryObjects(), every, partitions)
 
-    def __enter__(self) -> TestDriver:
+    def __enter__(self) -> Self:
         self.cluster.begin()
         self._settle()
         return self

@@ -88,7 +88,8 @@ class ControlServer:
         except (StreamClosed, msgspec.DecodeError) as error:
             stream.close()
             if self._streams.get(register.worker) is stream:
-                self._closed(register.worker, f"worker {register.worker} (pid {register.pid}) closed its stream: {error}")
+                who = f"worker {register.worker} (pid {register.pid})"
+                self._closed(register.worker, f"{who} closed its stream: {error}")
 
 
 class ControlClient:

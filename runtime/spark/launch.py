@@ -125,7 +125,7 @@ class SparkHost:
         context.setJobGroup(self._group(number), f"holdfast worker {number}", interruptOnCancel=True)
         try:
             context.parallelize([number], 1).mapPartitions(self._run).collect()
-        except Exception as error:  # any end of the job means that the worker is gone
+        except Exception as error:  # noqa: BLE001 - any end of the job means that the worker is gone
             self._ended(number, _first_line(error))
         else:
             self._ended(number, None)

@@ -129,7 +129,8 @@ def accept(connection: socket.socket, secret: bytes) -> tuple[Stream, bytes]:
         if not NONCE_BYTES + size <= length <= NONCE_BYTES + size + HELLO_BYTES_MAX:
             raise StreamClosed("the peer's greeting has a wrong size")
         greeting = bytes(stream._exactly(length))
-        theirs, proof, hello = greeting[:NONCE_BYTES], greeting[NONCE_BYTES : NONCE_BYTES + size], greeting[NONCE_BYTES + size :]
+        theirs, rest = greeting[:NONCE_BYTES], greeting[NONCE_BYTES:]
+        proof, hello = rest[:size], rest[size:]
         if not hmac.compare_digest(proof, _proof(secret, b"connect", ours, theirs, hello)):
             raise StreamClosed("the peer does not know the secret of this run")
         connection.sendall(_proof(secret, b"accept", theirs, ours, hello))
