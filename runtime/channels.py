@@ -76,22 +76,23 @@ class Queue:
     """One channel's frames in memory, bounded in bytes. Not thread-safe by itself: deque ends are."""
 
     def __init__(self, bytes_max: int = CHANNEL_BYTES_MAX) -> None:
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[tuple[Frame, int]] = deque()
         self._bytes_in = self._bytes_out = 0
         self._bytes_max = bytes_max
 
     def put(self, frame: Frame) -> None:
         """Append at the end; only one thread puts."""
-        self._frames.append(frame)
-        self._bytes_in += size_of(frame)
+        size = size_of(frame)
+        self._frames.append((frame, size))
+        self._bytes_in += size
 
     def take(self) -> Frame | None:
         """Remove from the front; only one thread takes."""
         try:
-            frame = self._frames.popleft()
+            frame, size = self._frames.popleft()
         except IndexError:
             return None
-        self._bytes_out += size_of(frame)
+        self._bytes_out += size
         return frame
 
     def room(self) -> bool:
