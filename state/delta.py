@@ -60,7 +60,7 @@ class Delta:
     @property
     def nbytes(self) -> int:
         """Bytes of hashes, kinds and values."""
-        return self.keys.hashes.nbytes + self.puts.nbytes + sum(array.nbytes for array in self.columns.values())
+        return 8 * len(self.keys) + self.puts.nbytes + sum(array.nbytes for array in self.columns.values())
 
     def take(self, rows: NDArray[np.int64]) -> Delta:
         """Return the delta of these rows only."""
@@ -98,7 +98,10 @@ def _among(asked: Keys, stored: Keys) -> NDArray[np.bool_]:
 
 
 def _joined(first: Keys, second: Keys) -> Keys:
-    hashes = np.concatenate([first.hashes, second.hashes])
-    if first.type.injective:
-        return first.type.from_hashes(hashes, None)
-    return first.type.from_hashes(hashes, lambda: pa.concat_arrays([first.canonical(), second.canonical()]))
+    def hashes() -> NDArray[np.uint64]:
+        return np.concatenate([first.hashes, second.hashes])
+
+    def canonical() -> pa.Array:
+        return pa.concat_arrays([first.canonical(), second.canonical()])
+
+    return first.type.deferred(len(first) + len(second), hashes, None if first.type.injective else canonical)

@@ -33,7 +33,8 @@ Born = Callable[[Rows], None]
 """born(rows): store the keys of these rows as the next slots, in order."""
 
 MOVED_MIN = 1 << 13
-MOVED_PER_INSERT = 4
+MOVED_PER_INSERT = 2
+"""One would do: a generation holds twice as many keys as the one before it."""
 _FIRST_ENTRIES = 1 << 12
 _STEP_SHIFT = np.uint64(33)
 _ONE = np.uint64(1)

@@ -111,10 +111,12 @@ class KeyType:
             return self.from_ints(codec.ints_of(codec.decode(keys, self.types)[0]))
         return Keys(self, _hashes(self, keys, ints), canonical=keys)
 
-    def from_hashes(self, hashes: NDArray[np.uint64], canonical: Callable[[], pa.Array] | None) -> Keys:
-        """Return keys whose bytes are fetched at first use; injective types need none."""
+    def deferred(
+        self, length: int, hashes: Callable[[], NDArray[np.uint64]], canonical: Callable[[], pa.Array] | None
+    ) -> Keys:
+        """Return so many keys, read at first use; injective types need no bytes."""
         assert self.injective == (canonical is None)
-        return Keys(self, hashes, canonical=canonical)
+        return Keys(self, hashes, canonical=canonical, length=length)
 
     def decode(self, keys: Keys) -> list[pa.Array]:
         """Return the columns of the keys."""
@@ -134,23 +136,33 @@ class KeyType:
 class Keys:
     """The keys of one batch, immutable. Made by a KeyType."""
 
-    __slots__ = ("_canonical", "_ints", "hashes", "type")
+    __slots__ = ("_canonical", "_hashes", "_ints", "_length", "type")
 
     def __init__(
         self,
         key_type: KeyType,
-        hashes: NDArray[np.uint64],
+        hashes: NDArray[np.uint64] | Callable[[], NDArray[np.uint64]],
         *,
         ints: NDArray[np.int64] | None = None,
         canonical: pa.Array | Callable[[], pa.Array] | None = None,
+        length: int | None = None,
     ) -> None:
         self.type = key_type
-        self.hashes = hashes
+        self._hashes = hashes
+        self._length = length
         self._ints = ints
         self._canonical: Any = canonical
 
     def __len__(self) -> int:
-        return len(self.hashes)
+        return len(self.hashes) if self._length is None else self._length
+
+    @property
+    def hashes(self) -> NDArray[np.uint64]:
+        """The hash of every key, shape (n,)."""
+        hashes = self._hashes  # read once, as below
+        if callable(hashes):
+            hashes = self._hashes = hashes()
+        return hashes
 
     @property
     def ints(self) -> NDArray[np.int64] | None:
@@ -161,12 +173,14 @@ class Keys:
 
     def canonical(self) -> pa.Array:
         """Return the canonical bytes, large_binary."""
-        if callable(self._canonical):
-            self._canonical = self._canonical()
-        elif self._canonical is None:
+        keys = self._canonical  # read once: another thread may put the bytes in place of the call
+        if keys is None:
             assert self.ints is not None
-            self._canonical = codec.from_matrix(codec.encode_ints(self.ints, self.type.types[0]))
-        return self._canonical
+            keys = codec.from_matrix(codec.encode_ints(self.ints, self.type.types[0]))
+        elif callable(keys):
+            keys = keys()
+        self._canonical = keys
+        return keys
 
     def take(self, indices: NDArray[np.int64]) -> Keys:
         """Return the keys at these rows."""

@@ -151,10 +151,10 @@ class Table:
         return np.flatnonzero(self._flags.array[: self._index.count] & _WORKING)
 
     def keys_at(self, slots: Rows) -> Keys:
-        """Return the keys of slots; their bytes are copied at first use only."""
-        hashes = self._index.hashes.take(slots)
-        arena = self._arena
-        return self.spec.key.from_hashes(hashes, None if arena is None else lambda: arena.take(slots))
+        """Return the keys of slots; they are copied at first use only, as the key of a slot never changes."""
+        index, arena = self._index, self._arena
+        canonical = None if arena is None else lambda: arena.take(slots)
+        return self.spec.key.deferred(slots.size, lambda: index.hashes.take(slots), canonical)
 
     def key_columns(self, slots: Rows) -> list[pa.Array]:
         """Return the key columns of slots."""
@@ -170,11 +170,11 @@ class Table:
         # In order, slots are gathered now and scattered later from front to back, 3 times faster.
         opened = np.sort(self.changed())
         self._open = []
-        self._flags.array[opened] = (self._flags.array.take(opened) & ~_DIRTY) | _RECENT
-        slots = opened
+        slots, flags = opened, (self._flags.array.take(opened) & ~_DIRTY) | _RECENT
+        self._flags.array[opened] = flags
         if self._intervals:
             slots = np.sort(self._each_once(np.concatenate([opened, *(past for _, past in self._intervals)])))
-        flags = self._flags.array.take(slots)
+            flags = self._flags.array.take(slots)
         if not self._intervals and not (known := (flags & ~_NEITHER) != 0).all():
             # Born and deleted since the last commit: there is nothing to delete anywhere.
             slots, flags = slots[known], flags[known]
