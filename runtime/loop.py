@@ -81,9 +81,8 @@ class Active:
     deploy: m.Deploy
     machine: worker.Worker
     run: SubtaskRun
-    deployed_at: float
     broken: bool = False
-    first_record_ms: int | None = None
+    first_record_at: int | None = None
 
 
 class WorkerLoop:
@@ -144,8 +143,8 @@ class WorkerLoop:
         except HoldfastError as error:
             self._fail(error)
             return True
-        if taken == 0 and active.run.records_in and active.first_record_ms is None:
-            active.first_record_ms = round((self._ports.clock.monotonic() - active.deployed_at) * 1000)
+        if taken == 0 and active.run.records_in and active.first_record_at is None:
+            active.first_record_at = self._ports.clock.wall_us()
             self.beat()
         if not worked and not active.machine.halted and active.run.ended() and not self._shown.ended:
             self.beat()
@@ -213,7 +212,7 @@ class WorkerLoop:
         self._active = None
         try:
             how = self._bring_state(deploy)
-            self._active = self._start(deploy, began)
+            self._active = self._start(deploy)
         except HoldfastError as error:
             self._report(deploy.generation, error)
             return
@@ -247,7 +246,7 @@ class WorkerLoop:
             self._state, self._held = None, None
             self._release()
 
-    def _start(self, deploy: m.Deploy, began: float) -> Active:
+    def _start(self, deploy: m.Deploy) -> Active:
         plan, subtask, parallelism = self._plan, deploy.subtask, len(deploy.peers)
         assert self._state is not None
         for spec in plan.sources:
@@ -276,7 +275,7 @@ class WorkerLoop:
             deploy.generation, deploy.timeline, subtask, deploy.base_epoch, deploy.first_epoch,
             {index: channels for index, channels in inputs.items() if channels}, sources,
         )  # fmt: skip
-        return Active(deploy, machine, run, began)
+        return Active(deploy, machine, run)
 
     # Effects
 
@@ -381,7 +380,7 @@ class WorkerLoop:
             operators=operators,
             lag_epochs=worker.durable_epochs(active.machine),
             sink_errors=self._deliveries.errors(),
-            first_record_ms=active.first_record_ms,
+            first_record_at=active.first_record_at,
         )
         return m.Heartbeat(
             self.worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress

@@ -64,8 +64,8 @@ class Progress(msgspec.Struct, frozen=True):
     ends: tuple[SourcePosition, ...] = ()
     operators: tuple[OperatorProgress, ...] = ()
     sink_errors: dict[str, str] = {}
-    first_record_ms: int | None = None
-    """From the deployment to the first record taken."""
+    first_record_at: int | None = None
+    """When the first record of this generation was taken; microseconds since 1970, UTC."""
 
 
 class Heartbeat(Message, frozen=True):

@@ -35,7 +35,7 @@ def of_run(state: master.Master, root: str, mode: str, host: str, pid: int, now_
             "rss_bytes": hosted.progress.rss_bytes or None,
             "lag_epochs": hosted.progress.lag_epochs,
             "how": hosted.how,
-            "first_record_ms": hosted.progress.first_record_ms,
+            "first_record_at": hosted.progress.first_record_at,
         }
         for worker, hosted in state.workers.items()
     ]

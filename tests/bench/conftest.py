@@ -20,4 +20,4 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     yield bench
     assert bench.line is not None, "a benchmark reports what it did"
     if full:
-        print(f"\n{bench.line}")
+        print("\n" + "\n    ".join([bench.line, *bench.notes]))

@@ -18,6 +18,7 @@ class Bench:
         self.sizes: dict[str, int] = {}
         self.seconds: float | None = None
         self.line: str | None = None
+        self.notes: list[str] = []
 
     def size(self, what: str, *, smoke: int, full: int) -> int:
         """Return how much work to do, and note it for the report."""
@@ -31,6 +32,10 @@ class Bench:
         start = time.perf_counter()
         yield
         self.seconds = time.perf_counter() - start
+
+    def note(self, line: str) -> None:
+        """Add a line below the report."""
+        self.notes.append(line)
 
     def report(self, *, per: int, unit: str, check: int) -> None:
         """Note the result: `per` units were done, `check` is what the work came to."""
