@@ -53,7 +53,8 @@ class Member:
     machine: worker.Worker
     mail: list[Barrier | Epoch] = field(default_factory=list)
     """Triggers, and epochs announced as committed."""
-    sealing: deque[tuple[Epoch, worker.Sealed]] = field(default_factory=deque)
+    sealing: list[tuple[Epoch, worker.Sealed]] = field(default_factory=list)
+    """In the background; a write that the store refused is tried again, so any may be the next to be done."""
     committed: list[Epoch] = field(default_factory=list)
 
 
@@ -160,7 +161,7 @@ class World:
         self.take(member, *worker.barrier_arrived(member.machine, KEYED, channel, barrier))
 
     def seal(self, member: Member) -> None:
-        epoch, sealed = member.sealing.popleft()
+        epoch, sealed = member.sealing.pop(self.random.randrange(len(member.sealing)))
         self.sealed.add((epoch, member.machine.subtask))
         self.take(member, *worker.output_sealed(member.machine, epoch, sealed))
 
@@ -172,7 +173,7 @@ class World:
         for effect in effects:
             assert isinstance(effect, coordinator.Decide) and self.decided is None
             epoch = effect.barrier.epoch
-            assert all((epoch, member.machine.subtask) in self.sealed for member in self.members)
+            assert all((epoch, member.machine.subtask) in self.sealed for member in self.members), "not all sealed it"
             self.decided = effect
 
     def deadline_passes(self) -> None:
