@@ -94,6 +94,10 @@ class Restart:
     at: float
     cause: str
     generation: Generation
+    logged_after: float
+    """Until the new generation was in the log."""
+    deployed_after: float | None = None
+    """Until every subtask had a worker."""
     ready_after: float | None = None
 
 
@@ -506,7 +510,8 @@ def _gather(state: Master, now: float) -> Step:
     """The generation is ours: every worker is free to take a subtask of it."""
     if state.recovering_since is not None:
         started = state.job.starts[-1]
-        restart = Restart(state.recovering_since, started.cause, state.job.generation)
+        since = state.recovering_since
+        restart = Restart(since, started.cause, state.job.generation, logged_after=now - since)
         state = replace(state, restarts=(*state.restarts, restart))
     workers = {w: replace(hosted, ready=False, how=None, ended=False) for w, hosted in state.workers.items()}
     state = replace(state, workers=workers)
@@ -531,6 +536,9 @@ def _deploy_if_complete(state: Master, now: float) -> Step:
     job = state.job
     epochs = coordinator.start(state.rules.parallelism, job.base_epoch, job.first_epoch)
     state = replace(state, workers=workers, phase=Running(phase.base, now, epochs, now, phase.base))
+    if state.recovering_since is not None:
+        deployed = replace(state.restarts[-1], deployed_after=now - state.recovering_since)
+        state = replace(state, restarts=(*state.restarts[:-1], deployed))
     return state, [Send(w, _deployment(state, phase.base, w)) for w in _assigned(state)]
 
 

@@ -48,6 +48,8 @@ def of_run(state: master.Master, root: str, mode: str, host: str, pid: int, now_
             "cause": restart.cause,
             "generation": restart.generation,
             "recovery_ms": None if restart.ready_after is None else round(restart.ready_after * 1000),
+            "logged_ms": round(restart.logged_after * 1000),
+            "deployed_ms": None if restart.deployed_after is None else round(restart.deployed_after * 1000),
         }
         for restart in state.restarts
     ]

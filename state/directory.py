@@ -76,7 +76,9 @@ def claim(
 ) -> LocalDirectory:
     """Take over the directory that leaves least to restore, else make a new one.
 
-    Best is the one that covers most of the owned key groups, then the one applied furthest.
+    Best is the one that covers most of the owned key groups, then the one applied furthest. Those
+    that could only ever serve the same key groups, or nothing at all, are removed: every worker that
+    dies leaves one behind, and each is opened at every recovery.
     """
     found = unheld(root, memory)
     ranked = []
@@ -86,9 +88,17 @@ def claim(
             ranked.append((covered[1] - covered[0], directory.marker.applied, directory.path.name, directory))
     best = max(ranked, key=lambda entry: entry[:3])[3] if ranked else None
     for directory in found:
-        if directory is not best:
+        if directory is best:
+            continue
+        if directory.marker is None or _lies_inside(directory.marker.key_groups, owned):
+            discard(directory)
+        else:
             directory.store.close()
     return best or create(root, memory)
+
+
+def _lies_inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
 def discard(directory: LocalDirectory) -> None:

@@ -50,6 +50,7 @@ class Run:
                 with self._arrived:
                     self.lines.append(json.loads(text))
                     self._arrived.notify_all()
+        self.process.wait()
         with self._arrived:
             self._arrived.notify_all()
 

@@ -57,13 +57,19 @@ class TestClaim:
         left_behind(tmp_path, 8, (0, 64))
         assert claimed(tmp_path).path == newest
 
+    def test_removes_what_could_only_serve_the_same_key_groups(self, tmp_path: Path) -> None:
+        newest = left_behind(tmp_path, 9, (0, 64))
+        older, elsewhere = left_behind(tmp_path, 7, (0, 64)), left_behind(tmp_path, 8, (64, 128))
+        claimed(tmp_path)
+        assert newest.exists() and elsewhere.exists() and not older.exists()
+
     def test_passes_over_directories_that_are_not_usable(self, tmp_path: Path) -> None:
         others = {left_behind(tmp_path, 60, (0, 64)), left_behind(tmp_path, 7, (0, 64), job="another")}
         directory = claimed(tmp_path)
         assert directory.path not in others and directory.marker is None
 
     def test_releases_what_it_does_not_take(self, tmp_path: Path) -> None:
-        left_behind(tmp_path, 7, (0, 64))
+        left_behind(tmp_path, 7, (64, 128))
         left_behind(tmp_path, 9, (0, 64))
         claimed(tmp_path)
         found = unheld(tmp_path)
