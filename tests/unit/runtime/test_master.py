@@ -610,11 +610,12 @@ class TestRestartLimit:
 
     @pytest.mark.xfail(reason="what Spark says of a worker whose stream closed first is dropped", strict=True)
     def test_the_cause_that_spark_reports_after_the_stream_closed_is_the_one_reported(self) -> None:
-        run = running(replace(RULES, failures_max=0))
-        effects = run.lose(A, "worker a closed its stream")
-        effects += run.end_launch(1, "MemoryError: cannot allocate")
-        end = next(e for e in effects if isinstance(e, End))
-        assert end.error is not None and "MemoryError" in end.error["what"]
+        run = running(replace(RULES, failures_max=1))
+        run.lose(A, "worker a closed its stream")
+        run.end_launch(1, "MemoryError: cannot allocate")
+        end = run.lose(B, "worker b closed its stream")[-1]
+        assert isinstance(end, End) and end.error is not None
+        assert "MemoryError" in end.error["what"]
 
     @pytest.mark.xfail(reason="tick goes on losing workers after the run has ended", strict=True)
     def test_the_run_ends_once(self) -> None:
