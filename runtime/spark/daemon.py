@@ -24,8 +24,12 @@ def _prefer_installed_spark() -> None:
 
 _prefer_installed_spark()
 
+import encodings.idna  # noqa: F401
+
+import numpy
+import polars_hash  # noqa: F401
 import pyarrow.compute
-import pyarrow.ipc  # noqa: F401
+import pyarrow.ipc
 import pyspark.daemon
 import pyspark.worker
 
@@ -34,6 +38,8 @@ import holdfast.runtime.spark.host  # noqa: F401
 
 def main() -> None:
     """Run Spark's own daemon."""
+    # The first conversion from NumPy imports pandas, a quarter of a second.
+    pyarrow.array(numpy.zeros(1))
     pyspark.daemon.manager()
 
 
