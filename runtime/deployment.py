@@ -1,0 +1,78 @@
+"""What the master derives from its state: deployments, the next manifest, who runs what.
+
+Pure: no clock, thread or I/O.
+Source: DESIGN sections 3 to 5; PROTOCOL P8, P18, P20.
+"""
+
+from __future__ import annotations
+
+from holdfast.checkpoint import coordinator, recovery
+from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
+from holdfast.model import SourcePosition, WorkerId
+from holdfast.runtime import messages as m
+from holdfast.runtime.master_state import Master, Running
+
+
+def older_output_is_left(state: Master, base: Manifest | None) -> bool:
+    """P20: after a rescale nothing is committed, and so delivered, before all output of the old writers is in."""
+    if base is None or not _moved(state, base):
+        return False
+    return any(item.writer not in state.confirmed or state.confirmed[item.writer] < item.tag for item in base.pending)
+
+
+def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
+    assert isinstance(state.phase, Running)
+    rules, job, last = state.rules, state.job, state.phase.last
+    header = Manifest(
+        job.uuid, job.generation, job.timeline, decided.barrier.epoch, job.base_epoch, rules.parallelism,
+        job.key_groups, (), (), (), (), rules.operators,
+    )  # fmt: skip
+    handles = recovery.handles_for(last, list(rules.key_ranges)) if last is None or _moved(state, last) else last.state
+    positions = {(at.source, at.partition): at.offset for at in (last.positions if last else ())}
+    return follow(handles, positions, last.pending if last else (), state.confirmed, header, decided.parts)
+
+
+def _moved(state: Master, last: Manifest | None) -> bool:
+    return last is None or tuple(handle.key_groups for handle in last.state) != state.rules.key_ranges
+
+
+def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Deploy:
+    rules, job = state.rules, state.job
+    subtask = state.workers[worker].subtask
+    assert subtask is not None
+    peers = tuple(m.Peer(h.subtask, w, h.address) for w, h in state.workers.items() if h.subtask is not None)
+    known = {(at.source, at.partition): at.offset for at in (base.positions if base else ())}
+    positions = tuple(
+        SourcePosition(source, p, known.get((source, p), -1))
+        for source, partitions in sorted(rules.partitions.items())
+        for i, p in enumerate(partitions)
+        if i % rules.parallelism == subtask
+    )
+    pending = recovery.pending_of(base, subtask, rules.parallelism)
+    confirmed = tuple(Confirmed(w, tag) for w, tag in state.confirmed.items() if w.subtask == subtask)
+    return m.Deploy(
+        job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers,
+        recovery.handles_for(base, list(rules.key_ranges))[subtask], positions, pending, confirmed,
+    )  # fmt: skip
+
+
+def assigned(state: Master) -> list[WorkerId]:
+    return [worker for worker, hosted in state.workers.items() if hosted.subtask is not None]
+
+
+def all_ready(state: Master) -> bool:
+    ready = [hosted for hosted in state.workers.values() if hosted.subtask is not None and hosted.ready]
+    return len(ready) == state.rules.parallelism
+
+
+def all_ended(state: Master) -> bool:
+    ended = [hosted for hosted in state.workers.values() if hosted.subtask is not None and hosted.ended]
+    return len(ended) == state.rules.parallelism
+
+
+def launch_allowed_at(state: Master) -> float:
+    """The first failure after a completed epoch is answered at once, the next ones ever later."""
+    if state.failures_in_a_row < 2:
+        return 0.0
+    delay = state.rules.backoff_first * 2.0 ** min(state.failures_in_a_row - 2, 32)
+    return state.failures[-1] + min(delay, state.rules.backoff_max)

@@ -1,0 +1,210 @@
+"""What the job master knows, and what it asks its interpreter to do.
+
+Values only; runtime/master.py steps them.
+
+Pure: no clock, thread or I/O.
+Source: DESIGN sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint import append, coordinator, joblog
+from holdfast.checkpoint.manifest import Manifest, OperatorState
+from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Subtask, Tag, WorkerId, Writer
+from holdfast.runtime import messages as m
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the master is told at its start; times in seconds."""
+
+    name: str
+    job_uuid: JobUuid
+    """Used only if the job does not exist yet."""
+    host: str
+    key_groups: int
+    key_ranges: tuple[tuple[int, int], ...]
+    """Key groups of each subtask; its length is the parallelism."""
+    partitions: Mapping[str, tuple[int, ...]]
+    operators: tuple[OperatorState, ...]
+    checkpoint_every: float
+    silent_after: float
+    epoch_deadline: float
+    redeploy_every: float
+    failures_max: int
+    failures_window: float
+    backoff_first: float
+    """Wait before a worker is started after the second failure in a row; doubles up to `backoff_max`."""
+    backoff_max: float
+
+    @property
+    def parallelism(self) -> int:
+        """Return the number of subtasks of each fragment."""
+        return len(self.key_ranges)
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A registered worker."""
+
+    address: tuple[str, int]
+    host: str
+    pid: int
+    launch: int
+    seen: float
+    subtask: Subtask | None = None
+    ready: bool = False
+    how: str | None = None
+    ended: bool = False
+    progress: m.Progress = m.Progress()
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One recovery, for people: when, why, and how long until all subtasks took records again."""
+
+    at: float
+    cause: str
+    generation: Generation
+    logged_after: float
+    """Until the new generation was in the log."""
+    deployed_after: float | None = None
+    """Until every subtask had a worker."""
+    ready_after: float | None = None
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The log is being created or the generation's start is being appended."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """The generation is in the log; its base is known when the manifest was read; workers come."""
+
+    base: Manifest | None
+    base_known: bool
+
+
+@dataclass(frozen=True)
+class Running:
+    """Every subtask has a worker; epochs are closed once all are ready."""
+
+    base: Manifest | None
+    deployed_at: float
+    epochs: coordinator.Coordinator
+    last_trigger: float
+    last: Manifest | None
+    """Manifest of the last completed epoch."""
+    storing: Manifest | None = None
+    final: Epoch | None = None
+    """Epoch whose barrier was the last one and which is completed."""
+    broken_since: float | None = None
+    """A worker reported a broken channel although nobody is lost."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run has ended; `outcome` is finished, stopped, fenced or failed."""
+
+    outcome: str
+    error: Mapping[str, Any] | None = None
+
+
+Phase = Opening | Gathering | Running | Over
+
+
+@dataclass(frozen=True)
+class Master:
+    """Everything the driver knows about the job."""
+
+    rules: Rules
+    log: append.Appender
+    phase: Phase
+    workers: Mapping[WorkerId, Hosted] = field(default_factory=dict)
+    launching: Mapping[int, float] = field(default_factory=dict)
+    """Spark jobs started whose worker has not registered yet, with their start."""
+    launches: int = 0
+    failures: tuple[float, ...] = ()
+    failures_in_a_row: int = 0
+    """Since the last completed epoch."""
+    first_failure: Mapping[str, Any] | None = None
+    confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
+    stopping: bool = False
+    recover: str | None = None
+    """A recovery is due as soon as the append in flight is settled (P4)."""
+    restarts: tuple[Restart, ...] = ()
+    recovering_since: float | None = None
+    given_up: int = 0
+
+    @property
+    def job(self) -> joblog.Job:
+        """Return the fold of the log."""
+        assert self.log is not None and self.log.job is not None
+        return self.log.job
+
+
+# Effects
+
+
+@dataclass(frozen=True)
+class CreateRecord:
+    """Create the record conditionally; answer with record_found, whoever's it is; else nothing."""
+
+    record: joblog.Record
+
+
+@dataclass(frozen=True)
+class LoadManifest:
+    """Read and verify the manifest; answer with base_loaded."""
+
+    ref: ObjectRef
+
+
+@dataclass(frozen=True)
+class StoreManifest:
+    """Store the manifest durably; answer with manifest_stored."""
+
+    manifest: Manifest
+    started: float
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send the message to the worker."""
+
+    worker: WorkerId
+    message: m.FromDriver
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start a Spark job that hosts one worker."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """Close the worker's stream; whatever it still says is not heard."""
+
+    worker: WorkerId
+    launch: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over: dismiss the workers and return the outcome."""
+
+    outcome: str
+    error: Mapping[str, Any] | None = None
+
+
+Effect = CreateRecord | LoadManifest | StoreManifest | Send | Launch | Dismiss | End
+Step = tuple[Master, list[Effect]]
