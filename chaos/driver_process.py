@@ -14,6 +14,7 @@ from holdfast.chaos.faults import Fault
 from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import ProcessStore
 from holdfast.chaos.worker_process import ProcessClock, ProcessLane, WorkerProcess
+from holdfast.checkpoint import joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Unavailable
 from holdfast.model import WorkerId
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from holdfast.chaos.world import World
 
 POLL_S = 0.05
-START_RETRY_S = 0.3
-ZOMBIE_GRACE_S = 5.0
+PULSE_S = 0.25
+START_RETRY_S = 0.1
+SPARK_STARTS_S = (0.001, 0.05, 0.3, 1.0)
+"""Between reading the log and taking the job over a driver starts Spark; others may append meanwhile."""
+ZOMBIE_GRACE_S = 3.0
 """How long a dismissed worker is left alone before its Spark task is cancelled."""
 
 
@@ -39,7 +43,7 @@ class DriverProcess(Process):
         self.clock: Clock = ProcessClock(world)
         self.repository = Repository(ProcessStore(world, self))
         self.owner = f"{world.random.getrandbits(128):032x}"
-        self.loop = DriverLoop(world.new_rules(), self.owner, self)
+        self.loop = DriverLoop(world.new_rules(), self.owner, self, PULSE_S)
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._launched: dict[int, WorkerProcess] = {}
         self._lane: ProcessLane | None = None
@@ -55,6 +59,10 @@ class DriverProcess(Process):
         if job is not None and job.finished:
             self.end("the job is finished")
             return
+        delay = self._world.random.choice(SPARK_STARTS_S)
+        self._world.schedule.after(delay, self, "takes the job over", lambda: self._begin(job))
+
+    def _begin(self, job: joblog.Job | None) -> None:
         self._begun = True
         self.loop.begin(job, "started")
         self._poll()
@@ -76,7 +84,7 @@ class DriverProcess(Process):
             return
         worker = self._world.new_worker(self, number)
         self._launched[number] = worker
-        delay = self._world.random.uniform(0.02, 0.3)
+        delay = self._world.random.uniform(0.01, 0.1)
         self._world.schedule.after(delay, worker, f"starts for {self.name}", worker.start)
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:

@@ -9,6 +9,7 @@ Source: Groce et al., Swarm Testing, 2012; research on peers' fault matrices (F1
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ class Fault(StrEnum):
     MESSAGE_REPEATED = "control message repeated"
     STREAM_BROKEN = "control stream broken"
     STREAM_SILENT = "control stream silent"
+    COMMIT_UNHEARD = "cut off just as an epoch completed"
     FRAME_DELAYED = "frame delayed"
     CHANNEL_BROKEN = "channel broken, both ends learn"
     CHANNEL_HALF_BROKEN = "channel broken, one end learns"
@@ -38,19 +40,23 @@ class Fault(StrEnum):
     WRITE_REFUSED = "write refused"
     WRITE_REPLY_LOST = "write done, reply lost"
     WRITE_LATE = "write lands late"
+    APPEND_IN_DOUBT = "append done or late, then the store is out of reach"
     LANE_SLOW = "background work slow"
     SINK_REFUSED = "sink refused"
     SINK_ROLLED_BACK = "sink rolled back"
     SINK_REPLY_LOST = "delivered, reply lost"
     SINK_LATE = "delivery lands late"
+    STORE_DOWN = "store down for a while"
+    SINK_DOWN = "sinks down for a while"
     CLOCK_JUMP = "wall clock jumped"
 
 
 PER_CALL: Mapping[Fault, float] = {
     Fault.MESSAGE_DELAYED: 0.2,
-    Fault.MESSAGE_LOST: 0.12,
+    Fault.MESSAGE_LOST: 0.3,
     Fault.MESSAGE_REPEATED: 0.1,
     Fault.STREAM_BROKEN: 0.02,
+    Fault.COMMIT_UNHEARD: 0.7,
     Fault.FRAME_DELAYED: 0.2,
     Fault.CHANNEL_BROKEN: 0.03,
     Fault.CHANNEL_HALF_BROKEN: 0.03,
@@ -59,6 +65,7 @@ PER_CALL: Mapping[Fault, float] = {
     Fault.WRITE_REFUSED: 0.25,
     Fault.WRITE_REPLY_LOST: 0.25,
     Fault.WRITE_LATE: 0.25,
+    Fault.APPEND_IN_DOUBT: 0.6,
     Fault.LANE_SLOW: 0.3,
     Fault.SINK_REFUSED: 0.4,
     Fault.SINK_ROLLED_BACK: 0.3,
@@ -75,14 +82,20 @@ PER_PROCESS: Mapping[Fault, float] = {
 """Faults that a process is born with: it ends at one of its first port calls."""
 
 PER_RUN: Mapping[Fault, int] = {
-    Fault.WORKER_KILLED: 3,
+    Fault.WORKER_KILLED: 6,
     Fault.WORKER_PAUSED: 3,
     Fault.STREAM_SILENT: 3,
     Fault.DRIVER_KILLED: 2,
     Fault.DRIVER_PAUSED: 2,
-    Fault.DRIVER_DOUBLED: 2,
+    Fault.DRIVER_DOUBLED: 3,
+    Fault.STORE_DOWN: 2,
+    Fault.SINK_DOWN: 3,
 }
 """Faults that strike at some moments of a run, with how often at most."""
+
+
+RATES = (0.05, 0.2, 0.6, 1.0)
+"""From rare to the highest: a world that always fails completes no epoch that could be spoilt."""
 
 
 class Faults:
@@ -93,6 +106,7 @@ class Faults:
         self.fired: Counter[Fault] = Counter()
         self._random = rng
         self._healed = False
+        self._down: Counter[Fault] = Counter()
 
     def strikes(self, fault: Fault) -> bool:
         """Decide, by the seed, whether the fault happens now."""
@@ -106,6 +120,14 @@ class Faults:
         """Count a fault that the schedule brought about."""
         self.fired[fault] += 1
 
+    def outage(self, fault: Fault, begins: bool) -> None:
+        """Something outside goes down, or comes back; outages may overlap."""
+        self._down[fault] += 1 if begins else -1
+
+    def down(self, fault: Fault) -> bool:
+        """Return whether this is down now."""
+        return self._down[fault] > 0
+
     def heal(self) -> None:
         """From now on nothing fails any more."""
         self._healed = True
@@ -116,16 +138,35 @@ class Faults:
         return self._healed
 
 
+CELLS: tuple[tuple[Fault, ...], ...] = (
+    (Fault.COMMIT_UNHEARD, Fault.MESSAGE_DELAYED),
+    (Fault.COMMIT_UNHEARD, Fault.SINK_DOWN, Fault.WORKER_KILLED),
+    (Fault.APPEND_IN_DOUBT,),
+    (Fault.APPEND_IN_DOUBT, Fault.DRIVER_CRASH, Fault.WRITE_LATE),
+    (Fault.DRIVER_DOUBLED, Fault.LANE_SLOW),
+    (Fault.DRIVER_DOUBLED, Fault.DRIVER_PAUSED, Fault.WRITE_REFUSED),
+    (Fault.WRITE_REFUSED, Fault.WRITE_REPLY_LOST, Fault.MESSAGE_LOST),
+    (Fault.FRAME_DELAYED, Fault.CHANNEL_BROKEN),
+    (Fault.WORKER_PAUSED, Fault.STREAM_SILENT, Fault.SINK_LATE),
+    (Fault.SINK_DOWN, Fault.SINK_REPLY_LOST, Fault.WORKER_KILLED),
+)
+"""Faults that are worst together: at the commit point, at the fence, at the retry."""
+
+
 def draw(rng: random.Random) -> dict[Fault, float]:
-    """Choose what a seed arms: mostly a few kinds, sometimes all; rates from rare to their highest."""
-    share = rng.choice((0.0, 0.15, 0.3, 0.3, 0.5, 0.5, 0.8, 1.0))
-    armed: dict[Fault, float] = {}
-    for fault in Fault:
-        if rng.random() >= share:
-            continue
-        if fault in PER_RUN:
-            armed[fault] = float(rng.randint(1, PER_RUN[fault]))
-        else:
-            highest = PER_CALL[fault] if fault in PER_CALL else PER_PROCESS[fault]
-            armed[fault] = highest * rng.choice((0.1, 0.3, 1.0))
-    return armed
+    """Choose what a seed arms: a cell of faults at high rates, or any few kinds, rarely all, from rare to frequent."""
+    if rng.random() < 0.5:
+        return {fault: _highest(fault) * rng.choice((0.6, 1.0)) for fault in rng.choice(CELLS)}
+    share = rng.choice((0.08, 0.12, 0.15, 0.2, 0.2, 0.3, 0.5, 1.0))
+    return {fault: _highest(fault) * rng.choice(RATES) for fault in Fault if rng.random() < share}
+
+
+def times(armed: Mapping[Fault, float], fault: Fault) -> int:
+    """Return how often a fault of PER_RUN strikes."""
+    return math.ceil(armed.get(fault, 0.0))
+
+
+def _highest(fault: Fault) -> float:
+    if fault in PER_RUN:
+        return float(PER_RUN[fault])
+    return PER_CALL[fault] if fault in PER_CALL else PER_PROCESS[fault]

@@ -82,13 +82,16 @@ class Connection:
         self._address = address
         self.receiver: ProcessLinks | None = None
         self.broken = False
+        """Nothing comes through any more."""
+        self.shut = False
+        """The sender closed its end; what it sent before still arrives."""
         self.unread = 0
         self._last = 0.0
 
     def send(self, frame: Frame) -> None:
         """Put a frame on the wire."""
         faults = self._world.faults
-        if self.broken:
+        if self.broken or self.shut:
             return
         self.unread += 1
         if faults.strikes(Fault.CHANNEL_BROKEN):
@@ -100,13 +103,20 @@ class Connection:
             return
         delay = self._world.random.uniform(0.0002, 0.003)
         if faults.strikes(Fault.FRAME_DELAYED):
-            delay += self._world.random.choice((0.02, 0.3, 1.5))
+            delay += self._world.random.choice((0.02, 0.3, 0.7, 1.5))
         self._last = max(self._last, self._world.schedule.now + delay)
         self._world.schedule.at(self._last, None, "", lambda: self._arrive(frame))
 
     def _arrive(self, frame: Frame) -> None:
         if not self.broken:
             self._world.endpoints[self._address].arrive(self, frame)
+
+    def close(self) -> None:
+        """The sender's end closes: behind what is under way the receiver finds the end, most of the time."""
+        self.shut = True
+        if self._world.random.random() < 0.8:
+            due = max(self._last, self._world.schedule.now) + self._world.random.choice((0.001, 0.3))
+            self._world.schedule.at(due, None, "", lambda: self.break_off(sender_learns=False, receiver_learns=True))
 
     def break_off(self, sender_learns: bool, receiver_learns: bool) -> None:
         """Nothing comes through any more; who learns it, learns it now or later.
@@ -165,7 +175,7 @@ class ProcessLinks:
         """See Links.close."""
         self.closed = True
         for connection in self._out.values():
-            connection.break_off(sender_learns=False, receiver_learns=self._world.random.random() < 0.8)
+            connection.close()
         incoming = {c for queue in self.queues.values() for c, _ in queue if c is not None}
         for connection in sorted(incoming, key=lambda c: c.hello.channel):
             connection.break_off(sender_learns=True, receiver_learns=False)

@@ -48,6 +48,7 @@ class ProcessStore:
 
     def __init__(self, world: World, process: Process) -> None:
         self._world, self._process = world, process
+        self._unreachable_until = 0.0
 
     def create(self, path: str, data: bytes) -> None:
         """See ObjectStore.create."""
@@ -74,23 +75,33 @@ class ProcessStore:
         self._process.call(lambda: self._write("delete", path, lambda: self._world.objects.delete(path)))
 
     def _read(self, what: str, path: str, effect: Callable[[], T]) -> T:
-        if self._world.faults.strikes(Fault.READ_REFUSED):
+        if self._out_of_reach() or self._world.faults.strikes(Fault.READ_REFUSED):
             raise self._unavailable(f"{what} {path}: refused")
         return effect()
 
     def _write(self, what: str, path: str, effect: Callable[[], None]) -> None:
         faults, say = self._world.faults, self._world.schedule.journal.say
-        if faults.strikes(Fault.WRITE_REFUSED):
+        if self._out_of_reach() or faults.strikes(Fault.WRITE_REFUSED):
             raise self._unavailable(f"{what} {path}: refused, nothing was written")
-        if faults.strikes(Fault.WRITE_LATE):
+        in_doubt = path.startswith("log/") and faults.strikes(Fault.APPEND_IN_DOUBT)
+        if in_doubt:
+            self._unreachable_until = self._world.schedule.now + self._world.random.choice((0.15, 0.5, 1.0))
+        late = in_doubt and self._world.random.random() < 0.5
+        if late or faults.strikes(Fault.WRITE_LATE):
             delay = self._world.random.choice(LATE_S)
             self._world.schedule.after(delay, None, f"{what} {path} of {self._process.name} lands late", _quiet(effect))
             raise self._unavailable(f"{what} {path}: no reply, it lands in {delay} s")
-        if faults.strikes(Fault.WRITE_REPLY_LOST):
+        if in_doubt or faults.strikes(Fault.WRITE_REPLY_LOST):
             _quiet(effect)()
             raise self._unavailable(f"{what} {path}: done, but the reply is lost")
         say(self._process.name, f"{what} {path}")
         effect()
+
+    def _out_of_reach(self) -> bool:
+        """Return whether the store is down, or out of this process's reach, for now."""
+        faults = self._world.faults
+        cut_off = self._world.schedule.now < self._unreachable_until and not faults.healed
+        return cut_off or faults.down(Fault.STORE_DOWN)
 
     def _unavailable(self, what: str) -> Unavailable:
         self._world.schedule.journal.say(self._process.name, what)

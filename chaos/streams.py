@@ -127,7 +127,7 @@ class ControlStream:
     def _delay(self) -> float:
         base = self._world.random.uniform(0.0005, 0.005)
         if self._world.faults.strikes(Fault.MESSAGE_DELAYED):
-            base += self._world.random.choice((0.02, 0.2, 1.0, 3.0))
+            base += self._world.random.choice((0.02, 0.02, 0.1, 0.1, 0.5, 2.0))
         return base
 
     def _sender(self, up: bool) -> str:

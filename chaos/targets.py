@@ -95,7 +95,8 @@ class ProcessTarget:
         """Nothing is held."""
 
     def _read_tag(self) -> Tag | None:
-        if self._world.faults.strikes(Fault.SINK_REFUSED):
+        faults = self._world.faults
+        if faults.down(Fault.SINK_DOWN) or faults.strikes(Fault.SINK_REFUSED):
             raise self._unavailable("tag: refused")
         tag = self._target.delivered()
         self._say(f"reads tag {_shown(tag)}")
@@ -103,7 +104,7 @@ class ProcessTarget:
 
     def _send(self, tag: Tag, rows: list[pa.RecordBatch]) -> Outcome:
         faults = self._world.faults
-        if faults.strikes(Fault.SINK_REFUSED):
+        if faults.down(Fault.SINK_DOWN) or faults.strikes(Fault.SINK_REFUSED):
             raise self._unavailable(f"deliver {_shown(tag)}: refused")
         generation = self._world.generation_of(self._process)
         if faults.strikes(Fault.SINK_LATE):

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from holdfast.chaos.driver_process import DriverProcess
     from holdfast.chaos.world import World
 
-HEARTBEAT_S = 0.5
-SESSION_TIMEOUT_S = 4.0
+HEARTBEAT_S = 0.25
+SESSION_TIMEOUT_S = 2.0
 POLL_S = 0.1
-LINGER_S = 3.0
+LINGER_S = 2.0
 """How long threads of a process that left may live on."""
 
 

@@ -80,15 +80,15 @@ def scenario(seed: int) -> Scenario:
     rng = random.Random(seed)
     parallelism = rng.choice((1, 2, 2, 2, 3, 3))
     partitions = rng.randint(1, 4)
-    keys, span = rng.choice((1, 3, 6, 10)), rng.uniform(1.0, 6.0)
-    counts = [rng.choice((0, 1, 4, 10, 20)) for _ in range(partitions)]
+    keys, span = rng.choice((1, 3, 6, 10)), rng.choice((1.0, 2.5, 4.0, 5.5))
+    counts = [rng.choice((0, 1, 6, 12, 12, 25)) for _ in range(partitions)]
     records = tuple(
         tuple(_record(rng, partition, offset, keys) for offset in range(count))
         for partition, count in enumerate(counts)
     )
     arrivals = tuple(tuple(sorted(rng.uniform(0.0, span) for _ in range(count))) for count in counts)
     armed = faults.draw(rng)
-    heal_at = rng.uniform(2.0, 9.0)
+    heal_at = rng.uniform(1.5, 6.0)
     return Scenario(
         seed=seed,
         parallelism=parallelism,
@@ -97,10 +97,10 @@ def scenario(seed: int) -> Scenario:
         batch_rows_max=rng.choice((2, 5, 20)),
         upserts=tuple(UPSERTS)[: rng.choice((1, 1, 2))],
         above=rng.choice((None, None, None, None, 0)),
-        checkpoint_every=rng.choice((0.2, 0.5, 1.0)),
-        epoch_deadline=rng.choice((0.6, 1.5, 4.0)),
+        checkpoint_every=rng.choice((0.12, 0.25, 0.6)),
+        epoch_deadline=rng.choice((0.25, 0.8, 3.0)),
         channel_frames_max=rng.choice((1, 4, 1_000)),
-        earlier_job=rng.random() < 0.1,
+        earlier_job=rng.random() < 0.2,
         verify_every_checkpoint=rng.random() < 0.1,
         armed=armed,
         moments=tuple(sorted(_moments(rng, armed, heal_at), key=lambda moment: moment.at)),
@@ -115,9 +115,9 @@ def _record(rng: random.Random, partition: int, offset: int, keys: int) -> Input
 
 def _moments(rng: random.Random, armed: dict[Fault, float], heal_at: float) -> list[Moment]:
     return [
-        Moment(rng.uniform(0.1, heal_at), fault, rng.choice((0.3, 1.0, 3.0, 8.0, 20.0)))
+        Moment(rng.uniform(0.1, heal_at), fault, rng.choice((0.2, 0.6, 1.5, 3.0, 8.0)))
         for fault in faults.PER_RUN
-        for _ in range(int(armed.get(fault, 0)))
+        for _ in range(faults.times(armed, fault))
     ]
 
 

@@ -30,7 +30,7 @@ from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, W
 from holdfast.runtime import master
 from holdfast.runtime.cluster import rules_of
 
-SUPERVISE_S = 0.25
+SUPERVISE_S = 0.1
 EARLIER_EPOCHS = 57
 CALLS_MAX = 400
 """A crash at a port call strikes among the first so many of a process."""
@@ -57,7 +57,7 @@ class World:
         for spec in plan.sinks:
             self.tables[spec.name].prepare(spec.schema, spec.upsert_key)
         self.checks = Checks(scenario, self.plan, self.tables, self.schedule.journal)
-        self.objects = WatchedObjects(self.checks.landed)
+        self.objects = WatchedObjects(self._landed)
         self.checks.objects = self.objects
         if scenario.earlier_job:
             self._leave_earlier_tags()
@@ -85,7 +85,7 @@ class World:
         partitions = {SOURCE: tuple(range(len(scenario.partitions)))}
         rules = rules_of(self.plan, scenario.parallelism, partitions, uuid, scenario.checkpoint_every)
         return replace(
-            rules, silent_after=2.0, epoch_deadline=scenario.epoch_deadline, redeploy_every=1.5, failures_max=10_000
+            rules, silent_after=1.0, epoch_deadline=scenario.epoch_deadline, redeploy_every=0.5, failures_max=10_000
         )
 
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
@@ -122,6 +122,18 @@ class World:
             process.crash_at = int(math.exp(self.random.uniform(0.0, math.log(CALLS_MAX))))
 
     def _strike(self, moment: Moment) -> None:
+        if moment.fault in (Fault.STORE_DOWN, Fault.SINK_DOWN) and not self.faults.healed:
+            self._go_down(moment)
+        else:
+            self._strike_process(moment)
+
+    def _go_down(self, moment: Moment) -> None:
+        self.faults.struck(moment.fault)
+        self.faults.outage(moment.fault, begins=True)
+        self.schedule.journal.say("world", f"{moment.fault} ({moment.seconds} s)")
+        self._later(moment.seconds, lambda: self.faults.outage(moment.fault, begins=False))
+
+    def _strike_process(self, moment: Moment) -> None:
         workers = [worker for worker in self.workers if worker.alive and not worker.paused and not worker.left]
         drivers = [driver for driver in self.drivers if driver.alive and not driver.paused and not driver.left]
         victims: list[Process] = [*drivers] if moment.fault.name.startswith("DRIVER") else [*workers]
@@ -139,11 +151,31 @@ class World:
                 self._start_driver()
             case Fault.STREAM_SILENT:
                 assert isinstance(victim, WorkerProcess)
-                victim.stream.silent = True
-                self.schedule.journal.say(victim.name, f"its control stream is SILENT for {moment.seconds} s")
-                self._later(moment.seconds, lambda: setattr(victim.stream, "silent", False))
+                self._silence(victim, moment.seconds)
             case _:
                 raise AssertionError(f"{moment.fault} has no moment")
+
+    def _landed(self, path: str, data: bytes) -> None:
+        epochs = len(self.checks.history.cuts)
+        self.checks.landed(path, data)
+        if len(self.checks.history.cuts) > epochs and self.faults.strikes(Fault.COMMIT_UNHEARD):
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Silence the control streams for a moment, so that a commit is not heard of, and lose a worker."""
+        workers = [worker for worker in self.workers if worker.alive and worker.stream.open]
+        if not workers:
+            return
+        victim = self.random.choice(workers)
+        for worker in workers:
+            if worker is not victim:
+                self._silence(worker, self.random.choice((0.03, 0.06, 0.12)))
+        self.schedule.after(0.0, None, "", lambda: victim.end("killed as an epoch completed"))
+
+    def _silence(self, worker: WorkerProcess, seconds: float) -> None:
+        worker.stream.silent = True
+        self.schedule.journal.say(worker.name, f"its control stream is SILENT for {seconds} s")
+        self._later(seconds, lambda: setattr(worker.stream, "silent", False))
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         """Let something happen, at the latest when the world heals."""

@@ -1,0 +1,325 @@
+"""Wrong versions of the protocol, each the negation of a rule, which the simulator must tell from the right one.
+
+A checker that has never found anything proves nothing. Each mutant swaps one or two functions while
+its context is open; nothing but the simulator ever opens one.
+
+Invariants
+    - A mutant changes what it names and nothing else, and leaves no trace when its context closes.
+
+Source: PROTOCOL, list of mutants; research section 2b, checker validation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from holdfast.chaos import network, simulator
+from holdfast.chaos.stores import ProcessStore
+from holdfast.chaos.targets import SharedTable
+from holdfast.checkpoint import append, coordinator, joblog
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
+from holdfast.runtime import master, messages, seal, subtask, worker
+from holdfast.sinks import delivery
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
+from holdfast.state.store import Identity, StateStore
+from holdfast.state.table import Table
+
+Right = Callable[..., Any]
+"""The function that a mutant replaces."""
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One function of one module or class, and what makes its wrong version from the right one."""
+
+    owner: Any
+    name: str
+    wrong: Callable[[Right], Right]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wrong version."""
+
+    name: str
+    rules: str
+    """The rules of PROTOCOL that it negates."""
+    does: str
+    swaps: tuple[Swap, ...]
+
+
+@contextmanager
+def applied(mutant: Mutant) -> Iterator[None]:
+    """Run with the mutant in place."""
+    rights = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
+    for swap, right in zip(mutant.swaps, rights, strict=True):
+        setattr(swap.owner, swap.name, swap.wrong(right))
+    try:
+        yield
+    finally:
+        for swap, right in zip(mutant.swaps, rights, strict=True):
+            setattr(swap.owner, swap.name, right)
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """How many seeds were played until a mutant was caught, and by what; None if it survived."""
+
+    mutant: Mutant
+    seeds: int
+    caught: simulator.Run | None
+
+
+def hunt(mutant: Mutant, first: int, seeds: int) -> Hunt:
+    """Play seeds until one catches the mutant."""
+    with applied(mutant):
+        for played in range(seeds):
+            run = simulator.simulate(first + played)
+            if not run.passed:
+                return Hunt(mutant, played + 1, run)
+    return Hunt(mutant, seeds, None)
+
+
+# State and output of unfinished epochs
+
+
+def _freezes_only_new(right: Right) -> Right:
+    def freeze(table: Table, epoch: Epoch, committed_through: Epoch) -> None:
+        table.commit(committed_through)
+        table._intervals = []
+        right(table, epoch, committed_through)
+
+    return freeze
+
+
+def _stages_only_new(_: Right) -> Right:
+    def staged_through(state: worker.Worker, epoch: Epoch) -> dict[str, Staged]:
+        return dict(state.sealed[epoch].staged) if epoch in state.sealed else {}
+
+    return staged_through
+
+
+def _acks_what_is_sealed(_: Right) -> Right:
+    def output_sealed(state: worker.Worker, epoch: Epoch, sealed: worker.Sealed) -> tuple[worker.Worker, list[Any]]:
+        state = replace(state, sealing=state.sealing - {epoch}, sealed={**state.sealed, epoch: sealed})
+        staged = worker._staged_through(state, epoch)
+        return state, [worker.SendAck(epoch, sealed.segment, staged, state.positions.get(epoch, ()))]
+
+    return output_sealed
+
+
+def _closes_stages_late(_: Right) -> Right:
+    return lambda run, index, epoch: None
+
+
+def _takes_open_stages(_: Right) -> Right:
+    def take_stages(run: subtask.SubtaskRun, epoch: Epoch) -> dict[str, Any]:
+        taken, run._stages = run._stages, {spec.name: run._new_stage(spec.name) for spec in run._plan.sinks}
+        return taken
+
+    return take_stages
+
+
+def _rolls_back_too_far(_: Right) -> Right:
+    def roll_back(store: StateStore, base: Epoch, identity: Identity | None = None) -> bool:
+        tables = store._tables.values()
+        if not all(table.holds(base) for table in tables):
+            return False
+        for table in tables:
+            table.roll_back(table.committed_through)
+            table.committed_through = base
+        store._committed = base
+        store.identity = identity or store.identity
+        return True
+
+    return roll_back
+
+
+class _Hasty:
+    """A store that says done before it has begun."""
+
+    def __init__(self, store: ProcessStore) -> None:
+        self._store = store
+
+    def put(self, path: str, data: bytes) -> None:
+        self._store.put_later(path, data)
+
+
+def _seals_hastily(right: Right) -> Right:
+    return lambda job, store: right(job, _Hasty(store))
+
+
+def _stores_manifest_hastily(right: Right) -> Right:
+    def store_manifest(repository: Repository, manifest: Manifest, owner: str) -> Any:
+        return right(Repository(_Hasty(repository._store)), manifest, owner)  # type: ignore[arg-type]
+
+    return store_manifest
+
+
+# Job log and generations
+
+
+def _goes_on_overtaken(right: Right) -> Right:
+    def occupied(state: append.InFlight, found: joblog.Record) -> tuple[append.Appender, list[append.Effect]]:
+        after, effects = right(state, found)
+        if not isinstance(after, append.Overtaken):
+            return after, effects
+        record = append._record(state.owner, after.job, state.draft, state.record.at)
+        return append.InFlight(state.owner, after.job, record, state.draft), [append.Create(record)]
+
+    return occupied
+
+
+def _drafts_once(right: Right) -> Right:
+    def append_(state: append.Quiet, draft: append.Draft, at: int) -> tuple[append.Appender, list[append.Effect]]:
+        assert state.job is not None
+        body = draft(state.job)
+        result: tuple[append.Appender, list[append.Effect]] = right(state, lambda _job: body, at)
+        return result
+
+    return append_
+
+
+def _abandons_in_doubt(right: Right) -> Right:
+    def tick_running(state: master.Master, phase: master.Running, now: float, at_us: int) -> master.Step:
+        deciding, log = phase.epochs, state.log
+        if not isinstance(deciding, coordinator.Deciding) or not isinstance(log, append.InFlight):
+            step: master.Step = right(state, phase, now, at_us)
+            return step
+        if now - deciding.started <= state.rules.epoch_deadline:
+            return state, []
+        barrier = deciding.barrier
+        idle = coordinator.Idle(deciding.parallelism, barrier.committed_through, Epoch(barrier.epoch + 1), 1)
+        quiet = append.Quiet(log.owner, log.job)
+        return replace(state, log=quiet, phase=replace(phase, epochs=idle, storing=None)), []
+
+    return tick_running
+
+
+def _counts_on(_: Right) -> Right:
+    return lambda job: Epoch(job.base_epoch + 1)
+
+
+def _hears_the_old(right: Right) -> Right:
+    def heard(state: master.Master, message: messages.FromWorker, now: float) -> master.Step:
+        if isinstance(message, messages.Ack) and isinstance(state.phase, master.Running):
+            message = msgspec.structs.replace(message, generation=state.job.generation)
+        step: master.Step = right(state, message, now)
+        return step
+
+    return heard
+
+
+def _forgets_pending(right: Right) -> Right:
+    return lambda handles, positions, pending, *rest: right(handles, positions, (), *rest)
+
+
+def _finishes_early(right: Right) -> Right:
+    def finish(state: master.Master, phase: master.Running, at_us: int) -> master.Step:
+        assert phase.last is not None
+        last = msgspec.structs.replace(phase.last, pending=())
+        step: master.Step = right(state, replace(phase, last=last), at_us)
+        return step
+
+    return finish
+
+
+# Channels
+
+
+def _takes_any_connection(_: Right) -> Right:
+    return lambda hello, request: True
+
+
+def _never_pauses(_: Right) -> Right:
+    return lambda run, channel: None
+
+
+# Delivery
+
+
+def _newest_first(right: Right) -> Right:
+    def go_on(
+        writer: Writer, floor: Tag | None, queue: tuple[Pending, ...], failures: int, effects: list[Any]
+    ) -> tuple[delivery.Delivery, list[delivery.Effect]]:
+        newest = tuple(sorted(queue, key=lambda pending: pending.tag, reverse=True))
+        result: tuple[delivery.Delivery, list[delivery.Effect]] = right(writer, floor, newest, failures, effects)
+        return result
+
+    return go_on
+
+
+def _publish(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any) -> Outcome:
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    table.fault("before_begin")
+    table._publish(job_uuid, writer, tag, rows)
+    return Delivered(len(rows))
+
+
+def _guards_by_generation(_: Right) -> Right:
+    def deliver(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any) -> Outcome:
+        if table.generation < table.newest.get(writer, Generation(0)):
+            return AlreadyDelivered(tag)
+        table.newest[writer] = table.generation
+        return _publish(table, job_uuid, writer, tag, batches)
+
+    return deliver
+
+
+def _writes_unguarded(_: Right) -> Right:
+    return _publish
+
+
+def _without_uuid(right: Right) -> Right:
+    return lambda table, job_uuid, writer, *rest: right(table, "", writer, *rest)
+
+
+MUTANTS = (
+    Mutant("unfinished-epoch-drops-its-delta", "P8", "a freeze holds only what changed since the last barrier",
+           (Swap(Table, "freeze", _freezes_only_new),)),
+    Mutant("unfinished-epoch-drops-its-output", "P8", "an ack names only its own epoch's output",
+           (Swap(worker, "_staged_through", _stages_only_new),)),
+    Mutant("ack-before-upload", "P8, DESIGN 4.4", "segments and staged parts are stored after the ack",
+           (Swap(seal.SealJob, "run", _seals_hastily),)),
+    Mutant("fence-skipped", "P6", "an overtaken driver appends on",
+           (Swap(append, "occupied", _goes_on_overtaken),)),
+    Mutant("sink-guards-by-generation", "P17", "a target refuses older generations only",
+           (Swap(SharedTable, "deliver", _guards_by_generation),)),
+    Mutant("stale-batches", "P2", "channels are not bound to a generation",
+           (Swap(network, "belongs", _takes_any_connection),)),
+    Mutant("abandon-while-in-doubt", "P4", "an epoch is given up although its record was sent",
+           (Swap(master, "_tick_running", _abandons_in_doubt),)),
+    Mutant("base-before-refold", "P5", "a generation's base is not taken anew after a conflict",
+           (Swap(append, "append", _drafts_once),)),
+    Mutant("survivor-drops-committed-delta", "P10", "a rollback forgets what was frozen for the base itself",
+           (Swap(StateStore, "roll_back", _rolls_back_too_far),)),
+    Mutant("stale-ack-reused-number", "P2", "epoch numbers go on from the base, and acks of any generation count",
+           (Swap(joblog, "next_first_epoch", _counts_on), Swap(master, "heard", _hears_the_old))),
+    Mutant("commit-before-manifest", "DESIGN 4.5", "the record is appended before its manifest is stored",
+           (Swap(Repository, "store_manifest", _stores_manifest_hastily),)),
+    Mutant("check-then-write", "P17", "a delivery looks at the tag first and writes without a guard",
+           (Swap(SharedTable, "deliver", _writes_unguarded),)),
+    Mutant("out-of-order-delivery", "P18", "the newest epoch is delivered first",
+           (Swap(delivery, "_go_on", _newest_first),)),
+    Mutant("pending-not-carried", "P18", "a manifest names only its own epoch's output",
+           (Swap(master, "follow", _forgets_pending),)),
+    Mutant("finished-early", "P13", "Finished is appended before the last epoch is delivered",
+           (Swap(master, "_finish_if_delivered", _finishes_early),)),
+    Mutant("uuid-missing-from-tag", "P1", "tags are kept by sink and writer alone",
+           (Swap(SharedTable, "delivered", _without_uuid), Swap(SharedTable, "deliver", _without_uuid))),
+    Mutant("barrier-does-not-pause", "DESIGN 4.3", "a channel whose barrier came early goes on",
+           (Swap(subtask.SubtaskRun, "pause", _never_pauses),)),
+    Mutant("output-closed-with-last-fragment", "DESIGN 4.4", "a sink's epoch ends when the last fragment closes",
+           (Swap(subtask.SubtaskRun, "_close_stages", _closes_stages_late),
+            Swap(subtask.SubtaskRun, "take_stages", _takes_open_stages))),
+    Mutant("ack-overtakes-left-over-output", "P8", "an epoch is acked while an earlier one's output is not durable",
+           (Swap(worker, "output_sealed", _acks_what_is_sealed),)),
+)  # fmt: skip
+"""Those that the tests must catch; each line names the rule it negates."""
