@@ -192,6 +192,9 @@ class Cluster:
         """The driver no longer listens to this worker."""
         self.members.pop(worker, None)
 
+    def cancel(self, launch: int) -> None:
+        """Workers here come up at once, or their launch is held back."""
+
     def lane(self, name: str) -> Lane:
         """Return the driver's lane of this name."""
         return self._lanes.lane(name)

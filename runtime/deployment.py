@@ -6,6 +6,8 @@ Source: DESIGN sections 3 to 5; PROTOCOL P8, P18, P20.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast.checkpoint import coordinator, recovery
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.model import SourcePosition, WorkerId
@@ -49,7 +51,8 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
         if i % rules.parallelism == subtask
     )
     pending = recovery.pending_of(base, subtask, rules.parallelism)
-    confirmed = tuple(Confirmed(w, tag) for w, tag in state.confirmed.items() if w.subtask == subtask)
+    mine = [(w, tag) for w, tag in state.confirmed.items() if w.subtask % rules.parallelism == subtask]
+    confirmed = tuple(Confirmed(writer, tag) for writer, tag in mine)
     return m.Deploy(
         job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers,
         recovery.handles_for(base, list(rules.key_ranges))[subtask], positions, pending, confirmed,
@@ -75,4 +78,12 @@ def launch_allowed_at(state: Master) -> float:
     if state.failures_in_a_row < 2:
         return 0.0
     delay = state.rules.backoff_first * 2.0 ** min(state.failures_in_a_row - 2, 32)
-    return state.failures[-1] + min(delay, state.rules.backoff_max)
+    return state.failures[-1].at + min(delay, state.rules.backoff_max)
+
+
+def confirm(state: Master, delivered: tuple[Confirmed, ...]) -> Master:
+    """Remember the newest tag of every writer."""
+    confirmed = {**state.confirmed}
+    for done in delivered:
+        confirmed[done.writer] = max(done.tag, confirmed.get(done.writer, done.tag))
+    return replace(state, confirmed=confirmed)

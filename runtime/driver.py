@@ -46,6 +46,9 @@ class DriverPorts(Protocol):
     def dismiss(self, worker: WorkerId, launch: int) -> None:
         """Close the worker's stream."""
 
+    def cancel(self, launch: int) -> None:
+        """End a launch whose worker never registered."""
+
     def lane(self, name: str) -> Lane:
         """Return the lane of this name; its results are handed to `done` between turns."""
 
@@ -115,6 +118,8 @@ class DriverLoop:
                     self._ports.launch(number)
                 case master.Dismiss(worker, launch):
                     self._ports.dismiss(worker, launch)
+                case master.Cancel(launch):
+                    self._ports.cancel(launch)
                 case master.End(outcome, error):
                     self.outcome = outcome, error
 

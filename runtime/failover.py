@@ -16,7 +16,22 @@ from typing import Any
 from holdfast.model import WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime.deployment import launch_allowed_at
-from holdfast.runtime.master_state import Dismiss, Effect, End, Launch, Master, Over, Running, Send, Step
+from holdfast.runtime.master_state import (
+    Cancel,
+    Dismiss,
+    Effect,
+    End,
+    Failure,
+    Launch,
+    Master,
+    Over,
+    Running,
+    Send,
+    Step,
+)
+
+LAUNCH_DEADLINE_S = 60.0
+"""How long a Spark job may take until its worker registers."""
 
 
 def lost(state: Master, worker: WorkerId, cause: str, now: float) -> Step:
@@ -34,10 +49,10 @@ def launch_ended(state: Master, number: int, error: str | None, now: float) -> S
         if hosted.launch == number:
             return lost(state, worker, f"worker process ended ({error or 'no error'})", now)
     if number not in state.launching:
-        return state, []
+        return _explain(state, number, error), []
     launching = {n: at for n, at in state.launching.items() if n != number}
-    cause = {"kind": "unavailable", "what": f"a worker could not be started: {error}"}
-    return count_failure(replace(state, launching=launching), now, cause)
+    what = f"a worker could not be started: {error}"
+    return count_failure(replace(state, launching=launching), now, number, what, kind="unavailable")
 
 
 def lose(state: Master, worker: WorkerId, cause: str, error: Mapping[str, Any] | None, now: float) -> Step:
@@ -45,28 +60,72 @@ def lose(state: Master, worker: WorkerId, cause: str, error: Mapping[str, Any] |
     workers = {w: h for w, h in state.workers.items() if w != worker}
     state = replace(state, workers=workers)
     effects: list[Effect] = [Dismiss(worker, hosted.launch)]
-    if isinstance(state.phase, Running):
+    if isinstance(state.phase, Running) and hosted.subtask is not None:
         since = state.recovering_since if state.recovering_since is not None else now
         state = replace(state, recover=cause, recovering_since=since)
-    state, more = count_failure(state, now, error or {"kind": "failed", "what": cause})
+    state, more = count_failure(state, now, hosted.launch, cause, error)
     return state, effects + more
 
 
-def count_failure(state: Master, now: float, error: Mapping[str, Any]) -> Step:
-    window = state.rules.failures_window
-    recent = (*(at for at in state.failures if now - at < window), now)
-    first = state.first_failure if len(recent) > 1 and state.first_failure is not None else error
-    state = replace(state, failures=recent, first_failure=first, failures_in_a_row=state.failures_in_a_row + 1)
+def count_failure(
+    state: Master,
+    now: float,
+    launch: int | None,
+    what: str,
+    error: Mapping[str, Any] | None = None,
+    kind: str = "failed",
+) -> Step:
+    """Count a failure; too many within the window end the run with the first cause."""
+    told = {
+        "kind": kind,
+        "what": what,
+        "not_done": "the epoch in progress was not completed; everything up to the last one is kept",
+        "next": "remove the cause, then run the job again: it goes on from there",
+    }
+    failure = Failure(now, launch, error or told)
+    recent = (*(each for each in state.failures if now - each.at < state.rules.failures_window), failure)
+    state = replace(state, failures=recent, failures_in_a_row=state.failures_in_a_row + 1)
     if len(recent) > state.rules.failures_max:
-        return end(state, "failed", first)
+        return end(state, "failed", recent[0].error)
     return state, []
 
 
+def _explain(state: Master, launch: int, error: str | None) -> Master:
+    """A worker's stream closes before Spark can tell why: what it tells is the cause, the stream a symptom."""
+    if error is None:
+        return state
+
+    def explained(failure: Failure) -> Failure:
+        if failure.launch != launch:
+            return failure
+        return replace(failure, error={**failure.error, "what": f"{failure.error['what']} ({error})"})
+
+    return replace(state, failures=tuple(explained(each) for each in state.failures))
+
+
+def forgive_own_pause(state: Master, now: float) -> Master:
+    """If this process itself was stopped for a while, the workers' silence of that time says nothing."""
+    gap = 0.0 if state.looked_at is None else now - state.looked_at
+    state = replace(state, looked_at=now)
+    if gap <= state.rules.silent_after / 2:
+        return state
+    workers = {worker: replace(hosted, seen=hosted.seen + gap) for worker, hosted in state.workers.items()}
+    return replace(state, workers=workers)
+
+
 def launch_missing(state: Master, now: float) -> Step:
+    """Start as many workers as are missing, unless the backoff says to wait."""
+    late = [number for number, at in state.launching.items() if now - at > LAUNCH_DEADLINE_S]
+    effects: list[Effect] = [Cancel(number) for number in late]
+    for number in late:
+        launching = {n: at for n, at in state.launching.items() if n != number}
+        what = f"a worker did not come up within {LAUNCH_DEADLINE_S:.0f} s"
+        state, more = count_failure(replace(state, launching=launching), now, number, what, kind="unavailable")
+        if more:
+            return state, effects + more
     missing = state.rules.parallelism - len(state.workers) - len(state.launching)
     if missing > 0 and now < launch_allowed_at(state):
-        return state, []
-    effects: list[Effect] = []
+        return state, effects
     for _ in range(max(missing, 0)):
         number = state.launches + 1
         state = replace(state, launches=number, launching={**state.launching, number: now})
@@ -78,3 +137,10 @@ def end(state: Master, outcome: str, error: Mapping[str, Any] | None) -> Step:
     """End the run with this outcome: finished, stopped, fenced or failed."""
     leaving: list[Effect] = [Send(w, m.Exit(outcome)) for w in state.workers]
     return replace(state, phase=Over(outcome, error)), [*leaving, End(outcome, error)]
+
+
+def recovered(state: Master, now: float) -> Master:
+    """Every subtask takes records again: note how long it took."""
+    assert state.recovering_since is not None
+    done = replace(state.restarts[-1], ready_after=now - state.recovering_since)
+    return replace(state, restarts=(*state.restarts[:-1], done), recovering_since=None)

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.checkpoint.repository import read_verified
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, Subtask, Tag, WorkerId, Writer
@@ -31,6 +29,7 @@ from holdfast.runtime import worker
 from holdfast.runtime.channels import Network, OpenLinks
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.local import LocalState, identity_of
+from holdfast.runtime.metrics import rss_bytes
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.seal import SealJob, segment_job
 from holdfast.runtime.sources.source import OpenSource
@@ -40,7 +39,6 @@ from holdfast.state.store import StateStore
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 """Errors that would come again after a restart."""
 SEAL_RETRY_S = 0.2
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LAG_EPOCHS_MAX = 8
 LAG_BYTES_MAX = 64 << 20
 """How far the cold store may fall behind before it is served between batches."""
@@ -307,8 +305,7 @@ class WorkerLoop:
                 job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages(epoch))
                 self._seal(active.deploy.generation, epoch, job)
             case worker.SendAck():
-                part = worker.part_of(active.machine, effect)
-                part = replace_part(part, self._deliveries.confirmed())
+                part = worker.part_of(active.machine, effect, self._deliveries.confirmed())
                 self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))
 
     def _seal(self, generation: Generation, epoch: Epoch, job: SealJob) -> None:
@@ -385,19 +382,3 @@ class WorkerLoop:
         return m.Heartbeat(
             self.worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress
         )
-
-
-def rss_bytes() -> int:
-    """Return the resident memory of this process, 0 if the system does not tell."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * PAGE_BYTES
-    except OSError:
-        return 0
-
-
-def replace_part(part: SubtaskPart, delivered: tuple[Confirmed, ...]) -> SubtaskPart:
-    """Add what was delivered so far to a part."""
-    return SubtaskPart(part.subtask, part.positions, part.segment, part.staged, delivered)
-
-

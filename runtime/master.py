@@ -20,19 +20,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.checkpoint import append, coordinator, joblog
-from holdfast.checkpoint.manifest import Confirmed, Manifest
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import NO_EPOCH, ObjectRef, Subtask, Tag, Timeline, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime.deployment import (
     all_ended,
     all_ready,
     assigned,
+    confirm,
     deployment,
     next_manifest,
     older_output_is_left,
 )
-from holdfast.runtime.failover import end, launch_ended, launch_missing, lose, lost
+from holdfast.runtime.failover import (
+    count_failure,
+    end,
+    forgive_own_pause,
+    launch_ended,
+    launch_missing,
+    lose,
+    lost,
+    recovered,
+)
 from holdfast.runtime.master_state import (
+    Cancel,
     CreateRecord,
     Dismiss,
     Effect,
@@ -44,7 +55,6 @@ from holdfast.runtime.master_state import (
     Master,
     Opening,
     Over,
-    Phase,
     Restart,
     Rules,
     Running,
@@ -54,31 +64,10 @@ from holdfast.runtime.master_state import (
 )
 
 __all__ = [
-    "CreateRecord",
-    "Dismiss",
-    "Effect",
-    "End",
-    "Gathering",
-    "Hosted",
-    "Launch",
-    "LoadManifest",
-    "Master",
-    "Opening",
-    "Over",
-    "Phase",
-    "Restart",
-    "Rules",
-    "Running",
-    "Send",
-    "Step",
-    "StoreManifest",
-    "begin",
-    "end",
-    "heard",
-    "launch_ended",
-    "lost",
-    "tick",
-]
+    "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "Hosted", "Launch", "LoadManifest",
+    "Master", "Opening", "Over", "Restart", "Rules", "Running", "Send", "Step", "StoreManifest", "begin",
+    "end", "heard", "launch_ended", "lost", "tick",
+]  # fmt: skip
 
 BROKEN_GRACE_S = 1.0
 """How long the loss of a worker may lag behind its peers' word of broken channels."""
@@ -96,6 +85,8 @@ def begin(rules: Rules, owner: str, job: joblog.Job | None, cause: str, at_us: i
 
 def record_found(state: Master, record: joblog.Record, now: float, at_us: int) -> Step:
     """The slot of the record in flight is occupied by this record."""
+    if isinstance(state.phase, Over):
+        return state, []
     if not isinstance(state.log, append.InFlight) or state.log.record.seq != record.seq:
         return state, []
     log, effects = append.occupied(state.log, record)
@@ -157,6 +148,8 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
     hosted = state.workers.get(message.worker)
     if hosted is None or isinstance(state.phase, Over):
         return state, []
+    if isinstance(message, m.Failed) and message.permanent:
+        return end(state, "failed", message.error)  # whatever the generation: it would come again
     state = _update(state, message.worker, replace(hosted, seen=now))
     phase = state.phase
     if not isinstance(phase, Running) or message.generation != state.job.generation or state.recover is not None:
@@ -168,15 +161,13 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
             hosted = replace(state.workers[message.worker], ready=True, how=message.how)
             state = _update(state, message.worker, hosted)
             if state.recovering_since is not None and all_ready(state):
-                state = _recovered(state, now)
+                state = recovered(state, now)
             return state, []
         case m.Ack():
-            state = _confirm(state, message.part.delivered)
+            state = confirm(state, message.part.delivered)
             epochs, effects = coordinator.acked(phase.epochs, message.epoch, message.part)
             return _coordinate(replace(state, phase=replace(phase, epochs=epochs)), effects, now)
         case m.Failed():
-            if message.permanent:
-                return end(state, "failed", message.error)
             return lose(state, message.worker, str(message.error.get("what", "worker failed")), message.error, now)
 
 
@@ -189,9 +180,10 @@ def tick(state: Master, now: float, at_us: int) -> Step:
     """Time has passed: look for silent workers, missing workers, due and overdue epochs."""
     if isinstance(state.phase, Over):
         return state, []
+    state = forgive_own_pause(state, now)
     effects: list[Effect] = []
     for worker, hosted in list(state.workers.items()):
-        if now - hosted.seen > state.rules.silent_after:
+        if not isinstance(state.phase, Over) and now - hosted.seen > state.rules.silent_after:
             state, more = lose(state, worker, f"worker {worker} was silent for {now - hosted.seen:.1f} s", None, now)
             effects += more
     if isinstance(state.phase, Over):
@@ -218,7 +210,8 @@ def pulse(state: Master) -> list[Effect]:
 def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step:
     if phase.broken_since is not None and now - phase.broken_since > BROKEN_GRACE_S:
         cause = "a data channel broke between live workers"
-        return _start_generation(replace(state, recovering_since=phase.broken_since), cause, at_us)
+        state, ending = count_failure(replace(state, recovering_since=phase.broken_since), now, None, cause)
+        return (state, ending) if isinstance(state.phase, Over) else _start_generation(state, cause, at_us)
     if not all_ready(state):
         if now - phase.deployed_at > state.rules.redeploy_every:
             late = [w for w, hosted in state.workers.items() if hosted.subtask is not None and not hosted.ready]
@@ -235,7 +228,8 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
             if not over and now - phase.last_trigger < state.rules.checkpoint_every:
                 return state, []
             epochs, effects = coordinator.trigger(idle, now, over)
-            state = replace(state, phase=replace(phase, epochs=epochs, last_trigger=now))
+            finishing = over and all_ended(state)
+            state = replace(state, phase=replace(phase, epochs=epochs, last_trigger=now, finishing=finishing))
             return _coordinate(state, effects, now)
         case coordinator.Collecting(started=started) as collecting if now - started > state.rules.epoch_deadline:
             epochs, effects = coordinator.deadline_passed(collecting)
@@ -273,6 +267,9 @@ def _log_effects(state: Master, effects: list[append.Effect], now: float, at_us:
         match effect:
             case append.Create(record):
                 out.append(CreateRecord(record))
+            case append.Lost(job, _) if job.finished:
+                state, more = end(state, "finished", None)
+                out += more
             case append.Lost(job, ours):
                 state = replace(state, phase=Over("fenced"))
                 error = {"kind": "fenced", "job": job.name, "ours": ours, "theirs": job.generation}
@@ -366,9 +363,8 @@ def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:
     open_ = [p for p in phase.last.pending if state.confirmed.get(p.writer, Tag(Timeline(0), NO_EPOCH)) < p.tag]
     if open_ or not isinstance(state.log, append.Quiet):
         return state, []
-    ended = all_ended(state)
     final = phase.final
-    body: joblog.Body = joblog.Finished(final) if ended else joblog.Stopped(final)
+    body: joblog.Body = joblog.Finished(final) if phase.finishing else joblog.Stopped(final)
     log, effects = append.append(state.log, lambda _job: body, at_us)
     return _log_effects(replace(state, log=log), effects, 0.0, at_us)
 
@@ -378,20 +374,7 @@ def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = replace(hosted, ended=message.ended, progress=message.progress)
     if message.broken and isinstance(state.phase, Running) and state.phase.broken_since is None:
         state = replace(state, phase=replace(state.phase, broken_since=now))
-    return _confirm(_update(state, message.worker, hosted), message.delivered), []
-
-
-def _confirm(state: Master, delivered: tuple[Confirmed, ...]) -> Master:
-    confirmed = {**state.confirmed}
-    for done in delivered:
-        confirmed[done.writer] = max(done.tag, confirmed.get(done.writer, done.tag))
-    return replace(state, confirmed=confirmed)
-
-
-def _recovered(state: Master, now: float) -> Master:
-    assert state.recovering_since is not None
-    done = replace(state.restarts[-1], ready_after=now - state.recovering_since)
-    return replace(state, restarts=(*state.restarts[:-1], done), recovering_since=None)
+    return confirm(_update(state, message.worker, hosted), message.delivered), []
 
 
 def _update(state: Master, worker: WorkerId, hosted: Hosted) -> Master:

@@ -78,6 +78,15 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """One failure that counts against the restart limit."""
+
+    at: float
+    launch: int | None
+    error: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Opening:
     """The log is being created or the generation's start is being appended."""
 
@@ -103,6 +112,8 @@ class Running:
     last: Manifest | None
     """Manifest of the last completed epoch."""
     storing: Manifest | None = None
+    finishing: bool = False
+    """The last barrier was sent because all input is read, not because of a stop (P13)."""
     final: Epoch | None = None
     """Epoch whose barrier was the last one and which is completed."""
     broken_since: float | None = None
@@ -131,10 +142,10 @@ class Master:
     launching: Mapping[int, float] = field(default_factory=dict)
     """Spark jobs started whose worker has not registered yet, with their start."""
     launches: int = 0
-    failures: tuple[float, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    """Those within the window, oldest first: the first one is the cause that is reported."""
     failures_in_a_row: int = 0
     """Since the last completed epoch."""
-    first_failure: Mapping[str, Any] | None = None
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
     stopping: bool = False
     recover: str | None = None
@@ -142,6 +153,8 @@ class Master:
     restarts: tuple[Restart, ...] = ()
     recovering_since: float | None = None
     given_up: int = 0
+    looked_at: float | None = None
+    """When time was last looked at."""
 
     @property
     def job(self) -> joblog.Job:
@@ -199,6 +212,13 @@ class Dismiss:
 
 
 @dataclass(frozen=True)
+class Cancel:
+    """End the Spark job of a worker that never came up."""
+
+    launch: int
+
+
+@dataclass(frozen=True)
 class End:
     """The run is over: dismiss the workers and return the outcome."""
 
@@ -206,5 +226,5 @@ class End:
     error: Mapping[str, Any] | None = None
 
 
-Effect = CreateRecord | LoadManifest | StoreManifest | Send | Launch | Dismiss | End
+Effect = CreateRecord | LoadManifest | StoreManifest | Send | Launch | Dismiss | Cancel | End
 Step = tuple[Master, list[Effect]]

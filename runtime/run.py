@@ -203,6 +203,9 @@ class _Run:
         self._control.dismiss(worker)
         self._zombies.append((self.clock.monotonic() + ZOMBIE_GRACE_S, launch))
 
+    def cancel(self, launch: int) -> None:
+        self._spark.cancel(launch)
+
     def lane(self, name: str) -> Lane:
         return self._lanes.lane(name)
 

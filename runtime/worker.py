@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from holdfast.checkpoint import alignment
-from holdfast.checkpoint.manifest import SubtaskPart
+from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.model import (
     NO_EPOCH,
     Barrier,
@@ -212,9 +212,9 @@ def committed(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
     return replace(state, committed=through, sealed=left, positions=positions), effects
 
 
-def part_of(state: Worker, ack: SendAck) -> SubtaskPart:
-    """Return the ack's content; the interpreter adds what was delivered."""
-    return SubtaskPart(state.subtask, ack.positions, ack.segment, dict(ack.staged), ())
+def part_of(state: Worker, ack: SendAck, delivered: tuple[Confirmed, ...]) -> SubtaskPart:
+    """Return the ack's content, with how far this worker's writers have delivered."""
+    return SubtaskPart(state.subtask, ack.positions, ack.segment, dict(ack.staged), delivered)
 
 
 def _close(state: Worker, fragment: int, barrier: Barrier) -> tuple[Worker, list[Effect]]:

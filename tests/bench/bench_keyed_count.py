@@ -71,8 +71,10 @@ def bench_keyed_count(bench: Bench, tmp_path: Path) -> None:
     full = [ends[0], *(end for end in ends[1:-1])]
     if len(full) > 2:
         (first_s, first), (last_s, last) = full[0], full[-1]
-        bench.note(f"steady state: {(last - first) / (last_s - first_s) / 1e6:.2f} M rows/s over {len(full) - 1} epochs")
-    bench.note(f"CPU: {sum(used.cpu_s.values()) / rows * 1e6:.3f} us per row of {ROW_BYTES} bytes, both workers together")
+        rate = (last - first) / (last_s - first_s) / 1e6
+        bench.note(f"steady state: {rate:.2f} M rows/s over {len(full) - 1} epochs")
+    cpu_us = sum(used.cpu_s.values()) / rows * 1e6
+    bench.note(f"CPU: {cpu_us:.3f} us per row of {ROW_BYTES} bytes, both workers together")
     bench.note(f"memory: {', '.join(f'{size >> 20} MiB' for size in used.rss.values())} resident per worker")
     durations = sorted(done.body.duration_ms for done in job.completed)
     bench.note(f"checkpoints: {len(durations)}, median {durations[len(durations) // 2]} ms, longest {durations[-1]} ms")

@@ -79,8 +79,8 @@ def next_epoch(repository: Repository, after_us: int) -> int:
 
     def found() -> Any:
         job = repository.read_log()
-        generation = job.generation if job else 0
-        return next((c.at for c in (job.completed if job else ()) if c.at > after_us and c.generation == generation), None)
+        done = [c for c in job.completed if c.at > after_us and c.generation == job.generation] if job else []
+        return done[0].at if done else None
 
     return int(wait(found, "the next epoch"))
 

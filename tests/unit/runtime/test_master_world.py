@@ -225,7 +225,7 @@ class World:
                     self.read_source(host)
                     self.close_epoch(host, barrier)
                 case worker.SendAck():
-                    part = worker.part_of(host.machine, effect)
+                    part = worker.part_of(host.machine, effect, ())
                     part = SubtaskPart(part.subtask, part.positions, part.segment, part.staged, self.known(host))
                     host.outbox.append(m.Ack(host.id, machine.generation, effect.epoch, part))
                 case worker.Deliver(pending):

@@ -173,7 +173,7 @@ class TestAck:
         expected = SendAck(FIRST, sealed(7).segment, {"out": staged("7")}, (position,))
         state, effects = play(note(7, 40), *closed(7), seal(7, output="7"))
         assert effects == [expected]
-        assert part_of(state, expected) == SubtaskPart(
+        assert part_of(state, expected, ()) == SubtaskPart(
             Subtask(1), (position,), sealed(7).segment, {"out": staged("7")}, ()
         )
 

@@ -68,16 +68,28 @@ class TestClaim:
         directory = claimed(tmp_path)
         assert directory.path not in others and directory.marker is None
 
-    def test_releases_what_it_does_not_take(self, tmp_path: Path) -> None:
-        left_behind(tmp_path, 7, (64, 128))
-        left_behind(tmp_path, 9, (0, 64))
-        claimed(tmp_path)
+    def test_removes_what_could_only_serve_the_same_key_groups(self, tmp_path: Path) -> None:
+        older = left_behind(tmp_path, 7, (0, 64))
+        newer = left_behind(tmp_path, 9, (0, 64))
+        assert claimed(tmp_path).path == newer
+        assert not older.exists()
+
+    def test_releases_what_may_serve_other_key_groups(self, tmp_path: Path) -> None:
+        wider = left_behind(tmp_path, 7, (32, 128))
+        best = left_behind(tmp_path, 9, (0, 64))
+        assert claimed(tmp_path).path == best
         found = unheld(tmp_path)
-        assert len(found) == 2
+        assert {directory.path for directory in found} == {wider, best}
         for directory in found:
             directory.store.close()
 
     def test_leaves_nothing_of_a_discarded_directory(self, tmp_path: Path) -> None:
         directory = create(tmp_path)
+        directory.store.write([(b"not", b"flushed")], [])
         discard(directory)
-        assert not directory.path.exists()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_never_offers_a_directory_whose_removal_was_cut_short(self, tmp_path: Path) -> None:
+        path = left_behind(tmp_path, 7, (0, 64))
+        path.rename(path.with_name(".removed-" + path.name))
+        assert unheld(tmp_path) == []
