@@ -94,6 +94,10 @@ class DriverProcess(Process):
             process.stream.dismiss()
             self._cancel(process, ZOMBIE_GRACE_S)
 
+    def cancel(self, launch: int) -> None:
+        """See DriverPorts.cancel."""
+        self._cancel(self._launched[launch], 0.05)
+
     def lane(self, name: str) -> Lane:
         """See DriverPorts.lane."""
         assert name == "log"

@@ -25,7 +25,7 @@ from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
-from holdfast.runtime import master, messages, seal, subtask, worker
+from holdfast.runtime import deployment, master, messages, seal, subtask, worker
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
 from holdfast.state.store import Identity, StateStore
@@ -309,7 +309,7 @@ MUTANTS = (
     Mutant("out-of-order-delivery", "P18", "the newest epoch is delivered first",
            (Swap(delivery, "_go_on", _newest_first),)),
     Mutant("pending-not-carried", "P18", "a manifest names only its own epoch's output",
-           (Swap(master, "follow", _forgets_pending),)),
+           (Swap(deployment, "follow", _forgets_pending),)),
     Mutant("finished-early", "P13", "Finished is appended before the last epoch is delivered",
            (Swap(master, "_finish_if_delivered", _finishes_early),)),
     Mutant("uuid-missing-from-tag", "P1", "tags are kept by sink and writer alone",

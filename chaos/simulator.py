@@ -54,8 +54,12 @@ class Run:
         }  # fmt: skip
 
 
-def simulate(seed: int, journal_lines: int = JOURNAL_LINES) -> Run:
-    """Run one seed to its end, or to the first thing that does not hold."""
+def simulate(seed: int, journal_lines: int = JOURNAL_LINES, *, keep_journal: bool = False) -> Run:
+    """Run one seed to its end, or to the first thing that does not hold.
+
+    Args:
+        keep_journal: Keep the last events also of a run in which everything held.
+    """
     world = World(scenario(seed))
     checks, schedule = world.checks, world.schedule
     limit = world.scenario.heal_at + FINISH_WITHIN_S
@@ -84,7 +88,7 @@ def simulate(seed: int, journal_lines: int = JOURNAL_LINES) -> Run:
         armed=frozenset(world.scenario.armed),
         fired=dict(world.faults.fired),
         counts=_counts(world),
-        journal=tuple(schedule.journal.last(journal_lines)) if checks.violations else (),
+        journal=tuple(schedule.journal.last(journal_lines)) if checks.violations or keep_journal else (),
     )
 
 

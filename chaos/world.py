@@ -85,7 +85,13 @@ class World:
         partitions = {SOURCE: tuple(range(len(scenario.partitions)))}
         rules = rules_of(self.plan, scenario.parallelism, partitions, uuid, scenario.checkpoint_every)
         return replace(
-            rules, silent_after=1.0, epoch_deadline=scenario.epoch_deadline, redeploy_every=0.5, failures_max=10_000
+            rules,
+            silent_after=1.0,
+            epoch_deadline=scenario.epoch_deadline,
+            redeploy_every=0.5,
+            failures_max=10_000,
+            backoff_first=0.05,
+            backoff_max=0.4,
         )
 
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:

@@ -1,0 +1,88 @@
+"""What many runs amount to, for people and programs.
+
+A run proves something only if the faults that it armed have struck, so they are counted by kind, and a kind that was
+armed often and never struck makes the whole summary fail (I13, non-vacuity).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.simulator import Run
+
+VACUOUS_AFTER = 20
+"""A fault armed in so many runs and never fired is no fault."""
+
+
+@dataclass
+class Summary:
+    """Counts over runs, added one by one."""
+
+    runs: int = 0
+    failed: list[Run] = field(default_factory=list)
+    armed: Counter[Fault] = field(default_factory=Counter)
+    fired: Counter[Fault] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    events: int = 0
+    virtual_s: float = 0.0
+
+    def add(self, run: Run) -> None:
+        """Count a run."""
+        self.runs += 1
+        self.events += run.events
+        self.virtual_s += run.virtual_s
+        self.armed.update(run.armed)
+        self.fired.update(run.fired)
+        self.counts.update(run.counts)
+        if not run.passed:
+            self.failed.append(run)
+
+    @property
+    def vacuous(self) -> list[Fault]:
+        """Return the faults that were armed often and never struck."""
+        return [fault for fault in Fault if self.armed[fault] >= VACUOUS_AFTER and not self.fired[fault]]
+
+    @property
+    def passed(self) -> bool:
+        """Return whether everything held and every fault was real."""
+        return not self.failed and not self.vacuous
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the summary as JSON-able values."""
+        return {
+            "passed": self.passed, "seeds": self.runs, "failed": [run.as_json() for run in self.failed],
+            "vacuous": [fault.value for fault in self.vacuous], "events": self.events,
+            "virtual_s": round(self.virtual_s, 1), "counts": dict(self.counts),
+            "faults": {f.value: {"armed_seeds": self.armed[f], "fired": self.fired[f]} for f in Fault},
+        }  # fmt: skip
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """Return the summary as text."""
+    size = f"{summary.runs} seeds, {summary.events} events, {summary.virtual_s:.0f} virtual seconds"
+    lines = [
+        f"{size}: {len(summary.failed)} failed",
+        "  " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in summary.counts.items()),
+        "  fault                                                  armed in   struck",
+    ]
+    lines += [f"  {fault.value:<55}{summary.armed[fault]:>8} {summary.fired[fault]:>8}" for fault in Fault]
+    lines += [f"  never struck though armed: {fault.value}" for fault in summary.vacuous]
+    return lines
+
+
+def failure_lines(run: Run) -> list[str]:
+    """Return a failed run: what led to it, what does not hold, and the command that plays it again."""
+    return [
+        f"seed {run.seed} failed; its last events (virtual seconds, process, what):",
+        *(f"  {line}" for line in run.journal),
+        *(f"FAILED  {violation}" for violation in run.violations),
+        f"play it again: {replay_command(run.seed)}",
+    ]
+
+
+def replay_command(seed: int, mutant: str | None = None) -> str:
+    """Return the command that plays a seed again."""
+    return f"holdfast chaos replay --seed {seed}" + (f" --mutant {mutant}" if mutant else "")
