@@ -105,6 +105,8 @@ def _explain(state: Master, launch: int, error: str | None) -> Master:
 
 def forgive_own_pause(state: Master, now: float) -> Master:
     """If this process itself was stopped for a while, the workers' silence of that time says nothing."""
+    if state.looked_at == now:
+        return state
     gap = 0.0 if state.looked_at is None else now - state.looked_at
     state = replace(state, looked_at=now)
     if gap <= state.rules.silent_after / 2:

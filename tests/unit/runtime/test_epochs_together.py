@@ -228,7 +228,8 @@ class World:
                 case worker.Seal(epoch):
                     member.sealing.append((epoch, self.stage(subtask, epoch)))
                 case worker.SendAck(epoch):
-                    self.acks += [Ack(self.generation, epoch, worker.part_of(member.machine, effect, ()))] * self.copies()
+                    part = worker.part_of(member.machine, effect, ())
+                    self.acks += [Ack(self.generation, epoch, part)] * self.copies()
                 case worker.Commit(through):
                     assert not member.committed or through > member.committed[-1]
                     assert through in self.completed, "a worker committed what is not completed"
