@@ -27,6 +27,7 @@ from holdfast.state.rocks import RocksKeyValue, RocksMemory
 __all__ = ["LocalDirectory", "claim", "create", "discard", "unheld", "usable"]
 
 _LOCK = "LOCK"
+_REMOVED = ".removed-"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ def unheld(root: Path, memory: RocksMemory | None = None) -> list[LocalDirectory
     """
     opened = []
     for path in sorted(root.iterdir()) if root.is_dir() else []:
-        if not (path / _LOCK).exists():
+        if path.name.startswith(_REMOVED) or not (path / _LOCK).exists():
             continue
         try:
             store = RocksKeyValue(path, memory)
@@ -103,5 +104,12 @@ def _lies_inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
 
 def discard(directory: LocalDirectory) -> None:
     """Close a directory and remove it with all its files."""
-    directory.store.close()
-    shutil.rmtree(directory.path)
+    # Renamed while the lock is held: a worker that looks for directories meanwhile never opens this one.
+    # Flushed before, so that closing has nothing left to write below the old name.
+    directory.store.flush()
+    removed = directory.path.with_name(_REMOVED + directory.path.name)
+    directory.path.rename(removed)
+    try:
+        directory.store.close()
+    finally:
+        shutil.rmtree(removed)

@@ -68,12 +68,6 @@ class TestClaim:
         directory = claimed(tmp_path)
         assert directory.path not in others and directory.marker is None
 
-    def test_removes_what_could_only_serve_the_same_key_groups(self, tmp_path: Path) -> None:
-        older = left_behind(tmp_path, 7, (0, 64))
-        newer = left_behind(tmp_path, 9, (0, 64))
-        assert claimed(tmp_path).path == newer
-        assert not older.exists()
-
     def test_releases_what_may_serve_other_key_groups(self, tmp_path: Path) -> None:
         wider = left_behind(tmp_path, 7, (32, 128))
         best = left_behind(tmp_path, 9, (0, 64))
