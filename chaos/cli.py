@@ -9,6 +9,7 @@ Source: DESIGN section 10; API.md, command line.
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -51,15 +52,13 @@ def add_parser(subparsers: Subparsers) -> None:
 def run_simulate(args: argparse.Namespace) -> int:
     """Play seeds; show what failed, and how often each fault struck."""
     _require(args.seeds >= 1 and args.workers >= 1 and args.first >= 0, "--seeds and --workers are at least 1")
-    summary, began = Summary(), time.monotonic()
-    seeds = range(args.first, args.first + args.seeds)
-    batches = [seeds[i : i + BATCH_SEEDS] for i in range(0, len(seeds), BATCH_SEEDS)]
-    with _mapper(args.workers) as mapped:
-        for runs in mapped(_play, batches):
-            for run in runs:
-                summary.add(run)
-                if not run.passed and not args.json and len(summary.failed) <= FAILURES_SHOWN:
-                    print("\n".join(failure_lines(run)), flush=True)
+    seeds, began = range(args.first, args.first + args.seeds), time.monotonic()
+
+    def show(run: Run, nth: int) -> None:
+        if nth <= FAILURES_SHOWN and not args.json:
+            print("\n".join(failure_lines(run)), flush=True)
+
+    summary = play_all(seeds, args.workers, show)
     took = time.monotonic() - began
     if args.json:
         print_json({**summary.as_json(), "took_s": round(took, 2)})
@@ -101,6 +100,18 @@ def run_mutants(args: argparse.Namespace) -> int:
             for hunt in hunts
         ])  # fmt: skip
     return 0 if all(hunt.caught is not None for hunt in hunts) else 1
+
+
+def play_all(seeds: range, workers: int, failed: Callable[[Run, int], None] = lambda run, nth: None) -> Summary:
+    """Play seeds in so many processes; `failed` is told of each run that failed, and the how-many-th it is."""
+    summary = Summary()
+    batches = [seeds[i : i + BATCH_SEEDS] for i in range(0, len(seeds), BATCH_SEEDS)]
+    with _mapper(workers) as mapped:
+        for run in itertools.chain.from_iterable(mapped(_play, batches)):
+            summary.add(run)
+            if not run.passed:
+                failed(run, len(summary.failed))
+    return summary
 
 
 def _play(seeds: range) -> list[Run]:

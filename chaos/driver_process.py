@@ -25,8 +25,8 @@ from holdfast.runtime.driver import DriverLoop
 if TYPE_CHECKING:
     from holdfast.chaos.world import World
 
-POLL_S = 0.05
-PULSE_S = 0.25
+POLL_S = 0.07
+PULSE_S = 0.35
 START_RETRY_S = 0.1
 SPARK_STARTS_S = (0.001, 0.05, 0.3, 1.0)
 """Between reading the log and taking the job over a driver starts Spark; others may append meanwhile."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.chaos.driver_process import DriverProcess
     from holdfast.chaos.world import World
 
-HEARTBEAT_S = 0.25
+HEARTBEAT_S = 0.35
 SESSION_TIMEOUT_S = 2.0
 POLL_S = 0.1
 LINGER_S = 2.0

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.chaos import mutants
+from holdfast.chaos.cli import play_all
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.mutants import MUTANTS, Mutant
+from holdfast.chaos.report import Summary, failure_lines, replay_command
+from holdfast.chaos.simulator import simulate
+
+SEEDS_QUICK, SEEDS_SLOW = 300, 4_000
+SEEDS_PER_MUTANT = 400
+
+
+def explained(summary: Summary) -> str:
+    return "\n\n".join("\n".join(failure_lines(run)) for run in summary.failed[:3])
+
+
+@pytest.fixture(scope="module")
+def summary() -> Summary:
+    return play_all(range(SEEDS_QUICK), workers=2)
+
+
+class TestSimulatedJobs:
+    def test_every_answer_is_right_whatever_fails(self, summary: Summary) -> None:
+        assert not summary.failed, explained(summary)
+
+    def test_every_kind_of_fault_has_struck(self, summary: Summary) -> None:
+        assert [fault for fault in Fault if not summary.fired[fault]] == []
+
+    def test_epochs_complete_and_drivers_are_fenced_meanwhile(self, summary: Summary) -> None:
+        counts = summary.counts
+        assert counts["epochs_completed"] > SEEDS_QUICK
+        assert counts["epochs_triggered"] > counts["epochs_completed"]
+        assert counts["generations"] > SEEDS_QUICK
+        assert counts["drivers_fenced"] > 0
+        assert counts["checkpoints_restored"] >= SEEDS_QUICK
+
+    @pytest.mark.slow
+    def test_every_answer_is_right_over_many_seeds(self) -> None:
+        many = play_all(range(10_000, 10_000 + SEEDS_SLOW), workers=2)
+        assert many.passed, explained(many) or many.vacuous
+
+
+class TestDeterminism:
+    @pytest.mark.parametrize("seed", [3, 17, 26])
+    def test_a_seed_gives_the_same_run_again(self, seed: int) -> None:
+        first, second = simulate(seed), simulate(seed)
+        assert (first.trace, first.events, first.fired) == (second.trace, second.events, second.fired)
+
+    def test_another_process_with_other_string_hashes_gives_the_same_run(self) -> None:
+        code = "from holdfast.chaos.simulator import simulate; print(simulate(26).trace)"
+        environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
+        run = [sys.executable, "-c", code]
+        there = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
+        assert there.strip() == simulate(26).trace
+
+    def test_other_seeds_give_other_runs(self) -> None:
+        assert len({simulate(seed).trace for seed in range(10)}) == 10
+
+
+class TestMutants:
+    @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+    def test_a_wrong_version_of_the_protocol_is_caught(self, mutant: Mutant) -> None:
+        assert mutants.hunt(mutant, 0, SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} ({mutant.rules}) survived"
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("first", [20_000, 30_000])
+    @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+    def test_it_is_caught_wherever_one_begins(self, mutant: Mutant, first: int) -> None:
+        assert mutants.hunt(mutant, first, 2 * SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} survived"
+
+    def test_a_failure_names_its_seed_and_the_command_that_plays_it_again(self) -> None:
+        [mutant] = [m for m in MUTANTS if m.name == "commit-before-manifest"]
+        caught = mutants.hunt(mutant, 0, SEEDS_PER_MUTANT).caught
+        assert caught is not None
+        lines = failure_lines(caught)
+        assert lines[0].startswith(f"seed {caught.seed} failed")
+        assert lines[-1] == f"play it again: {replay_command(caught.seed)}"
+        assert any("I8 objects" in line for line in lines)
+
+    def test_a_mutant_leaves_no_trace_behind(self) -> None:
+        for mutant in MUTANTS:
+            before = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
+            with mutants.applied(mutant):
+                during = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
+            assert [getattr(swap.owner, swap.name) for swap in mutant.swaps] == before != during

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from holdfast.chaos.history import History
+from holdfast.storage.objects import MemoryObjects
+
+
+class Written:
+    """A log under the eyes of a History."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.history = History(lambda rule, what: self.found.append(rule))
+        self.objects = MemoryObjects()
+        self.standing = (0, 0)
+        self._records = 0
+
+    def append(self, generation: int, owner: str, **body: Any) -> None:
+        self._records += 1
+        record = {"seq": self._records, "job_uuid": "j", "generation": generation, "owner": owner, "body": body}
+        path = f"log/{self._records:020d}.json"
+        self.history.record(path, json.dumps(record).encode(), self.objects, lambda sink, subtask: self.standing)
+
+    def start(self, generation: int, owner: str, first_epoch: int, base_epoch: int = 0) -> None:
+        self.append(generation, owner, kind="GenerationStarted", first_epoch=first_epoch, base_epoch=base_epoch)
+
+    def complete(self, generation: int, owner: str, epoch: int, stored: bool = True, **manifest: Any) -> None:
+        whole = {"epoch": epoch, "positions": [], "state": [], "pending": [], "confirmed": [], **manifest}
+        data = json.dumps(whole).encode()
+        path = f"manifests/{epoch}"
+        ref = {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        if stored:
+            self.objects.put(path, data)
+        self.append(generation, owner, kind="CheckpointCompleted", epoch=epoch, manifest=ref)
+
+
+def started() -> Written:
+    written = Written()
+    written.append(0, "d1", kind="JobCreated")
+    written.start(1, "d1", 1)
+    written.history.triggered(1, 1, "d1")
+    return written
+
+
+PENDING = {
+    "writer": {"sink": "out", "subtask": 0},
+    "tag": {"timeline": 1, "epoch": 1},
+    "staged": {"parts": []},
+}
+
+
+class TestHistory:
+    def test_a_right_log_is_accepted(self) -> None:
+        written = started()
+        written.complete(1, "d1", 1)
+        written.start(2, "d2", 102, base_epoch=1)
+        assert written.found == []
+
+    def test_an_append_of_an_overtaken_driver_is_found(self) -> None:
+        written = started()
+        written.start(2, "d2", 102)
+        written.complete(1, "d1", 1)
+        assert "I7 fence" in written.found
+
+    def test_a_manifest_that_is_not_stored_is_found(self) -> None:
+        written = started()
+        written.complete(1, "d1", 1, stored=False)
+        assert written.found == ["I8 objects"]
+
+    def test_an_epoch_number_of_two_generations_is_found(self) -> None:
+        written = started()
+        written.start(2, "d2", 1)
+        written.history.triggered(2, 1, "d2")
+        assert written.found == ["I6 epochs", "I6 epochs"]
+
+    def test_a_base_that_is_not_the_last_epoch_is_found(self) -> None:
+        written = started()
+        written.complete(1, "d1", 1)
+        written.start(2, "d2", 102, base_epoch=0)
+        assert written.found == ["P5"]
+
+    def test_forgotten_output_is_found_unless_it_is_in_the_target(self) -> None:
+        for standing, expected in (((0, 0), ["P18"]), ((1, 1), [])):
+            written = started()
+            written.standing = standing
+            written.complete(1, "d1", 1, pending=[PENDING])
+            written.history.triggered(1, 2, "d1")
+            written.complete(1, "d1", 2)
+            assert written.found == expected
+
+    def test_a_record_behind_the_end_is_found(self) -> None:
+        written = started()
+        written.append(1, "d1", kind="Finished")
+        written.start(2, "d2", 102)
+        assert "P13" in written.found
