@@ -70,6 +70,8 @@ class Table:
     ) -> None:
         self.spec, self._key_group_count = spec, key_group_count
         self._keep_unapplied = keep_unapplied
+        self.loads = 0
+        """Grows whenever values come in that no operator wrote just now: a reset, a restore, the cold store."""
         self.reset(loader, NO_EPOCH)
 
     def reset(self, loader: Loader | None, committed_through: Epoch) -> None:
@@ -86,6 +88,7 @@ class Table:
         self._frozen: list[_Frozen] = []
         self._unapplied: list[Rows] = []
         self.committed_through = committed_through
+        self.loads += 1
 
     def __len__(self) -> int:
         """How many slots there are, of present and absent keys."""
@@ -244,6 +247,7 @@ class Table:
     def absorb(self, delta: Delta) -> None:
         """Write a committed delta of the changelog into working and committed values alike."""
         assert not (self._open or self._intervals), "a changelog goes into a table that runs ahead of it"
+        self.loads += 1
         slots = self._place(delta.keys)
         # Keys are overwritten whole, so those not seen before need no look into the cold store.
         self._loaded = self._index.count
@@ -360,6 +364,7 @@ class Table:
             self._fill(slots[fresh], {name: values[fresh] for name, values in columns.items()})
 
     def _fill(self, slots: Rows, columns: Columns) -> None:
+        self.loads += 1
         for name, values in columns.items():
             self._working[name].array[slots] = values
             self._committed[name].array[slots] = values

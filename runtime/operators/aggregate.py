@@ -4,10 +4,10 @@ Nothing here is done per record. Rows are mapped to slots once per batch; NumPy'
 value into its slot, also when a key occurs many times in one batch. It is fast only if value and state have exactly the
 same type, so values are converted first. Columns without nulls are never masked.
 
-Sums of integers are checked before they change anything. The check costs one gather: if the largest running sum among
-the batch's keys, plus the number of rows times the largest value, stays inside int64, nothing can overflow. Only
-otherwise is every key's new sum computed exactly. It needs no bound kept over batches, which a rollback or a restore
-would make wrong.
+Sums of integers are checked before they change anything. A bound on the largest sum of all keys is kept and raised by
+every batch; while it stays inside int64 nothing can overflow. Values that come into the table from elsewhere make it
+unknown; then, or when it is reached, the sums of the batch's keys are looked at, and only if these do not settle it is
+every key's new sum computed exactly. A rollback leaves the bound true: it brings back sums that it held for.
 
 Invariants
     - A sum that does not fit int64 fails the job before any state changed; it never wraps.
@@ -34,6 +34,8 @@ from holdfast.state.table import Table
 
 INT64_MAX = (1 << 63) - 1
 INT64_MIN = -(1 << 63)
+STOCK_ROWS_MAX = 16
+"""Slots per row of a batch up to which all sums are looked at to bound them."""
 _CERTAINLY_FITS = float(1 << 62)
 """Sums whose float approximation stays below this cannot be beyond int64."""
 
@@ -55,6 +57,8 @@ class AggregateOperator:
         self._schema = pa.schema([*schema, OP_FIELD])
         self.name = aggregate.operator
         self.rows_in = self.rows_out = 0
+        self._bounds: dict[str, tuple[int, int]] = {}
+        """By state column: the table's `loads` and a bound on the largest absolute sum."""
         self.reads = frozenset(aggregate.keys) | {
             bound.column for bound in aggregate.aggregations if bound.column is not None
         }
@@ -112,8 +116,14 @@ class AggregateOperator:
         values, slots = given.values(np.dtype(np.int64)), given.slots
         if slots.size == 0:
             return
+        growth = slots.size * _largest(values)
+        loads, bound_before = self._bounds.get(bound.value, (-1, 0))
+        if loads == self._table.loads and bound_before + growth <= INT64_MAX:
+            self._bounds[bound.value] = loads, bound_before + growth
+            return
         sums = self._table.column(bound.value)[slots]
-        if _largest(sums) + slots.size * _largest(values) <= INT64_MAX:
+        if _largest(sums) + growth <= INT64_MAX:
+            self._raise_bound(bound.value, growth, slots.size)
             return
         if not _all_fit(slots, sums, values):
             raise JobFailed(
@@ -124,6 +134,12 @@ class AggregateOperator:
                 ".cast(pl.Float64)) and a new operator name, or use a larger unit",
                 where=Where(job=self._job, operator=self._aggregate.operator),
             )
+
+    def _raise_bound(self, name: str, growth: int, rows: int) -> None:
+        """Take stock of all sums, unless there are so many that looking at a batch's each time is cheaper."""
+        sums = self._table.column(name)
+        if sums.size <= STOCK_ROWS_MAX * rows:
+            self._bounds[name] = self._table.loads, _largest(sums) + growth
 
     def _result(self, bound: BoundAggregation, slots: Slots) -> pa.Array:
         values = self._table.column(bound.value)[slots]
