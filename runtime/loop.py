@@ -70,6 +70,8 @@ class Limits:
     """Settings of one worker."""
 
     records_per_second: float | None = None
+    apply_after_idle: float = APPLY_AFTER_IDLE_S
+    """Seconds without work after which the cold store is brought nearer."""
 
 
 @dataclass
@@ -159,7 +161,7 @@ class WorkerLoop:
         self._turns += 1
         lag = state.lag
         far = lag.epochs >= LAG_EPOCHS_MAX or lag.bytes >= LAG_BYTES_MAX
-        if not far and (worked or now - self._busy_until < APPLY_AFTER_IDLE_S):
+        if not far and (worked or now - self._busy_until < self._limits.apply_after_idle):
             return False
         return state.apply()
 
