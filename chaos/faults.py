@@ -85,7 +85,7 @@ PER_RUN: Mapping[Fault, int] = {
     Fault.WORKER_KILLED: 6,
     Fault.WORKER_PAUSED: 3,
     Fault.STREAM_SILENT: 3,
-    Fault.DRIVER_KILLED: 2,
+    Fault.DRIVER_KILLED: 3,
     Fault.DRIVER_PAUSED: 2,
     Fault.DRIVER_DOUBLED: 3,
     Fault.STORE_DOWN: 2,
@@ -149,6 +149,8 @@ CELLS: tuple[tuple[Fault, ...], ...] = (
     (Fault.FRAME_DELAYED, Fault.CHANNEL_BROKEN),
     (Fault.WORKER_PAUSED, Fault.STREAM_SILENT, Fault.SINK_LATE),
     (Fault.SINK_DOWN, Fault.SINK_REPLY_LOST, Fault.WORKER_KILLED),
+    (Fault.SINK_LATE, Fault.SINK_ROLLED_BACK, Fault.MESSAGE_REPEATED),
+    (Fault.DRIVER_KILLED, Fault.WORKER_KILLED),
 )
 """Faults that are worst together: at the commit point, at the fence, at the retry."""
 

@@ -28,6 +28,7 @@ from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
 from holdfast.runtime import deployment, master, messages, seal, subtask, worker
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
+from holdfast.state import marker
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.table import Table
 
@@ -53,6 +54,8 @@ class Mutant:
     """The rules of PROTOCOL that it negates."""
     does: str
     swaps: tuple[Swap, ...]
+    rare: bool = False
+    """It takes more seeds to catch than a quick test run plays."""
 
 
 @contextmanager
@@ -161,6 +164,10 @@ def _stores_manifest_hastily(right: Right) -> Right:
         return right(Repository(_Hasty(repository._store)), manifest, owner)  # type: ignore[arg-type]
 
     return store_manifest
+
+
+def _takes_any_range(_: Right) -> Right:
+    return lambda found, owned: owned
 
 
 # Job log and generations
@@ -321,5 +328,7 @@ MUTANTS = (
             Swap(subtask.SubtaskRun, "take_stages", _takes_open_stages))),
     Mutant("ack-overtakes-left-over-output", "P8", "an epoch is acked while an earlier one's output is not durable",
            (Swap(worker, "output_sealed", _acks_what_is_sealed),)),
+    Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
+           (Swap(marker, "overlap", _takes_any_range),), rare=True),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""

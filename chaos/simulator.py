@@ -103,4 +103,5 @@ def _counts(world: World) -> dict[str, int]:
         "drivers_fenced": world.checks.outcomes.get("fenced", 0),
         "workers": len(world.workers),
         "checkpoints_restored": world.checks.restored,
+        "folders_reused": world.disk.reused,
     }

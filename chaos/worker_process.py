@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from holdfast.chaos.disks import DiskState
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.network import Endpoint
 from holdfast.chaos.schedule import Process
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 0.35
 SESSION_TIMEOUT_S = 2.0
 POLL_S = 0.1
+LIMITS = Limits(apply_after_idle=0.01)
+"""Apply often: what a folder holds when its worker dies is worth checking."""
 LINGER_S = 2.0
 """How long threads of a process that left may live on."""
 
@@ -102,7 +105,7 @@ class WorkerPorts:
         self.clock: Clock = ProcessClock(world)
         self.store: ObjectStore = ProcessStore(world, process)
         self.network: Network = process.endpoint
-        self.local: LocalState = MemoryState()
+        self.local: LocalState = DiskState(world, process) if world.scenario.folders else MemoryState()
 
     def send(self, message: m.FromWorker) -> None:
         """See Ports.send."""
@@ -127,7 +130,7 @@ class WorkerProcess(Process):
         self.ports = WorkerPorts(world, self)
         plan = world.plan
         sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec.name)) for spec in plan.sinks)
-        self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, Limits())
+        self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, LIMITS)
         self.stream = ControlStream(world, self, driver)
         self._heard = world.schedule.now
         self._turn_due = math.inf
@@ -172,6 +175,7 @@ class WorkerProcess(Process):
 
     def ended(self, why: str) -> None:
         """The driver learns it from the stream, from Spark, or from silence."""
+        self._world.disk.lost(self)
         self.endpoint.process_ended()
         self.stream.hang_up(why)
         delay = self._world.random.choice((0.01, 0.5, 3.0))

@@ -65,6 +65,8 @@ class Scenario:
     earlier_job: bool
     """A deleted job of the same name left its tags in the targets (P1)."""
     verify_every_checkpoint: bool
+    folders: bool
+    """Workers keep committed state in folders that outlive them."""
     armed: dict[Fault, float]
     moments: tuple[Moment, ...]
     heal_at: float
@@ -102,6 +104,7 @@ def scenario(seed: int) -> Scenario:
         channel_frames_max=rng.choice((1, 4, 1_000)),
         earlier_job=rng.random() < 0.2,
         verify_every_checkpoint=rng.random() < 0.1,
+        folders=rng.random() < 0.4,
         armed=armed,
         moments=tuple(sorted(_moments(rng, armed, heal_at), key=lambda moment: moment.at)),
         heal_at=heal_at,

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from holdfast.chaos.checkers import Checks
+from holdfast.chaos.disks import Disk
 from holdfast.chaos.driver_process import DriverProcess
 from holdfast.chaos.faults import Fault, Faults
 from holdfast.chaos.network import Address, Endpoint
@@ -47,6 +48,7 @@ class World:
         self.drivers: list[DriverProcess] = []
         self.workers: list[WorkerProcess] = []
         self.endpoints: dict[Address, Endpoint] = {}
+        self.disk = Disk(self)
         self._start = self.schedule.now
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max

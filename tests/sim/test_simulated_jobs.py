@@ -65,7 +65,7 @@ class TestDeterminism:
 
 
 class TestMutants:
-    @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+    @pytest.mark.parametrize("mutant", [m for m in MUTANTS if not m.rare], ids=lambda mutant: mutant.name)
     def test_a_wrong_version_of_the_protocol_is_caught(self, mutant: Mutant) -> None:
         assert mutants.hunt(mutant, 0, SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} ({mutant.rules}) survived"
 
@@ -73,7 +73,7 @@ class TestMutants:
     @pytest.mark.parametrize("first", [20_000, 30_000])
     @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
     def test_it_is_caught_wherever_one_begins(self, mutant: Mutant, first: int) -> None:
-        assert mutants.hunt(mutant, first, 2 * SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} survived"
+        assert mutants.hunt(mutant, first, 5 * SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} survived"
 
     def test_a_failure_names_its_seed_and_the_command_that_plays_it_again(self) -> None:
         [mutant] = [m for m in MUTANTS if m.name == "commit-before-manifest"]

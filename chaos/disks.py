@@ -1,0 +1,109 @@
+"""The local disk that all simulated workers share: folders with committed state, left by those that died.
+
+What a kill leaves of a folder is a prefix of its writes, as RocksDB leaves it. A worker takes over any folder that
+nobody holds and whose marker makes it usable, not the best one: every usable folder must be a right base.
+
+Source: PROTOCOL P14, P15; runtime/local.py, which chooses among the same folders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.chaos.schedule import Process
+from holdfast.model import Epoch, WorkerId
+from holdfast.runtime.local import EPOCH_MAX, Opened, identity_of
+from holdfast.runtime.messages import Deploy
+from holdfast.runtime.plan import Plan
+from holdfast.state.marker import Stretch, read_marker, usable
+from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.store import StateStore
+
+if TYPE_CHECKING:
+    from holdfast.chaos.world import World
+
+
+@dataclass(eq=False)
+class Folder:
+    """One folder; `holder` has it locked."""
+
+    store: MemoryKeyValue = field(default_factory=MemoryKeyValue)
+    holder: Process | None = None
+
+
+class HeldFolder:
+    """The KeyValue port of whoever holds a folder."""
+
+    def __init__(self, folder: Folder, process: Process) -> None:
+        self._folder, self._process = folder, process
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """See KeyValue.get_many."""
+        return self._folder.store.get_many(keys)
+
+    def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
+        """See KeyValue.write."""
+        self._process.call(lambda: self._folder.store.write(puts, deletes))
+
+    def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        """See KeyValue.scan."""
+        return self._folder.store.scan(first, end)
+
+    def flush(self) -> None:
+        """See KeyValue.flush."""
+        self._folder.store.flush()
+
+    def close(self) -> None:
+        """See KeyValue.close."""
+        self._folder.store.flush()
+        self._folder.holder = None
+
+
+class Disk:
+    """All folders of the machine."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._folders: list[Folder] = []
+        self.reused = 0
+
+    def take(self, plan: Plan, deploy: Deploy, worker: WorkerId, process: Process) -> Opened:
+        """Open some usable folder, or a new one."""
+        lineage = (Stretch(deploy.timeline, Epoch(1), EPOCH_MAX),)
+        owned, target = deploy.handle.key_groups, deploy.base_epoch
+        found = []
+        for folder in self._folders:
+            marker = read_marker(folder.store) if folder.holder is None else None
+            if usable(marker, deploy.job_uuid, lineage, target, owned) is not None:
+                found.append(folder)
+        folder = self._world.random.choice(found) if found else Folder()
+        if not found:
+            self._folders.append(folder)
+        folder.holder = process
+        held, marker = HeldFolder(folder, process), read_marker(folder.store)
+        store = StateStore(identity_of(deploy, worker), [o.table for o in plan.operators], plan.key_groups, owned, held)
+        if marker is None:
+            return Opened(store, None, None, held.close)
+        self.reused += 1
+        self._world.schedule.journal.say(process.name, f"takes over a folder as of epoch {marker.applied}")
+        covered = usable(marker, deploy.job_uuid, lineage, target, owned)
+        return Opened(store, marker.applied, covered, held.close)
+
+    def lost(self, process: Process) -> None:
+        """A process was killed: of what it had written a prefix survives."""
+        for folder in self._folders:
+            if folder.holder is process:
+                folder.store = folder.store.after_kill(self._world.random.randint(0, folder.store.unflushed))
+                folder.holder = None
+
+
+class DiskState:
+    """The LocalState port of one worker."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._disk, self._process = world.disk, process
+
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+        """See LocalState.open."""
+        return self._disk.take(plan, deploy, worker, self._process)
