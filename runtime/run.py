@@ -97,6 +97,8 @@ def prepare(plan: Plan, settings: Settings, drop_state: Sequence[str] = ()) -> P
         _refuse_second_run(store, job)
         if job.completed:
             before = repository.load_manifest(job.completed[-1].body.manifest)
+    if before is not None:
+        _check_sinks(plan, before)
     plan, operators = _with_identities(plan, before.operators if before is not None else (), drop_state)
     partitions = {}
     for spec in plan.sources:
@@ -157,6 +159,7 @@ class _Run:
         self._loop = DriverLoop(_rules(prepared, self._host), owner, self, settings.heartbeat_ms / 1000)
         self._inbox = requests.Inbox(prepared.store)
         self._signalled = 0
+        self._first_generation = 1 if prepared.job is None else prepared.job.generation + 1
 
     def run(self) -> Outcome:
         restore = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -231,9 +234,11 @@ class _Run:
             return  # the store is away for now; polled again in a second
         assert isinstance(found, list)
         for request in found:
-            if request.kind == "stop":
+            # One made for an earlier run is answered, not carried out.
+            accepted = request.kind == "stop" and request.generation >= self._first_generation
+            if accepted:
                 self._loop.stop()
-            reply = {"accepted": request.kind == "stop", "generation": self._loop.state.job.generation}
+            reply = {"accepted": accepted, "generation": self._loop.state.job.generation}
             self._lanes.lane("requests").submit(
                 lambda r=request, a=reply: self._inbox.answer(r, a),  # type: ignore[misc]
                 lambda _: None,
@@ -278,6 +283,18 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
     )
 
 
+def _check_sinks(plan: Plan, before: Manifest) -> None:
+    """Output that was committed has to go somewhere, also if the code no longer has its sink."""
+    waiting = sorted({item.writer.sink for item in before.pending} - {sink.name for sink in plan.sinks})
+    if waiting:
+        raise ConfigError(
+            f"the app no longer has the sink {waiting[0]!r}, but output for it is committed and not delivered yet",
+            not_done="the job was not started; state and output are untouched",
+            next_step=f"put the sink {waiting[0]!r} back and run until it has caught up (holdfast stop waits for that)",
+            where=Where(job=plan.app),
+        )
+
+
 def _with_identities(
     plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str]
 ) -> tuple[Plan, tuple[OperatorState, ...]]:
@@ -318,10 +335,11 @@ def _check_job(job: joblog.Job, plan: Plan) -> None:
 
 
 def _refuse_second_run(store: ObjectStore, job: joblog.Job) -> None:
-    """A live driver keeps its `live.json` fresh; a dead one's is taken over at once."""
-    deadline = time.monotonic() + status.STALE_AFTER_MS / 1000 + 1
+    """A live driver renews its `live.json`; one that does so while it is looked at is not taken over."""
+    first: int | None = None
     while (driver := _live_driver(store, job)) is not None:
-        if time.monotonic() > deadline:
+        first = driver["at"] if first is None else first
+        if driver["at"] != first:
             raise Fenced(
                 f"job {job.name!r} is running on {driver['host']} (pid {driver['pid']}), generation {job.generation}",
                 not_done="this run was not started and nothing was changed",

@@ -69,6 +69,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: on stderr, in place on a terminal; plain: a line per second; json: an object per second on stdout",
     )
+    parser.add_argument(
+        "--drop-state",
+        metavar="OP",
+        action="append",
+        default=[],
+        help="give up the kept state of an operator that is gone or has changed; may be given several times",
+    )
 
 
 def handle(args: argparse.Namespace) -> int:
@@ -104,7 +111,7 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
     from holdfast.runtime import run as runner
 
     settings = resolve(app, flags_of(args), os.environ, submitted_conf())
-    prepared = runner.prepare(app.plan(), settings)
+    prepared = runner.prepare(app.plan(), settings, args.drop_state)
     ship_by_value(folder)
     start = _positions(prepared)
     tally = Tally(start)

@@ -137,7 +137,7 @@ class TestStoppedProcesses:
         assert differences(tmp_path, frame) == []
 
     def test_a_second_run_of_a_living_job_is_refused(self, tmp_path: Path) -> None:
-        make_input(tmp_path, ROWS)
+        make_input(tmp_path, 2 * ROWS)
         with running(tmp_path, *LOCAL, *RATE) as first:
             before = first.wait_until_running()
             with running(tmp_path, *LOCAL, *RATE) as second:
