@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 
 def _prefer_installed_spark() -> None:
@@ -23,6 +24,8 @@ def _prefer_installed_spark() -> None:
 
 
 _prefer_installed_spark()
+# PySpark says so at every start of a daemon; nothing here converts through pandas.
+warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
 
 import encodings.idna  # noqa: F401
 

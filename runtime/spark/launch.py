@@ -61,7 +61,10 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
         conf.setIfMissing(key, value)
     if (conf.get("spark.master") or "").startswith("local"):
         conf.setIfMissing("spark.driver.host", "127.0.0.1").setIfMissing("spark.driver.bindAddress", "127.0.0.1")
-    conf.setIfMissing("spark.ui.enabled", "false").setIfMissing("spark.ui.showConsoleProgress", "false")
+    conf.setIfMissing("spark.ui.enabled", "false")
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        # Spark's bar of resident tasks never ends; spark-submit's users may have asked for it.
+        conf.set("spark.ui.showConsoleProgress", "false")
     try:
         context = SparkContext.getOrCreate(conf)
     except Exception as error:  # py4j raises several kinds; each means that Spark did not come up
@@ -148,7 +151,7 @@ def _first_line(error: Exception) -> str:
 def _no_spark(error: Exception) -> Unavailable:
     java = "JAVA_GATEWAY_EXITED" in str(error) or "Java" in str(error)
     return Unavailable(
-        f"Spark did not start: {_first_line(error)}",
+        f"Spark did not start: {_first_line(error).rstrip('.')}",
         not_done="nothing was read or written",
         next_step=(
             "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless) and check JAVA_HOME"
