@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.model import Epoch
@@ -31,6 +31,7 @@ def rows_of(delta: Delta) -> dict[Any, int | None]:
 
 
 class TestMerge:
+    @settings(deadline=None)
     @given(st.data(), st.sampled_from([NUMBER, NAME]))
     def test_lets_the_newer_value_of_every_key_win(self, data: st.DataObject, kind: KeyType) -> None:
         rows = st.dictionaries(CELLS[kind], st.integers(1, 9) | st.none(), max_size=6)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -39,6 +39,7 @@ class Dictionary:
 
 
 class TestIndex:
+    @settings(deadline=None)
     @given(st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=8), st.sampled_from([1, 2, 7, 41]))
     def test_tells_keys_apart_whose_hashes_collide(self, batches: list[list[int]], distinct_hashes: int) -> None:
         index, known = Dictionary(distinct_hashes), dict[int, int]()

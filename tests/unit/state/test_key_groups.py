@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
@@ -12,6 +12,7 @@ int64s = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
 class TestHashOfAnInteger:
+    @settings(deadline=None)
     @given(st.lists(int64s, max_size=50))
     def test_leads_back_to_the_integer(self, values: list[int]) -> None:
         column = np.array(values, np.int64)
@@ -24,6 +25,7 @@ class TestHashOfAnInteger:
 
 
 class TestKeyGroup:
+    @settings(deadline=None)
     @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1), st.integers(1, 32_768))
     def test_is_the_high_half_of_the_hash_scaled_to_the_count(self, hashes: list[int], count: int) -> None:
         groups = key_groups_of(np.array(hashes, np.uint64), count)
@@ -41,12 +43,14 @@ class TestKeyGroup:
 
 
 class TestOwnership:
+    @settings(deadline=None)
     @given(st.integers(1, 300), st.integers(1, 300))
     def test_ranges_cover_every_key_group_once_in_order(self, parallelism: int, count: int) -> None:
         ranges = [range_of(subtask, parallelism, count) for subtask in range(parallelism)]
         assert [group for first, end in ranges for group in range(first, end)] == list(range(count))
         assert max(end - first for first, end in ranges) - min(end - first for first, end in ranges) <= 1
 
+    @settings(deadline=None)
     @given(st.integers(1, 50), st.integers(1, 200))
     def test_owners_agree_with_the_ranges(self, parallelism: int, count: int) -> None:
         table = owners(parallelism, count)

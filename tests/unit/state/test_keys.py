@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
@@ -54,6 +54,7 @@ def null_first(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class TestKeys:
+    @settings(deadline=None)
     @given(key_columns())
     def test_decode_to_the_columns_they_were_made_of(self, case: tuple[KeyType, list[tuple[Any, ...]]]) -> None:
         kind, rows = case
@@ -62,6 +63,7 @@ class TestKeys:
         assert [column.type for column in columns] == list(kind.types)
         assert list(zip(*(column.to_pylist() for column in columns), strict=True)) == rows
 
+    @settings(deadline=None)
     @given(key_columns())
     def test_sort_by_their_bytes_like_their_values_with_nulls_first(
         self, case: tuple[KeyType, list[tuple[Any, ...]]]
@@ -70,6 +72,7 @@ class TestKeys:
         pairs = sorted(zip(encode(kind, rows).canonical().to_pylist(), map(null_first, rows), strict=True))
         assert [row for _, row in pairs] == sorted(map(null_first, rows))
 
+    @settings(deadline=None)
     @given(key_columns())
     def test_order_is_that_of_their_bytes_within_a_key_group(self, case: tuple[KeyType, list[tuple[Any, ...]]]) -> None:
         kind, rows = case
@@ -79,6 +82,7 @@ class TestKeys:
         pairs = list(zip(groups.tolist(), keys.canonical().to_pylist(), strict=True))
         assert [pairs[row] for row in order.tolist()] == sorted(pairs)
 
+    @settings(deadline=None)
     @given(key_columns())
     def test_are_rebuilt_from_their_bytes_with_the_same_hashes(
         self, case: tuple[KeyType, list[tuple[Any, ...]]]
@@ -89,6 +93,7 @@ class TestKeys:
         assert again.hashes.tolist() == keys.hashes.tolist()
         assert kind.decode(again) == kind.decode(keys)
 
+    @settings(deadline=None)
     @given(key_columns(), st.data())
     def test_taken_are_the_keys_at_those_rows(
         self, case: tuple[KeyType, list[tuple[Any, ...]]], data: st.DataObject
@@ -129,6 +134,7 @@ class TestHashOfAKey:
         keys = KeyType(("k",), (pa.int64(),), (True,)).encode([pa.array([None, 0], pa.int64())])
         assert keys.hashes.tolist() == [xxhash.xxh3_64_intdigest(b"\x00" * 9), int(splitmix64(np.array([0]))[0])]
 
+    @settings(deadline=None)
     @given(st.lists(st.text(LETTERS, max_size=300), min_size=1, max_size=5))
     def test_of_everything_else_is_xxh3_of_the_bytes(self, texts: list[str]) -> None:
         keys = KeyType(("k",), (pa.utf8(),)).encode([pa.array(texts)])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Damaged
@@ -59,6 +59,7 @@ def deltas(draw: st.DrawFn) -> list[Delta]:
 
 
 class TestSegment:
+    @settings(deadline=None)
     @given(deltas())
     def test_holds_what_was_sealed_in_order_of_key_group_and_key(self, given: list[Delta]) -> None:
         header, read = unseal(seal(HEADER, given))
@@ -73,6 +74,7 @@ class TestSegment:
             order = list(zip(groups, delta.keys.canonical().to_pylist(), strict=True))
             assert order == sorted(order)
 
+    @settings(deadline=None)
     @given(deltas(), st.integers(0, 16), st.integers(0, 16))
     def test_gives_out_the_key_groups_asked_for(self, given: list[Delta], one: int, other: int) -> None:
         first, end = sorted((one, other))
