@@ -43,7 +43,8 @@ class KeyArena:
     def append(self, batch: KeyBatch, rows: Rows) -> None:
         """Store the keys of these rows as the next slots, in order."""
         lengths = batch.lengths[rows]
-        words = (lengths + _WORD - 1) // _WORD
+        # At least one, else an empty key would be compared with the word of its neighbour.
+        words = np.maximum((lengths + _WORD - 1) // _WORD, 1)
         ends = self._used + np.cumsum(words)
         if not rows.size:
             return
