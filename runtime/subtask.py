@@ -32,7 +32,7 @@ from holdfast.state.keygroups import owners
 from holdfast.state.keys import KeyType
 from holdfast.state.store import StateStore
 
-READ_BYTES_MAX = 1 << 20
+READ_BYTES_MAX = 2 << 20
 
 
 @dataclass
