@@ -80,8 +80,9 @@ class Deliveries:
 
     def close(self) -> None:
         """Close every target."""
-        for target in self._targets.values():
-            target.close()
+        for writer, target in self._targets.items():
+            # On the writer's own lane, so never under a delivery that is still at work.
+            self._submit(writer, target.close, lambda _writer, _result: None)
 
     def _step(self, writer: Writer, event: delivery.Event) -> None:
         self._perform(writer, *delivery.step(self._machines[writer], event))

@@ -10,13 +10,15 @@ Source: DESIGN section 5 (restore); PROTOCOL P14, P15.
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.errors import Unavailable
+from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
@@ -64,7 +66,13 @@ class LocalFolders:
     """
 
     def __init__(self, root: Path | None = None) -> None:
+        self._folder: Path | None = None
         self._root = root or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+
+    def discard(self) -> None:
+        """The job is finished: nobody will need the folder again."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
         """Take over the folder that leaves least to restore, else a new one."""
@@ -72,6 +80,11 @@ class LocalFolders:
         lineage = (Stretch(deploy.timeline, Epoch(1), EPOCH_MAX),)
         owned, target = deploy.handle.key_groups, deploy.base_epoch
         try:
+            self._root.mkdir(exist_ok=True, mode=0o700)
+            _check_owner(self._root)
+            for other in self._root.iterdir():
+                if other.name != parent.parent.name:
+                    shutil.rmtree(other, ignore_errors=True)  # of an earlier boot: no base for anything
             parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder = claim(parent, deploy.job_uuid, lineage, target, owned)
         except OSError as error:
@@ -80,11 +93,23 @@ class LocalFolders:
                 not_done="the subtask was not started on this machine",
                 next_step="make room or set TMPDIR on the executors to a folder that can be written",
             ) from error
+        self._folder = folder.path
         covered = usable(folder.marker, deploy.job_uuid, lineage, target, owned)
         specs = [operator.table for operator in plan.operators]
         store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, folder.store)
         applied = folder.marker.applied if covered is not None and folder.marker is not None else None
         return Opened(store, applied, covered, folder.store.close)
+
+
+def _check_owner(root: Path) -> None:
+    """What lies in a folder that somebody else can write is nobody's state."""
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"{root} is not a folder of this user alone",
+            not_done="no state was read from it or written to it",
+            next_step="remove it, or set TMPDIR on the executors to another folder",
+        )
 
 
 def identity_of(deploy: Deploy, worker: WorkerId) -> Identity:

@@ -163,7 +163,11 @@ class WorkerLoop:
         far = lag.epochs >= LAG_EPOCHS_MAX or lag.bytes >= LAG_BYTES_MAX
         if not far and (worked or now - self._busy_until < self._limits.apply_after_idle):
             return False
-        return state.apply()
+        try:
+            return state.apply()
+        except Unavailable:
+            self._busy_until = now  # RocksDB is busy with itself: later
+            return False
 
     def idle_s(self) -> float:
         """Return how long the loop may sleep unless it is woken, in seconds."""

@@ -62,19 +62,29 @@ class ThreadLanes:
             self._lanes[name] = _ThreadLane(name, self._mailbox)
         return self._lanes[name]
 
+    def close(self) -> None:
+        """Let every lane end after what it has to do; results are no longer handed over."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes = {}
+
 
 class _ThreadLane:
     def __init__(self, name: str, mailbox: Mailbox) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], object], Callable[[object], None]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], object], Callable[[object], None]] | None]
+        self._jobs = queue.SimpleQueue()
         self._mailbox = mailbox
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         self._jobs.put((work, done))
 
+    def close(self) -> None:
+        self._jobs.put(None)
+
     def _run(self) -> None:
-        while True:
-            work, done = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
+            work, done = job
             result: object
             try:
                 result = work()

@@ -231,11 +231,23 @@ def _edge(work: _Compilation, input: Node, keys: tuple[str, ...], columns: tuple
         if edge.key == keys and edge.from_fragment == at and _exchanges(work.growing[at], step, edge.index):
             return edge
     schema = pa.schema([input.schema.field(name) for name in columns])
+    _refuse_dictionaries(schema)
     edge = Edge(len(work.edges), at, len(work.growing), keys, schema)
     work.edges.append(edge)
     work.growing[at].add(step, Exchange(edge.index, columns), schema, input.upsert_key)
     work.growing.append(_Growing(edge.to_fragment, None, edge.index, schema))
     return edge
+
+
+def _refuse_dictionaries(schema: pa.Schema) -> None:
+    """A batch that is sent alone does not carry the dictionary of an Enum or Categorical column."""
+    for column in schema:
+        if pa.types.is_dictionary(column.type):
+            raise ConfigError(
+                f"column {column.name!r} is an Enum or Categorical, which cannot be sent to other workers",
+                not_done="the job was not planned",
+                next_step=f'before key_by, .with_columns({column.name}=pl.col("{column.name}").cast(pl.String))',
+            )
 
 
 def _exchanges(fragment: _Growing, input: int, edge: int) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from holdfast.errors import NotFound
 from holdfast.ports import ObjectStore
 
@@ -30,6 +32,14 @@ class Request:
     generation: int
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """A request as it is stored."""
+
+    kind: str
+    generation: int
+    args: dict[str, Any] = {}
+
+
 class Inbox:
     """The driver's side."""
 
@@ -41,18 +51,22 @@ class Inbox:
         """Return requests that were not returned before and have no answer yet."""
         names = self._store.list(FOLDER)
         answered = {name.removesuffix(".reply.json") for name in names if name.endswith(".reply.json")}
-        found = []
+        found, seen = [], set[str]()
         for name in names:
             stem = name.removesuffix(".json")
             if name.endswith(".reply.json") or stem in answered or stem in self._seen:
                 continue
-            self._seen.add(stem)
             try:
-                raw = json.loads(self._store.get(name))
-                request = Request(stem.rpartition("/")[2], raw["kind"], raw.get("args", {}), raw["generation"])
-            except (NotFound, ValueError, KeyError):
-                continue  # withdrawn, or not one of ours: it is left where it is
-            found.append(request)
+                asked = msgspec.json.decode(self._store.get(name), type=_Asked)
+            except NotFound:
+                continue  # withdrawn
+            except msgspec.DecodeError:
+                seen.add(stem)  # not one of ours: it is left where it is
+                continue
+            seen.add(stem)
+            found.append(Request(stem.rpartition("/")[2], asked.kind, asked.args, asked.generation))
+        # Only now: had the store gone away in between, all of them would have to be found again.
+        self._seen |= seen
         return found
 
     def answer(self, request: Request, reply: Mapping[str, Any]) -> None:

@@ -8,11 +8,13 @@ Source: DESIGN sections 2 to 4, 13; API.md (exit statuses).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +28,7 @@ from pyspark import SparkContext
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, Fenced, NotFound, Where
+from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
 from holdfast.model import JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import master, requests, status
@@ -46,6 +48,7 @@ from holdfast.storage.paths import join
 POLL_S = 0.02
 PUBLISH_EVERY_S = 0.5
 REQUESTS_EVERY_S = 1.0
+LAST_STATUS_WAIT_S = 5.0
 ZOMBIE_GRACE_S = 30.0
 """How long a silent worker's Spark task is left alone before it is cancelled."""
 
@@ -158,7 +161,7 @@ class _Run:
         owner = uuid.uuid4().hex
         self._loop = DriverLoop(_rules(prepared, self._host), owner, self, settings.heartbeat_ms / 1000)
         self._inbox = requests.Inbox(prepared.store)
-        self._signalled = 0
+        self._signalled = self._launched = 0
         self._first_generation = 1 if prepared.job is None else prepared.job.generation + 1
 
     def run(self) -> Outcome:
@@ -184,15 +187,16 @@ class _Run:
                 self._lanes.lane("requests").submit(self._inbox.poll, self._requested)
             self._cancel_zombies(now())
             self._mailbox.wait(POLL_S)
-        last = self._publish()
+        last = self._publish(last=True)
         kind, error = loop.outcome
         return Outcome(kind, error, last)
 
     def close(self) -> None:
         """End what this run started."""
         self._control.close()
-        for launch in range(1, self._loop.state.launches + 1):
+        for launch in range(1, self._launched + 1):
             self._spark.cancel(launch)
+        self._lanes.close()
 
     # Ports of the driver's loop
 
@@ -200,6 +204,7 @@ class _Run:
         self._control.send(worker, message)
 
     def launch(self, number: int) -> None:
+        self._launched = number
         self._spark.launch(number)
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:
@@ -250,11 +255,21 @@ class _Run:
         for launch in due:
             self._spark.cancel(launch)
 
-    def _publish(self) -> Mapping[str, Any]:
+    def _put_last(self, data: bytes, written: threading.Event) -> None:
+        with contextlib.suppress(Unavailable):
+            self._prepared.store.put("live.json", data)
+        written.set()
+
+    def _publish(self, last: bool = False) -> Mapping[str, Any]:
         host, pid, at = socket.gethostname(), os.getpid(), self.clock.wall_us()
         shown = status.of_run(self._loop.state, self._prepared.root, "continuous", host, pid, at)
         data = json.dumps(shown).encode()
-        if self._loop.outcome is None or self._loop.outcome[0] != "fenced":
+        if last and self._loop.outcome is not None and self._loop.outcome[0] != "fenced":
+            # The process may end right after this, and with it every lane; nor may an older one come after it.
+            written = threading.Event()
+            self._lanes.lane("live").submit(lambda: self._put_last(data, written), lambda _: None)
+            written.wait(LAST_STATUS_WAIT_S)
+        elif not last:
             self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), lambda _: None)
         self._progress(shown)
         return shown
@@ -355,7 +370,7 @@ def _live_driver(store: ObjectStore, job: joblog.Job) -> dict[str, Any] | None:
     except (NotFound, ValueError):
         return None
     driver = live.get("driver")
-    if live.get("state") in ("stopped", "finished", "failed") or not driver or live.get("generation") != job.generation:
+    if live.get("state") in ("stopped", "finished", "failed") or not driver:
         return None
     age_ms = (time.time_ns() // 1000 - driver["at"]) / 1000
     if age_ms > status.STALE_AFTER_MS:

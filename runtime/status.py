@@ -42,9 +42,10 @@ def of_run(state: master.Master, root: str, mode: str, host: str, pid: int, now_
     status["sources"] = _sources(state)
     status["sinks"] = _sinks(state)
     status["operators"] = _operators(state)
+    started_at = {start.generation: start.at for start in job.starts} if job is not None else {}
     status["restarts"] = [
         {
-            "at": restart.at,
+            "at": started_at.get(restart.generation),
             "cause": restart.cause,
             "generation": restart.generation,
             "recovery_ms": None if restart.ready_after is None else round(restart.ready_after * 1000),

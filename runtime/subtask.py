@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask
 from holdfast.ports import Clock
 from holdfast.runtime.channels import Links
@@ -33,6 +34,8 @@ from holdfast.state.keys import KeyType
 from holdfast.state.store import StateStore
 
 READ_BYTES_MAX = 2 << 20
+UNAVAILABLE_PAUSE_S = 0.5
+"""How long a source that is away is left alone."""
 
 
 @dataclass
@@ -128,6 +131,7 @@ class SubtaskRun:
         self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
         self._turn = 0
         self.records_in = 0
+        self._away_until = 0.0
 
     def advance(self, arrived: Callable[[int, ChannelId, Barrier], None], may_read: bool) -> bool:
         """Take one frame or read one batch; return whether there was anything to do."""
@@ -173,7 +177,10 @@ class SubtaskRun:
     def ends(self) -> tuple[SourcePosition, ...]:
         """Return the offset after the last record that exists now, of every source partition."""
         opened = {r.source: r.opened for r in self._readings}
-        ends = {name: source.end_offsets() for name, source in opened.items()}
+        try:
+            ends = {name: source.end_offsets() for name, source in opened.items()}
+        except Unavailable:
+            return ()  # unknown for now
         known = [(r.source, r.partition, ends[r.source].get(r.partition)) for r in self._readings]
         return tuple(SourcePosition(source, partition, end) for source, partition, end in known if end is not None)
 
@@ -232,14 +239,19 @@ class SubtaskRun:
         return False
 
     def _read_one(self) -> bool:
-        if self._throttle.wait_s() > 0:
+        if self._throttle.wait_s() > 0 or self._throttle.clock.monotonic() < self._away_until:
             return False
         self._turn += 1
         for i in range(len(self._readings)):
             reading = self._readings[(i + self._turn) % len(self._readings)]
             if reading.ended or not self._has_room(reading.fragment):
                 continue
-            batch, following = reading.opened.read(reading.partition, reading.offset, READ_BYTES_MAX)
+            try:
+                batch, following = reading.opened.read(reading.partition, reading.offset, READ_BYTES_MAX)
+            except Unavailable:
+                # Nothing was taken: the source is asked again, by this worker, a little later.
+                self._away_until = self._throttle.clock.monotonic() + UNAVAILABLE_PAUSE_S
+                return False
             if batch is None:
                 reading.offset = following
                 reading.ended = reading.opened.ended(reading.partition, following)

@@ -37,19 +37,17 @@ class Tally:
         self._offsets = dict(start)
         self._began_at = sum(start.values())
         self._samples: deque[tuple[float, int]] = deque()
-        self._restarts_at: dict[int, int] = {}
 
     @property
     def records(self) -> int:
         """How many records further than at the start of the run the sources are read."""
         return sum(self._offsets.values()) - self._began_at
 
-    def take(self, status: Mapping[str, Any], now_s: float, now_us: int) -> dict[str, Any]:
+    def take(self, status: Mapping[str, Any], now_s: float) -> dict[str, Any]:
         """Return what is shown of a status.
 
         Args:
-            now_s: The monotonic clock in whose seconds the driver gives the times of restarts.
-            now_us: The wall clock at the same moment.
+            now_s: The monotonic clock, for rates.
         """
         partitions = len(self._offsets)
         for row in status["sources"]:
@@ -70,8 +68,7 @@ class Tally:
                 {"id": w["id"], "pid": w["pid"], "subtasks": w["subtasks"], "how": w["how"]} for w in status["workers"]
             ],
             "restarts": [
-                {"at": self._restart_at(r, now_s, now_us), "cause": r["cause"], "recovery_ms": r["recovery_ms"]}
-                for r in status["restarts"]
+                {"at": r["at"], "cause": r["cause"], "recovery_ms": r["recovery_ms"]} for r in status["restarts"]
             ],
         }
 
@@ -87,10 +84,6 @@ class Tally:
             return None
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
         return round((last - first) / (last_s - first_s))
-
-    def _restart_at(self, restart: Mapping[str, Any], now_s: float, now_us: int) -> int:
-        generation: int = restart["generation"]
-        return self._restarts_at.setdefault(generation, now_us - round((now_s - restart["at"]) * 1_000_000))
 
 
 def line(shown: Mapping[str, Any]) -> str:
@@ -134,7 +127,7 @@ class Progress:
     def update(self, status: Mapping[str, Any]) -> None:
         """Take the newest status; show it if it is time to, or if the state is another."""
         now_s = time.monotonic()
-        shown = self._tally.take(status, now_s, time.time_ns() // 1000)
+        shown = self._tally.take(status, now_s)
         if self._style != "json":
             self._note_recoveries(shown)
         due = now_s - self._shown_at >= SHOW_EVERY_S or shown["state"] != self._state
@@ -144,7 +137,7 @@ class Progress:
 
     def end(self, status: Mapping[str, Any], state: str) -> None:
         """Show the last status of the run, once."""
-        shown = self._tally.take(status, time.monotonic(), time.time_ns() // 1000) | {"state": state}
+        shown = self._tally.take(status, time.monotonic()) | {"state": state}
         if self._style == "json":
             self._show(shown)
         self._clear()

@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.model import WorkerId
 from holdfast.runtime import messages as m
-from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, connect, listen
+from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen
 
 _MESSAGE = 3
 _log = logging.getLogger("holdfast.control")
@@ -58,7 +58,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Close everything."""
-        self._listener.close()
+        close_listener(self._listener)
         for worker in list(self._streams):
             self.dismiss(worker)
 

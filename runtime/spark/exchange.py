@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
 
 import msgspec
 import pyarrow as pa
@@ -25,7 +24,8 @@ import pyarrow as pa
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Generation, JobUuid
 from holdfast.runtime.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue
-from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, connect, listen
+from holdfast.runtime.mailbox import Mailbox
+from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen
 
 _BATCH, _BARRIER = 1, 2
 _log = logging.getLogger("holdfast.exchange")
@@ -42,8 +42,8 @@ class Hello(msgspec.Struct, frozen=True):
 class TcpNetwork:
     """Takes data connections of this worker and opens those to its peers."""
 
-    def __init__(self, host: str, secret: bytes, wake: Callable[[], None]) -> None:
-        self._secret, self._wake = secret, wake
+    def __init__(self, host: str, secret: bytes, mailbox: Mailbox) -> None:
+        self._secret, self._mailbox = secret, mailbox
         self._listener = listen(host)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class TcpNetwork:
 
     def open(self, request: OpenLinks) -> Links:
         """Open the channels of a generation; connections complete in the background."""
-        links = _TcpLinks(request, self._secret, self._wake)
+        links = _TcpLinks(request, self._secret, self._mailbox)
         with self._lock:
             self._links = links
             for hello, stream in list(self._waiting.items()):
@@ -63,8 +63,12 @@ class TcpNetwork:
         return links
 
     def close(self) -> None:
-        """Stop taking connections."""
-        self._listener.close()
+        """Stop taking connections, and let go of those that nobody waits for."""
+        close_listener(self._listener)
+        with self._lock:
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for stream in waiting:
+            stream.close()
 
     def _accept_all(self) -> None:
         while True:
@@ -95,9 +99,9 @@ class TcpNetwork:
 
 
 class _TcpLinks:
-    def __init__(self, request: OpenLinks, secret: bytes, wake: Callable[[], None]) -> None:
+    def __init__(self, request: OpenLinks, secret: bytes, mailbox: Mailbox) -> None:
         self.request = request
-        self._secret, self._wake = secret, wake
+        self._secret, self._mailbox, self._wake = secret, mailbox, mailbox.wake
         self._closed = False
         own = request.subtask
         self._local = {c: Queue() for c in request.outputs if c.receiver == own}
@@ -161,8 +165,8 @@ class _TcpLinks:
                 else:
                     queue.put(msgspec.msgpack.decode(data, type=Barrier))
                 self._wake()
-        except StreamClosed as error:
-            self._report(channel, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever ends this thread, the channel is broken
+            self._report(channel, error)
 
     def _send(self, channel: ChannelId) -> None:
         request, queue = self.request, self._out[channel]
@@ -177,12 +181,16 @@ class _TcpLinks:
                 else:
                     stream.send(_BATCH, memoryview(frame.serialize()))
                 self._wake()
-        except (StreamClosed, Unavailable) as error:
-            self._report(channel, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever ends this thread, the channel is broken
+            self._report(channel, error)
 
-    def _report(self, channel: ChannelId, why: str) -> None:
-        if not self._closed:
-            self.request.broken(self.request.generation, channel, why)
+    def _report(self, channel: ChannelId, error: Exception) -> None:
+        """Tell the loop, on its own thread: it owns everything that has to be looked at."""
+        if self._closed:
+            return
+        why = str(error) if isinstance(error, StreamClosed | Unavailable) else f"{type(error).__name__}: {error}"
+        _log.info("channel %s broke: %s", channel, why)
+        self._mailbox.post(lambda: self.request.broken(self.request.generation, channel, why))
 
 
 class _Bounded(Queue):

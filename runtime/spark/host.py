@@ -38,6 +38,8 @@ from holdfast.storage.objects import open_objects
 
 _PR_SET_PDEATHSIG = 1
 EXIT_SESSION_LOST = 75
+HUNG_AFTER_S = 120.0
+"""How long the loop may be busy with one thing, a restore for instance, before the worker falls silent."""
 _log = logging.getLogger("holdfast.worker")
 
 
@@ -65,14 +67,14 @@ class _Ports:
         self.network = network
         self.local = LocalFolders()
         self.client: ControlClient | None = None
-        self._lanes = ThreadLanes(mailbox)
+        self.lanes = ThreadLanes(mailbox)
 
     def send(self, message: m.FromWorker) -> None:
         assert self.client is not None
         self.client.send(message)
 
     def lane(self, name: str) -> Lane:
-        return self._lanes.lane(name)
+        return self.lanes.lane(name)
 
 
 def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
@@ -81,16 +83,16 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     _die_with_parent()
     mailbox = Mailbox()
     host = _own_host(task.driver)
-    network = TcpNetwork(host, task.secret, mailbox.wake)
+    network = TcpNetwork(host, task.secret, mailbox)
     worker = WorkerId(uuid.uuid4().hex[:12])
     register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), network.address)
     ports = _Ports(task, mailbox, network)
     loop = WorkerLoop(worker, task.plan, ports, Limits(task.records_per_second))
     session = _Session(task, loop, mailbox)
-    ports.client = ControlClient(task.driver, task.secret, register, session.received, session.closed)
-    ports.client.start()
-    threading.Thread(target=session.watch, args=(ports,), name="session", daemon=True).start()
     try:
+        ports.client = ControlClient(task.driver, task.secret, register, session.received, session.closed)
+        ports.client.start()
+        threading.Thread(target=session.watch, args=(ports,), name="session", daemon=True).start()
         while loop.exited is None:
             mailbox.drain()
             if loop.exited is None and not loop.turn():
@@ -102,7 +104,11 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     finally:
         session.over.set()
         loop.close()
-        ports.client.close()
+        ports.lanes.close()
+        if loop.exited == "finished":
+            ports.local.discard()
+        if ports.client is not None:
+            ports.client.close()
         network.close()
     yield loop.exited
 
@@ -124,7 +130,7 @@ class _Session:
 
     def __init__(self, task: WorkerTask, loop: WorkerLoop, mailbox: Mailbox) -> None:
         self._task, self._loop, self._mailbox = task, loop, mailbox
-        self._heard = time.monotonic()
+        self._heard = self._turned = time.monotonic()
         self.over = threading.Event()
 
     def received(self, message: m.FromDriver) -> None:
@@ -141,8 +147,14 @@ class _Session:
             if silent > self._task.session_timeout_s:
                 _log.error("no word from the driver for %.1f s: leaving", silent)
                 os._exit(EXIT_SESSION_LOST)
+            if time.monotonic() - self._turned > HUNG_AFTER_S:
+                continue  # the loop hangs: being silent lets the driver replace this worker
             ports.send(self._loop.heartbeat())
-            self._mailbox.post(self._loop.take_stock)
+            self._mailbox.post(self._take_stock)
+
+    def _take_stock(self) -> None:
+        self._turned = time.monotonic()
+        self._loop.take_stock()
 
 
 def _die_with_parent() -> None:

@@ -1,8 +1,9 @@
 """Authenticated, framed TCP streams between driver and workers.
 
 Both ends prove that they know the run's secret before anything else is read, by an HMAC over fresh
-nonces of both; the secret itself never crosses the wire. Then either end sends frames: one byte of
-kind, eight of length, the bytes.
+nonces of both; the secret itself does not cross these streams (Spark brings it to the workers with
+the task). Then either end sends frames: one byte of kind, eight of length, the bytes. Frames are not
+encrypted: whoever can change packets on the way is not kept out.
 
 Invariants
     - Nothing of a peer that did not authenticate is decoded; it is limited in size and time.
@@ -39,6 +40,10 @@ class Stream:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A peer whose packets are dropped sends nothing, also no end: ask after it.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def send(self, kind: int, payload: bytes | memoryview) -> None:
         """Send one frame. Raises StreamClosed."""
@@ -88,6 +93,15 @@ def listen(host: str) -> socket.socket:
     listener.bind((host, 0))
     listener.listen(64)
     return listener
+
+
+def close_listener(listener: socket.socket) -> None:
+    """Stop listening; a thread that waits in `accept` is freed, which closing alone does not do."""
+    try:
+        listener.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it was not listening any more
+    listener.close()
 
 
 def connect(address: Sequence[str | int], secret: bytes, hello: bytes) -> Stream:

@@ -39,10 +39,9 @@ class LocalObjects:
 
     def create(self, path: str, data: bytes) -> None:
         target = self._writable_target(path, data)
-        if target.exists():
-            _sync_folder(target.parent)  # the caller acts on what it finds, so that must survive as well
-            raise AlreadyExists(path)
         try:
+            if target.exists():
+                raise FileExistsError(path)
             temporary = _write_temporary(target.parent, data)
             try:
                 os.link(temporary, target)
@@ -50,9 +49,17 @@ class LocalObjects:
                 os.unlink(temporary)
             _sync_folder(target.parent)
         except FileExistsError:
+            self._settled(target)
             raise AlreadyExists(path) from None
         except OSError as error:
             self._refused(error, f"writing {target}", "the object may or may not be there")
+
+    def _settled(self, target: Path) -> None:
+        """The caller acts on what it finds there, so that has to survive as well."""
+        try:
+            _sync_folder(target.parent)
+        except OSError as error:
+            self._refused(error, f"reading {target}", "nothing was changed")
 
     def put(self, path: str, data: bytes) -> None:
         target = self._writable_target(path, data)

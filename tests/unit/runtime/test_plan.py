@@ -13,6 +13,7 @@ import pytest
 from pyspark import cloudpickle
 
 import holdfast as hf
+from holdfast.errors import ConfigError
 from holdfast.runtime.plan import (
     INPUT,
     Plan,
@@ -283,3 +284,14 @@ class TestStateOverCodeChanges:
 class TestSinksOfThePackage:
     def test_a_sink_in_memory_fits_an_append_stream(self) -> None:
         plan_of(lambda app, stream: stream.sink("out", MemorySink()))
+
+
+class TestColumnsThatCannotTravel:
+    def test_an_enum_that_crosses_a_shuffle_is_refused_when_the_job_is_planned(self) -> None:
+        schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("e", pa.string(), nullable=False)])
+        app = hf.App("enums")
+        rows = app.source("rows", hf.Generator(schema, lambda i: (i, "a"), count=1))
+        typed = rows.with_columns(e=pl.col("e").cast(pl.Enum(["a", "b"])))
+        typed.key_by("k").agg("counts", n=hf.count("e")).sink("out", hf.SQLite("unused.db", table="t", key=["k"]))
+        with pytest.raises(ConfigError, match="'e' is an Enum"):
+            app.plan()

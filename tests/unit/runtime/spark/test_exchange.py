@@ -1,0 +1,187 @@
+"""Channels over real sockets: order, who may connect, and what becomes of a channel that breaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from holdfast.errors import Unavailable
+from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subtask
+from holdfast.runtime.channels import Frame, Links, OpenLinks
+from holdfast.runtime.mailbox import Mailbox, ThreadLanes
+from holdfast.runtime.spark.exchange import Hello, TcpNetwork
+from holdfast.runtime.spark.wire import Stream, StreamClosed, close_listener, connect, listen
+
+SCHEMA = pa.schema([pa.field("n", pa.int64())])
+SECRET = b"s" * 32
+JOB = JobUuid("job")
+LEFT_TO_RIGHT = ChannelId(0, Subtask(0), Subtask(1))
+
+
+def until(true: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    while not true():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        pause.wait(0.005)
+
+
+class End:
+    """One worker's end of the network, and what it was told of broken channels."""
+
+    def __init__(self, secret: bytes = SECRET) -> None:
+        self.mailbox = Mailbox()
+        self.network = TcpNetwork("127.0.0.1", secret, self.mailbox)
+        self.broken: list[tuple[int, str, str]] = []
+        self.links: Links | None = None
+
+    def open(self, subtask: int, generation: int, peers: dict[Subtask, tuple[str, int]]) -> Links:
+        sends = subtask == 0
+        self.links = self.network.open(
+            OpenLinks(
+                JOB, Generation(generation), Subtask(subtask), () if sends else (LEFT_TO_RIGHT,),
+                (LEFT_TO_RIGHT,) if sends else (), peers, {0: SCHEMA}, self.hear,
+            )
+        )
+        return self.links
+
+    def hear(self, generation: Generation, channel: ChannelId, why: str) -> None:
+        self.broken.append((generation, threading.current_thread().name, why))
+
+    def close(self) -> None:
+        if self.links is not None:
+            self.links.close()
+        self.network.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    both = End(), End()
+    yield both
+    for end in both:
+        end.close()
+
+
+def opened(ends: tuple[End, End], generation: int = 1) -> tuple[Links, Links]:
+    peers = {Subtask(i): end.network.address for i, end in enumerate(ends)}
+    return ends[0].open(0, generation, peers), ends[1].open(1, generation, peers)
+
+
+def taken(links: Links, count: int) -> list[Frame]:
+    frames: list[Frame] = []
+
+    def more() -> bool:
+        frame = links.take(LEFT_TO_RIGHT)
+        if frame is not None:
+            frames.append(frame)
+        return len(frames) == count
+
+    until(more, f"{count} frames")
+    return frames
+
+
+def batch(*values: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
+
+
+class TestChannels:
+    def test_batches_and_barriers_come_out_in_order(self, ends: tuple[End, End]) -> None:
+        sender, receiver = opened(ends)
+        barrier = Barrier(Epoch(1), Epoch(0), last=False)
+        for frame in (batch(1, 2), barrier, batch(3)):
+            sender.put(LEFT_TO_RIGHT, frame)
+        first, second, third = taken(receiver, 3)
+        assert isinstance(first, pa.RecordBatch) and first.equals(batch(1, 2))
+        assert second == barrier
+        assert isinstance(third, pa.RecordBatch) and third.equals(batch(3))
+
+    def test_a_full_queue_has_no_room_until_it_is_read(self, ends: tuple[End, End]) -> None:
+        sender, receiver = opened(ends)
+        large = batch(*range(500_000))
+        sent = 0
+        while sender.room(LEFT_TO_RIGHT):
+            sender.put(LEFT_TO_RIGHT, large)
+            sent += 1
+            assert sent < 100
+        taken(receiver, sent)
+        until(lambda: sender.room(LEFT_TO_RIGHT), "room")
+
+    def test_a_peer_that_was_deployed_first_is_kept_waiting(self, ends: tuple[End, End]) -> None:
+        peers = {Subtask(i): end.network.address for i, end in enumerate(ends)}
+        sender = ends[0].open(0, 2, peers)
+        sender.put(LEFT_TO_RIGHT, batch(7))
+        (frame,) = taken(ends[1].open(1, 2, peers), 1)
+        assert isinstance(frame, pa.RecordBatch) and frame.equals(batch(7))
+
+    def test_nothing_of_an_older_generation_is_taken(self, ends: tuple[End, End]) -> None:
+        """P2"""
+        opened(ends, generation=2)
+        hello = msgspec.msgpack.encode(Hello(JOB, Generation(1), LEFT_TO_RIGHT))
+        stale = connect(ends[1].network.address, SECRET, hello)
+        with pytest.raises(StreamClosed):
+            stale.receive()
+
+
+class TestBrokenChannels:
+    def test_are_reported_on_the_loops_thread_and_no_other(self, ends: tuple[End, End]) -> None:
+        sender, _ = opened(ends)
+        sender.put(LEFT_TO_RIGHT, batch(1))
+        ends[1].close()
+        while_sending = threading.Event()
+
+        def reported() -> bool:
+            sender.put(LEFT_TO_RIGHT, batch(1))
+            while_sending.wait(0.01)
+            return ends[0].mailbox.drain()
+
+        until(reported, "a report")
+        assert ends[0].broken[0][:2] == (1, threading.current_thread().name)
+
+    def test_include_those_that_deliver_bytes_nobody_understands(self, ends: tuple[End, End]) -> None:
+        opened(ends)[0].close()
+        ends[1].open(1, 2, {})
+        hello = msgspec.msgpack.encode(Hello(JOB, Generation(2), LEFT_TO_RIGHT))
+        stream: Stream = connect(ends[1].network.address, SECRET, hello)
+        stream.send(1, b"no record batch")
+        until(ends[1].mailbox.drain, "a report")
+        assert ends[1].broken[-1][0] == 2
+        stream.close()
+
+
+class TestAuthentication:
+    def test_who_does_not_know_the_secret_is_refused(self, ends: tuple[End, End]) -> None:
+        with pytest.raises((Unavailable, StreamClosed)):
+            connect(ends[1].network.address, b"x" * 32, b"hello").receive()
+
+    def test_a_closed_listener_takes_nobody(self) -> None:
+        listener = listen("127.0.0.1")
+        address = listener.getsockname()
+        freed = threading.Event()
+
+        def wait() -> None:
+            try:
+                listener.accept()
+            except OSError:
+                freed.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        close_listener(listener)
+        assert freed.wait(5.0)
+        with pytest.raises(Unavailable):
+            connect(address, SECRET, b"hello")
+
+
+class TestThreadLanes:
+    def test_end_with_their_owner(self) -> None:
+        mailbox = Mailbox()
+        lanes = ThreadLanes(mailbox)
+        done: list[object] = []
+        lanes.lane("once-only").submit(lambda: 7, done.append)
+        lanes.close()
+        until(lambda: "once-only" not in {thread.name for thread in threading.enumerate()}, "the thread to end")
+        mailbox.drain()
+        assert done == [7]
