@@ -1,6 +1,6 @@
 # The commands of a developer. The first use of any of them creates .venv.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test bench lock clean check java
+.PHONY: help demo quick test soak bench lock clean check java
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -21,8 +21,11 @@ demo: java ## the flights job on real data: a worker is killed, the result is ve
 quick: check ## ruff, types, import rules, tests that need no Spark (2 min at most)
 	@$(PYTEST) -m "not e2e and not slow" $(QUICK)
 
-test: check java ## everything: quick, every scenario, Spark, smoke benchmarks
-	@$(WITH_JAVA) $(PYTEST) tests
+test: check java ## everything but soak: quick, every scenario, Spark, smoke benchmarks
+	@$(WITH_JAVA) $(PYTEST) -m "not slow" tests
+
+soak: java ## the simulator over thousands of seeds, every wrong version of the protocol from several starts
+	@$(WITH_JAVA) $(PYTEST) --timeout=0 -m slow tests
 
 bench: java ## benchmarks at full size
 	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 --bench=full tests/bench

@@ -13,7 +13,7 @@ from holdfast.chaos.mutants import MUTANTS, Mutant
 from holdfast.chaos.report import Summary, failure_lines, replay_command
 from holdfast.chaos.simulator import simulate
 
-SEEDS_QUICK, SEEDS_SLOW = 300, 4_000
+SEEDS_QUICK, SEEDS_SLOW = 200, 4_000
 SEEDS_PER_MUTANT = 400
 
 
