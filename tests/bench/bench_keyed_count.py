@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from harness import Bench
 from keyed_job import ROW_BYTES, SCHEMA, make
+from keyed_parts import parts_ns
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.recovery import handles_for
@@ -76,6 +77,9 @@ def bench_keyed_count(bench: Bench, tmp_path: Path) -> None:
     cpu_us = sum(used.cpu_s.values()) / rows * 1e6
     bench.note(f"CPU: {cpu_us:.3f} us per row of {ROW_BYTES} bytes, both workers together")
     bench.note(f"memory: {', '.join(f'{size >> 20} MiB' for size in used.rss.values())} resident per worker")
+    parts = parts_ns(tmp_path, bench.size("rows taken apart", smoke=100_000, full=8_000_000))
+    bench.note("CPU ns per row, each part alone: " + ", ".join(f"{part} {ns:.0f}" for part, ns in parts.items()))
+    bench.note("  (freeze and seal: per changed key and epoch)")
     durations = sorted(done.body.duration_ms for done in job.completed)
     bench.note(f"checkpoints: {len(durations)}, median {durations[len(durations) // 2]} ms, longest {durations[-1]} ms")
 

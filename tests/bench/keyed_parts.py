@@ -1,0 +1,65 @@
+"""Where the time of the keyed benchmark goes: each part alone, in one thread, on the same data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from keyed_job import SCHEMA, make
+from numpy.typing import NDArray
+
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.runtime.subtask import READ_BYTES_MAX, Router
+from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.state.table import Table
+from holdfast.storage.log import LogReader
+from holdfast.storage.objects import open_objects
+
+Result = TypeVar("Result")
+
+
+def parts_ns(folder: Path, rows_max: int) -> dict[str, float]:
+    """Return CPU nanoseconds per row by part; `seal` is per changed key."""
+    plan = make(folder).plan()
+    edge, (operator,) = plan.edges[0], plan.operators
+    spec, router = operator.table, Router(edge, 2, plan.key_groups)
+    table = Table(spec, plan.key_groups)
+    reader, offset, spent = LogReader(open_objects(str(folder / "input"))), 0, dict[str, float]()
+    reader.refresh()
+    done = 0
+
+    def timed(part: str, work: Callable[[], Result]) -> Result:
+        start = time.thread_time()
+        result = work()
+        spent[part] = spent.get(part, 0.0) + time.thread_time() - start
+        return result
+
+    while done < rows_max:
+        batch, offset = timed("read", lambda: reader.read(0, offset, READ_BYTES_MAX))  # noqa: B023 - called at once
+        if batch is None:
+            break
+        done += batch.num_rows
+        for _, share in timed("hash and split", lambda: router.split(batch)):  # noqa: B023
+            wire = timed("encode", lambda: share.serialize().to_pybytes())  # noqa: B023
+            came = timed("decode", lambda: pa.ipc.read_record_batch(pa.py_buffer(wire), SCHEMA))  # noqa: B023
+            keys = timed("hash again", lambda: spec.key.encode([came.column("k")]))  # noqa: B023
+            slots = timed("index", lambda: table.slots(keys))  # noqa: B023
+            timed("mark dirty", lambda: table.touch(slots))  # noqa: B023
+            values = came.column("v").to_numpy()
+            timed("count and sum", lambda: _update(table, slots, values))  # noqa: B023
+    timed("freeze", lambda: table.freeze(Epoch(1), Epoch(0)))
+    delta = table.delta(Epoch(1))
+    header = SegmentHeader(JobUuid("j"), Generation(1), Timeline(1), Epoch(1), Epoch(0), WorkerId("w"))
+    timed("seal", lambda: seal(header, [delta]))
+    per = dict.fromkeys(spent, done) | {"freeze": len(delta), "seal": len(delta)}
+    return {part: seconds / per[part] * 1e9 for part, seconds in spent.items()}
+
+
+def _update(table: Table, slots: NDArray[np.int64], values: NDArray[Any]) -> None:
+    names = [column.name for column in table.spec.columns]
+    np.add.at(table.column(names[0]), slots, 1)
+    np.add.at(table.column(names[1]), slots, values)
