@@ -176,7 +176,7 @@ class SQLite:
         if self.tags_rows and self.key is None:
             raise ConfigError(
                 f'{self.where}: delivery="idempotent" keeps a tag per key, and the sink has no key',
-                next_step='give the sink key=[...], or leave delivery="idempotent" out: rows are then added exactly once',
+                next_step='give the sink key=[...], or leave delivery out: rows are then added, each exactly once',
             )
         if self.tags_rows and TAG_COLUMN in (name.lower() for name in schema.names):
             raise ConfigError(

@@ -83,7 +83,7 @@ class RowTags:
         )
 
     def bury(self, db: sqlite3.Connection, tag: Tag) -> None:
-        """Leave a tombstone for every key that the delivery deletes, whether a row is there or not; take others away."""
+        """Leave a tombstone for every key that is deleted, whether it has a row or not; take those of puts away."""
         key = json_object("i", self._key)
         db.execute(
             f'DELETE FROM main.{TOMBSTONE} WHERE "table" = ? '

@@ -22,7 +22,9 @@ import pytest
 import holdfast as hf
 from holdfast.model import Tag, Writer
 from holdfast.runtime.cluster import Cluster
+from holdfast.runtime.run import Prepared, prepare
 from holdfast.runtime.schema import schema_of
+from holdfast.runtime.settings import resolve
 from holdfast.sinks.contract import AlreadyDelivered, Outcome, Sink, Target
 from holdfast.sinks.log import LogTarget
 from holdfast.storage.log import LogReader, LogWriter, create_log
@@ -35,6 +37,10 @@ WORDS = ["a", "b", "c", "d", "e"]
 class Said:
     n: int
     word: str
+
+
+def one(n: int) -> Said:
+    return Said(n, WORDS[n % len(WORDS)])
 
 
 class LossyObjects(LocalObjects):
@@ -142,11 +148,20 @@ class Job:
             self.cluster.pass_time(0.5)
         assert self.cluster.driver.outcome is not None and self.cluster.driver.outcome[0] == "finished"
 
-    def come_late(self) -> list[Outcome]:
+    def come_late(self, before_each: Callable[[], None] = lambda: None) -> list[Outcome]:
         """Repeat every delivery so far, in any order."""
         late = list(self.zombies)
         self.random.shuffle(late)
-        return [zombie() for zombie in late]
+        outcomes = []
+        for zombie in late:
+            before_each()
+            outcomes.append(zombie())
+        return outcomes
+
+    def forget_deliveries(self) -> None:
+        """Lose what SQLite knows of deliveries, but for the tags of the rows."""
+        self.ask("DELETE FROM holdfast_progress")
+        self.ask("DELETE FROM holdfast_undo")
 
     def logged(self, name: str) -> Counter[tuple[int, str]]:
         reader = LogReader(LocalObjects(self.folder / name))
@@ -193,18 +208,60 @@ class TestJobWithRealTargets:
         job.check()
 
     def test_rows_with_tags_need_no_other_record_of_what_was_delivered(self, job: Job) -> None:
-        for _ in range(4):
-            job.say(10)
+        for _ in range(8):
+            job.say(2)
             job.cluster.pass_time(2)
         job.finish()
-        job.ask("DELETE FROM holdfast_progress")
-        job.come_late()
+        job.come_late(before_each=job.forget_deliveries)
         job.check()
 
-    def test_the_logs_know_their_job_again(self, job: Job) -> None:
-        job.say(10)
-        job.finish()
-        copy = hf.Log(job.folder / "copy")
-        copy.check_owner(job.cluster.driver.state.job.uuid, "copy")
-        with pytest.raises(hf.ConfigError, match="of another job"):
-            copy.check_owner(None, "copy")
+
+
+class TestStartOfAJob:
+    """A log as the sink of a job that is started as `holdfast run` starts it."""
+
+    def start(self, folder: Path, root: str) -> Prepared:
+        if not (folder / "input").exists():
+            create_log(LocalObjects(folder / "input"), schema_of(Said))
+            table = pa.Table.from_pylist([{"n": 1, "word": "a"}], schema=schema_of(Said))
+            LogWriter(LocalObjects(folder / "input")).append({0: table})
+        app = hf.App("words", root=str(folder / root))
+        app.source("rows", hf.Log(folder / "input", Said)).sink("copy", hf.Log(folder / "copy"))
+        return prepare(app.plan(), resolve(app))
+
+    def run_one_epoch(self, started: Prepared) -> None:
+        cluster = Cluster(started.plan, 1, 0, started.store, 1.0, started.partitions)
+        cluster.begin()
+        cluster.settle()
+        while not cluster.driver.state.confirmed:
+            cluster.pass_time(0.25)
+        for member in cluster.members.values():
+            member.loop.close()
+
+    def test_a_missing_log_is_created_with_the_columns_of_the_stream(self, tmp_path: Path) -> None:
+        self.start(tmp_path, "root")
+        assert hf.Log(tmp_path / "copy").schema == schema_of(Said)
+
+    def test_a_job_that_goes_on_finds_its_own_rows(self, tmp_path: Path) -> None:
+        self.run_one_epoch(self.start(tmp_path, "root"))
+        assert self.start(tmp_path, "root").job is not None
+
+    def test_a_job_that_was_deleted_and_made_again_is_refused(self, tmp_path: Path) -> None:
+        self.run_one_epoch(self.start(tmp_path, "root"))
+        with pytest.raises(hf.ConfigError, match="holds output of a sink 'copy' of another job"):
+            self.start(tmp_path, "another root")
+
+    def test_a_stream_that_replaces_rows_is_refused_where_it_is_written(self, tmp_path: Path) -> None:
+        app = hf.App("words")
+        totals = app.source("rows", hf.Generator(Said, one)).key_by("word").agg("totals", rows=hf.count())
+        with pytest.raises(hf.ConfigError, match="but a log keeps every row"):
+            totals.sink("copy", hf.Log(tmp_path / "copy", key=["word"]))
+
+    def test_the_test_driver_puts_a_table_in_its_place(self, tmp_path: Path) -> None:
+        app = hf.App("words")
+        app.source("rows", hf.Generator(Said, one)).sink("copy", hf.Log(tmp_path / "copy"))
+        with hf.testing.TestDriver(app) as t:
+            t.push("rows", [Said(1, "a"), Said(1, "a")])
+            t.checkpoint()
+            assert t.rows("copy") == [{"n": 1, "word": "a"}] * 2
+        assert not (tmp_path / "copy").exists()
