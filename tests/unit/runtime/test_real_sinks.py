@@ -187,7 +187,7 @@ class Job:
         assert self.ask("SELECT word, rows, total FROM some ORDER BY word") == even
 
 
-@pytest.fixture(params=range(3))
+@pytest.fixture(params=[0, 2, 4])  # with 4, a row that is deleted comes back if nothing is left of it
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     return Job(tmp_path, request.param)
 
