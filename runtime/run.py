@@ -41,6 +41,7 @@ from holdfast.runtime.settings import Settings
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.launch import SparkHost, check_slots, start_context
+from holdfast.sinks.contract import OwnedSink
 from holdfast.state.keygroups import range_of
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
@@ -111,6 +112,8 @@ def prepare(plan: Plan, settings: Settings, drop_state: Sequence[str] = ()) -> P
         opened.close()
     for sink in plan.sinks:
         sink.sink.prepare(sink.schema, sink.upsert_key)
+        if isinstance(sink.sink, OwnedSink):
+            sink.sink.check_owner(None if job is None else job.uuid, sink.name)
     return Prepared(plan, settings, root, store, repository, job, operators, partitions)
 
 

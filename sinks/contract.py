@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -124,6 +124,23 @@ class Sink(Protocol):
 
     def open(self, job_uuid: str, writer: Writer) -> Target:
         """Return the writer's target; no connection is made yet."""
+
+
+@runtime_checkable
+class OwnedSink(Protocol):
+    """A sink that also refuses, before the job starts, a target with another job's output under its name (P1)."""
+
+    def check_owner(self, job_uuid: str | None, name: str) -> None:
+        """After `prepare`: look at the tags in the target.
+
+        Args:
+            job_uuid: The job; None if it is about to be created, then no tag can be its own.
+            name: The sink's name in the app.
+
+        Raises:
+            ConfigError: a writer of this sink name, but of another job, delivered here.
+            Unavailable: the target cannot be reached now.
+        """
 
 
 def check_key(where: str, schema: pa.Schema, upsert_key: tuple[str, ...] | None, key: tuple[str, ...] | None) -> None:

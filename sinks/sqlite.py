@@ -13,6 +13,9 @@ After any failure the connection is dropped, which rolls back what it began; the
 another. The file is never created here, only by `prepare`, and a file that was replaced under an
 open connection is noticed before anything is written.
 
+With delivery="idempotent" every row carries its tag as well, and each key takes only what is newer
+(see sqlite_rows.py). Everything else is the same: one transaction, after the commit of the epoch.
+
 Invariants
     - Moving the tag is the first statement of the delivery transaction; row count 1, or roll back.
     - A statement holds values as parameters only, and names only quoted.
@@ -58,6 +61,7 @@ from holdfast.sinks.sqlite_file import (
     table_columns,
     translated,
 )
+from holdfast.sinks.sqlite_rows import CREATE_TOMBSTONE, TAG_COLUMN, RowTags, row_tag
 
 INCOMING = "temp.holdfast_incoming"
 COLUMNS_MAX = 400
@@ -74,6 +78,9 @@ class SQLite:
         key: The columns of the primary key; a row replaces the one with its key. Without it,
             rows are only added.
         delivery: "transactional": the rows of an epoch become visible at once, after its checkpoint.
+            "idempotent": so too, and a key changes only by a newer tag than the one its row carries in
+            the column `_holdfast_tag`, which the table then has besides the stream's; needs a key.
+            Rows are not written before their epoch is committed: there is no immediate mode.
     """
 
     path: str
@@ -104,13 +111,14 @@ class SQLite:
         """How messages name the target."""
         return f"SQLite {self.path}, table {self.table!r}"
 
+    @property
+    def tags_rows(self) -> bool:
+        """Whether every row carries its tag."""
+        return self.delivery == "idempotent"
+
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check."""
-        if self.delivery != "transactional":
-            raise ConfigError(
-                f'{self.where}: delivery={self.delivery!r} is not available yet, only "transactional" is',
-                next_step='leave delivery out, or write delivery="transactional"',
-            )
+        self._check_delivery(schema)
         check_name(self.where, "table", self.table)
         if self.table.lower().startswith(("sqlite_", "holdfast_")):
             raise ConfigError(f"{self.where}: names with this prefix are reserved", next_step="choose another table")
@@ -137,17 +145,17 @@ class SQLite:
         check_place(self.where, self.path)
         with translated(self.where), closing(connect(self.path, "rwc")) as db:
             db.execute("BEGIN IMMEDIATE")
-            for create in (tags.CREATE_PROGRESS, tags.CREATE_UNDO):
+            for create in (tags.CREATE_PROGRESS, tags.CREATE_UNDO, *([CREATE_TOMBSTONE] if self.tags_rows else [])):
                 db.execute(create)
             kind = db.execute("SELECT type FROM sqlite_master WHERE lower(name) = lower(?)", (self.table,)).fetchone()
             if kind is None:
-                db.execute(create_table(self.where, self.table, schema, self.key))
+                db.execute(create_table(self.where, self.table, self._table_schema(schema), self.key))
             elif kind[0] != "table":
                 raise ConfigError(
                     f"{self.where}: is a {kind[0]}, not a table", next_step="choose another name for the table"
                 )
             else:
-                self._check_existing(db, schema)
+                self._check_existing(db, self._table_schema(schema))
             db.execute("COMMIT")
 
     def accept(self, batch: pa.RecordBatch) -> None:
@@ -158,6 +166,26 @@ class SQLite:
     def open(self, job_uuid: str, writer: Writer) -> SQLiteTarget:
         """See Sink.open."""
         return SQLiteTarget(self, job_uuid, writer)
+
+    def _check_delivery(self, schema: pa.Schema) -> None:
+        if self.delivery not in ("transactional", "idempotent"):
+            raise ConfigError(
+                f"{self.where}: there is no delivery={self.delivery!r}",
+                next_step='leave delivery out, or write delivery="transactional" or delivery="idempotent"',
+            )
+        if self.tags_rows and self.key is None:
+            raise ConfigError(
+                f'{self.where}: delivery="idempotent" keeps a tag per key, and the sink has no key',
+                next_step='give the sink key=[...], or leave delivery out: rows are then added, each exactly once',
+            )
+        if self.tags_rows and TAG_COLUMN in (name.lower() for name in schema.names):
+            raise ConfigError(
+                f"{self.where}: the stream has a column named {TAG_COLUMN!r}, which holds the tags of rows",
+                next_step="rename it before the sink",
+            )
+
+    def _table_schema(self, schema: pa.Schema) -> pa.Schema:
+        return schema.append(pa.field(TAG_COLUMN, pa.string())) if self.tags_rows else schema
 
     def _check_existing(self, db: sqlite3.Connection, schema: pa.Schema) -> None:
         found = {name: (declared, position) for name, declared, position in table_columns(db, self.table)}
@@ -187,6 +215,7 @@ class SQLiteTarget:
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._columns: tuple[str, ...] = ()
+        self._row_tags = RowTags(sink.table, sink.key or (), INCOMING, job_uuid, writer) if sink.tags_rows else None
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
@@ -217,7 +246,11 @@ class SQLiteTarget:
     def forget(self, through: Tag) -> None:
         """See Target.forget."""
         with self._session() as db:
+            db.execute("BEGIN IMMEDIATE")
             db.execute(tags.forget(), tags.tag_row(self._job, self._writer, through))
+            if self._row_tags is not None:
+                self._row_tags.forget(db, through)
+            db.execute("COMMIT")
 
     def close(self) -> None:
         """See Target.close."""
@@ -257,7 +290,8 @@ class SQLiteTarget:
         return self._db
 
     def _create_incoming(self, db: sqlite3.Connection) -> None:
-        found = table_columns(db, self._sink.table)
+        tag_column = TAG_COLUMN if self._sink.tags_rows else None
+        found = [column for column in table_columns(db, self._sink.table) if column[0] != tag_column]
         if not found:
             raise ConfigError(
                 f"{self._where}: the table is not there; it was, when the job was started",
@@ -308,14 +342,23 @@ class SQLiteTarget:
         if key is None:
             db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM {INCOMING} ORDER BY rowid")
             return
+        if self._row_tags is not None:
+            self._row_tags.leave_out_older(db, tag)
+            self._row_tags.bury(db, tag)
         self._record_before(db, tag, key)
         deleted = f"SELECT {listed(key)} FROM {INCOMING} WHERE {OP} = {DELETE}"
         db.execute(f"DELETE FROM main.{table} WHERE ({listed(key)}) IN ({deleted})")
         values = [quoted(name) for name in self._columns if name not in key]
+        given: tuple[str, ...] = ()
+        into, from_ = columns, columns
+        if self._row_tags is not None:
+            values, given = [*values, TAG_COLUMN], (row_tag(self._job, tag),)
+            into, from_ = f"{columns}, {TAG_COLUMN}", f"{columns}, ?"
         replace = f"DO UPDATE SET {', '.join(f'{v} = excluded.{v}' for v in values)}" if values else "DO NOTHING"
         db.execute(
-            f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM {INCOMING} WHERE {OP} = {PUT} "
-            f"ORDER BY {listed(key)} ON CONFLICT ({listed(key)}) {replace}"
+            f"INSERT INTO main.{table} ({into}) SELECT {from_} FROM {INCOMING} WHERE {OP} = {PUT} "
+            f"ORDER BY {listed(key)} ON CONFLICT ({listed(key)}) {replace}",
+            given,
         )
 
     def _record_before(self, db: sqlite3.Connection, tag: Tag, key: tuple[str, ...]) -> None:

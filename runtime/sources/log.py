@@ -1,30 +1,38 @@
-"""`hf.Log`: the embedded log as a source.
+"""`hf.Log`: the embedded log, as a source and as a sink.
 
-Only the path and the expected columns travel to the workers; each opens the log for itself. A log that is missing or
-has other columns is refused at plan time.
+Only the path and the expected columns travel to the workers; each opens the log for itself. As a source, a log that is
+missing or has other columns is refused at plan time. As a sink, a missing log is created when the job starts and an
+existing one is checked; all of that is in sinks/log.py. What the methods are given tells which is meant.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import overload
 
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
+from holdfast.model import Writer
 from holdfast.runtime.schema import describe_difference, schema_of
+from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.storage.log import LogReader, read_meta
 from holdfast.storage.logformat import LogMeta, describe_column
 from holdfast.storage.objects import open_objects
 
 
 class Log:
-    """A partitioned, append-only log on a folder or an object store.
+    """A partitioned, append-only log on a folder or an object store; a source, or a sink of append streams.
+
+    As a sink it is exactly-once: the rows of an epoch and the tag that says so are one commit of the log. A stream
+    that replaces rows by key is refused, as a log keeps every row.
 
     Args:
         path: A folder or URL. A relative path is taken from the working directory of the program that creates this.
-        schema: A dataclass or pyarrow.Schema that the log must have; None takes the log's own.
-        key: Columns by which rows are partitioned when a log is created.
+        schema: A dataclass or pyarrow.Schema that the log must have; None takes the log's own, and that of the stream
+            for a log that a sink creates.
+        key: Columns by which rows are partitioned when a log is created. Without it a sink goes round the partitions.
         partitions: Number of partitions when a log is created.
     """
 
@@ -50,14 +58,47 @@ class Log:
         """The expected columns, else those of the log itself. Raises ConfigError if there is no log."""
         return self._meta().schema if self._expected is None else self._expected
 
-    def check(self) -> None:
-        """Raise ConfigError unless the log exists with the expected columns."""
-        self._check_schema(self._meta())
+    @property
+    def where(self) -> str:
+        """How messages name the log as a target."""
+        return self._sink().where
 
-    def open(self) -> OpenLog:
-        meta = self._meta()
-        self._check_schema(meta)
+    @overload
+    def check(self) -> None: ...
+    @overload
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None: ...
+    def check(self, schema: pa.Schema | None = None, upsert_key: tuple[str, ...] | None = None) -> None:
+        """Raise ConfigError unless the log exists with the expected columns; with a stream's schema, see Sink.check."""
+        if schema is None:
+            self._check_schema(self._meta())
+        else:
+            self._sink().check(schema, upsert_key)
+
+    @overload
+    def open(self) -> OpenLog: ...
+    @overload
+    def open(self, job_uuid: str, writer: Writer) -> LogTarget: ...
+    def open(self, job_uuid: str | None = None, writer: Writer | None = None) -> OpenLog | LogTarget:
+        """Open it for reading; for a writer of a job, see Sink.open."""
+        if job_uuid is not None and writer is not None:
+            return self._sink().open(job_uuid, writer)
+        self._check_schema(self._meta())
         return OpenLog(LogReader(open_objects(self.path, writable=False)))
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self._sink().prepare(schema, upsert_key)
+
+    def check_owner(self, job_uuid: str | None, name: str) -> None:
+        """See OwnedSink.check_owner."""
+        self._sink().check_owner(job_uuid, name)
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept."""
+        self._sink().accept(batch)
+
+    def _sink(self) -> LogSink:
+        return LogSink(self.path, self.key, self.partitions, self._expected)
 
     def _meta(self) -> LogMeta:
         meta = read_meta(open_objects(self.path, writable=False))

@@ -1,4 +1,7 @@
-"""What every transactional sink promises, run against each of them.
+"""What every sink promises that delivers at the commit of an epoch, run against each of them.
+
+A target with a key takes puts and deletes, one without only adds rows; what holds for both is run
+against `either`. hf.Log has no key that replaces rows, idempotent delivery none without.
 
 A crash is an exception that no delivery code knows, raised at a named point; the target that saw
 it is abandoned as it is, and a new one is opened, as a restarted worker would.
@@ -15,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 
-from holdfast.errors import ConfigError, Fenced, Unavailable
+from holdfast.errors import AlreadyExists, ConfigError, Fenced, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import (
     DELETE,
@@ -29,9 +32,12 @@ from holdfast.sinks.contract import (
     Target,
     no_fault,
 )
+from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.sql_values import from_json
 from holdfast.sinks.sqlite import SQLite, SQLiteTarget
+from holdfast.storage.log import LogReader
+from holdfast.storage.objects import LocalObjects
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
 LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))
@@ -80,8 +86,8 @@ class MemoryWorld:
 
 
 class SQLiteWorld:
-    def __init__(self, path: Path, key: tuple[str, ...] | None) -> None:
-        self.sink = SQLite(path / "out.db", "totals", key)
+    def __init__(self, path: Path, key: tuple[str, ...] | None, delivery: str = "transactional") -> None:
+        self.sink = SQLite(path / "out.db", "totals", key, delivery)
         self.sink.prepare(SCHEMA, key)
         self._open: list[Target] = []
 
@@ -113,17 +119,68 @@ class SQLiteWorld:
             return db.execute(sql, values).fetchall()
 
 
-MakeWorld = Callable[[tuple[str, ...] | None], World]
+class FaultyObjects(LocalObjects):
+    """A folder that calls `fault` where the log's append passes the points of a delivery."""
+
+    def __init__(self, root: Path, fault: Fault) -> None:
+        super().__init__(root)
+        self._fault = fault
+
+    def put(self, path: str, data: bytes) -> None:
+        self._fault("before_begin")
+        super().put(path, data)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._fault("after_tag")  # Rows and tag are one object, so there is one point for both.
+        self._fault("before_commit")
+        try:
+            super().create(path, data)
+        except AlreadyExists:
+            self._fault("after_commit")
+            raise
+        self._fault("after_commit")
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeWorld]:
+class LogWorld:
+    def __init__(self, path: Path) -> None:
+        self._folder = path / "log"
+        self.sink = LogSink(str(self._folder))
+        self.sink.prepare(SCHEMA, None)
+
+    def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
+        store = FaultyObjects(self._folder, fault)
+        return LogTarget(self.sink.where, lambda: store, job, writer, pause=lambda _: None)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        reader = LogReader(LocalObjects(self._folder))
+        found: list[tuple[Any, ...]] = []
+        for partition, end in reader.end_offsets().items():
+            offset = 0
+            while offset < end:
+                batch, offset = reader.read(partition, offset, 1 << 30)
+                assert batch is not None
+                found += [tuple(row.values()) for row in batch.to_pylist()]
+        return sorted(found)
+
+    def before_images(self, writer: Writer) -> list[Image]:
+        return []
+
+
+KINDS_WITH_KEY = ("memory", "sqlite", "sqlite idempotent")
+KINDS_WITHOUT_KEY = ("memory", "sqlite", "log")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[str, bool], World]]:
     worlds: list[SQLiteWorld] = []
 
-    def build(key: tuple[str, ...] | None) -> World:
-        if request.param == "memory":
-            return MemoryWorld(key)
-        worlds.append(SQLiteWorld(tmp_path, key))
+    def build(kind: str, keyed: bool) -> World:
+        if kind == "memory":
+            return MemoryWorld(KEY if keyed else None)
+        if kind == "log":
+            return LogWorld(tmp_path)
+        delivery = "idempotent" if kind == "sqlite idempotent" else "transactional"
+        worlds.append(SQLiteWorld(tmp_path, KEY if keyed else None, delivery))
         return worlds[-1]
 
     yield build
@@ -131,14 +188,19 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeWorld]:
         world.close()
 
 
-@pytest.fixture
-def keyed(make: MakeWorld) -> World:
-    return make(KEY)
+@pytest.fixture(params=KINDS_WITH_KEY)
+def keyed(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) -> World:
+    return make(request.param, True)
 
 
-@pytest.fixture
-def append(make: MakeWorld) -> World:
-    return make(None)
+@pytest.fixture(params=KINDS_WITHOUT_KEY)
+def append(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) -> World:
+    return make(request.param, False)
+
+
+@pytest.fixture(params=[*KINDS_WITHOUT_KEY, "sqlite idempotent"])
+def either(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) -> World:
+    return make(request.param, request.param == "sqlite idempotent")
 
 
 def tag(epoch: int, timeline: int = 1) -> Tag:
@@ -175,11 +237,11 @@ ANN, BEA, CAT = (1, 1.5, "ann"), (2, 2.5, "bea"), (3, 3.5, "cat")
 
 
 class TestDelivery:
-    def test_rows_and_tag_arrive_together(self, append: World) -> None:
-        target = append.open(LEFT)
+    def test_rows_and_tag_arrive_together(self, either: World) -> None:
+        target = either.open(LEFT)
         assert target.delivered() is None
         assert target.deliver(tag(1), [added(ANN, BEA)]) == Delivered(2)
-        assert (append.rows(), target.delivered()) == ([ANN, BEA], tag(1))
+        assert (either.rows(), target.delivered()) == ([ANN, BEA], tag(1))
 
     def test_several_parts_are_taken_in_order(self, keyed: World) -> None:
         parts = [
@@ -200,6 +262,12 @@ class TestDelivery:
         assert target.deliver(tag(2), []) == Delivered(0)
         assert (keyed.rows(), target.delivered()) == ([ANN], tag(2))
         assert [image[0] for image in keyed.before_images(LEFT)] == [tag(1)]
+
+    def test_an_empty_epoch_moves_the_tag_of_a_target_that_adds(self, either: World) -> None:
+        target = either.open(LEFT)
+        target.deliver(tag(1), [added(ANN)])
+        assert target.deliver(tag(2), []) == Delivered(0)
+        assert (either.rows(), target.delivered()) == ([ANN], tag(2))
 
     def test_a_put_replaces_the_row_with_its_key(self, keyed: World) -> None:
         target = keyed.open(LEFT)
@@ -226,10 +294,10 @@ class TestDelivery:
         assert keyed.rows() == [ANN, (2, 0.0, "b"), CAT]
         assert (left.delivered(), right.delivered()) == (tag(3), tag(2))
 
-    def test_another_job_of_the_same_name_has_tags_of_its_own(self, append: World) -> None:
-        append.open(LEFT).deliver(tag(5), [added(ANN)])
-        assert append.open(LEFT, job="another").deliver(tag(1), [added(BEA)]) == Delivered(1)
-        assert append.rows() == [ANN, BEA]
+    def test_another_job_of_the_same_name_has_tags_of_its_own(self, either: World) -> None:
+        either.open(LEFT).deliver(tag(5), [added(ANN)])
+        assert either.open(LEFT, job="another").deliver(tag(1), [added(BEA)]) == Delivered(1)
+        assert either.rows() == [ANN, BEA]
 
     def test_a_null_key_is_refused_and_changes_nothing(self, keyed: World) -> None:
         batch = changed((*ANN, PUT), (None, 1.0, "nobody", PUT))  # type: ignore[arg-type]
@@ -255,91 +323,102 @@ class TestCrash:
         assert again.deliver(tag(2), batches) == Delivered(2)
         assert (keyed.rows(), again.delivered()) == ([(1, 9.0, "anna")], tag(2))
 
-    def test_after_the_commit_all_is_there_and_redelivery_changes_nothing(self, append: World) -> None:
+    @pytest.mark.parametrize("point", POINTS_BEFORE_COMMIT)
+    def test_before_the_commit_no_added_row_is_there(self, either: World, point: FaultPoint) -> None:
+        either.open(LEFT).deliver(tag(1), [added(ANN)])
         with pytest.raises(Crash):
-            append.open(LEFT, crash_at("after_commit")).deliver(tag(1), [added(ANN)])
-        again = append.open(LEFT)
-        assert again.deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
-        assert append.rows() == [ANN]
+            either.open(LEFT, crash_at(point)).deliver(tag(2), [added(BEA), added(CAT)])
+        again = either.open(LEFT)
+        assert (either.rows(), again.delivered()) == ([ANN], tag(1))
+        assert again.deliver(tag(2), [added(BEA), added(CAT)]) == Delivered(2)
+        assert (either.rows(), again.delivered()) == ([ANN, BEA, CAT], tag(2))
 
-    def test_a_batch_that_cannot_be_read_changes_nothing(self, append: World) -> None:
+    def test_after_the_commit_all_is_there_and_redelivery_changes_nothing(self, either: World) -> None:
+        with pytest.raises(Crash):
+            either.open(LEFT, crash_at("after_commit")).deliver(tag(1), [added(ANN)])
+        again = either.open(LEFT)
+        assert again.deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
+        assert either.rows() == [ANN]
+
+    def test_a_batch_that_cannot_be_read_changes_nothing(self, either: World) -> None:
         def broken() -> Iterator[pa.RecordBatch]:
             yield added(ANN)
             raise Unavailable("the store is away", next_step="nothing")
 
-        target = append.open(LEFT)
+        target = either.open(LEFT)
         with pytest.raises(Unavailable):
             target.deliver(tag(1), broken())
-        assert (append.rows(), target.delivered()) == ([], None)
+        assert (either.rows(), target.delivered()) == ([], None)
         assert target.deliver(tag(1), [added(BEA)]) == Delivered(1)
-        assert append.rows() == [BEA]
+        assert either.rows() == [BEA]
 
 
 class TestRepetition:
-    def test_the_same_tag_again_changes_nothing_and_reads_nothing(self, append: World) -> None:
-        target = append.open(LEFT)
+    def test_the_same_tag_again_changes_nothing_and_reads_nothing(self, either: World) -> None:
+        target = either.open(LEFT)
         target.deliver(tag(1), [added(ANN)])
         unread = iter([added(ANN)])
         assert target.deliver(tag(1), unread) == AlreadyDelivered(tag(1))
-        assert (append.rows(), len(list(unread))) == ([ANN], 1)
+        assert (either.rows(), len(list(unread))) == ([ANN], 1)
 
-    def test_a_lost_reply_does_not_double(self, append: World) -> None:
+    def test_a_lost_reply_does_not_double(self, either: World) -> None:
         with pytest.raises(Unavailable):
-            append.open(LEFT, lose_reply).deliver(tag(1), [added(ANN)])
-        again = append.open(LEFT)
+            either.open(LEFT, lose_reply).deliver(tag(1), [added(ANN)])
+        again = either.open(LEFT)
         assert again.delivered() == tag(1)
         assert again.deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
-        assert append.rows() == [ANN]
+        assert either.rows() == [ANN]
 
-    def test_the_same_target_goes_on_after_a_lost_reply(self, append: World) -> None:
+    def test_the_same_target_goes_on_after_a_lost_reply(self, either: World) -> None:
         replies = [lose_reply, no_fault]
-        target = append.open(LEFT, lambda point: replies[0](point))
+        target = either.open(LEFT, lambda point: replies[0](point))
         with pytest.raises(Unavailable):
             target.deliver(tag(1), [added(ANN)])
         del replies[0]
         assert target.deliver(tag(2), [added(BEA)]) == Delivered(1)
-        assert append.rows() == [ANN, BEA]
+        assert either.rows() == [ANN, BEA]
 
 
 class TestZombie:
-    def test_an_older_epoch_changes_nothing(self, append: World) -> None:
-        append.open(LEFT).deliver(tag(7), [added(ANN)])
-        assert append.open(LEFT).deliver(tag(6), [added(BEA)]) == AlreadyDelivered(tag(7))
-        assert append.rows() == [ANN]
+    def test_an_older_epoch_changes_nothing(self, either: World) -> None:
+        either.open(LEFT).deliver(tag(7), [added(ANN)])
+        assert either.open(LEFT).deliver(tag(6), [added(BEA)]) == AlreadyDelivered(tag(7))
+        assert either.rows() == [ANN]
 
-    def test_an_older_timeline_is_fenced_even_with_a_higher_epoch(self, append: World) -> None:
-        append.open(LEFT).deliver(tag(5, timeline=2), [added(ANN)])
-        zombie = append.open(LEFT)
+    def test_an_older_timeline_is_fenced_even_with_a_higher_epoch(self, either: World) -> None:
+        either.open(LEFT).deliver(tag(5, timeline=2), [added(ANN)])
+        zombie = either.open(LEFT)
         with pytest.raises(Fenced, match="timeline 2"):
             zombie.deliver(tag(9), [added(BEA)])
-        assert (append.rows(), zombie.delivered()) == ([ANN], tag(5, timeline=2))
+        assert (either.rows(), zombie.delivered()) == ([ANN], tag(5, timeline=2))
 
-    def test_a_newer_timeline_goes_on_though_its_epochs_are_below(self, append: World) -> None:
-        append.open(LEFT).deliver(tag(9), [added(ANN)])
-        assert append.open(LEFT).deliver(tag(5, timeline=2), [added(BEA)]) == Delivered(1)
-        assert append.rows() == [ANN, BEA]
+    def test_a_newer_timeline_goes_on_though_its_epochs_are_below(self, either: World) -> None:
+        either.open(LEFT).deliver(tag(9), [added(ANN)])
+        assert either.open(LEFT).deliver(tag(5, timeline=2), [added(BEA)]) == Delivered(1)
+        assert either.rows() == [ANN, BEA]
 
-    def test_one_overtaken_between_its_look_and_its_transaction_changes_nothing(self, append: World) -> None:
+    def test_one_overtaken_between_its_look_and_its_transaction_changes_nothing(self, either: World) -> None:
         """The guard is in the transaction: a look at the tag before it proves nothing."""
-        successors = [append.open(LEFT)]
+        successors = [either.open(LEFT)]
 
         def overtaken(point: FaultPoint) -> None:
             if point == "before_begin" and successors:
                 successors.pop().deliver(tag(1), [added(ANN)])
 
-        assert append.open(LEFT, overtaken).deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
-        assert append.rows() == [ANN]
+        assert either.open(LEFT, overtaken).deliver(tag(1), [added(ANN)]) == AlreadyDelivered(tag(1))
+        assert either.rows() == [ANN]
 
-    def test_one_of_the_same_generation_cannot_repeat_an_epoch(self, append: World) -> None:
+    def test_one_of_the_same_generation_cannot_repeat_an_epoch(self, either: World) -> None:
         """The guard is (timeline, epoch): by generation alone, an owner's own retry would pass."""
-        owner = append.open(LEFT)
-        assert [owner.deliver(tag(n), [added(ANN)]) for n in (1, 2, 1, 2)] == [
+        owner = either.open(LEFT)
+        epochs = (1, ANN), (2, BEA), (1, ANN), (2, BEA)
+        assert [owner.deliver(tag(n), [added(row)]) for n, row in epochs] == [
             Delivered(1),
             Delivered(1),
             AlreadyDelivered(tag(2)),
             AlreadyDelivered(tag(2)),
         ]
-        assert append.rows() == [ANN, ANN]
+        assert either.rows() == [ANN, BEA]
 
 
 class TestBeforeImages:
@@ -379,7 +458,7 @@ class TestBeforeImages:
 
 class TestPlanning:
     def test_an_upsert_stream_needs_a_key(self, append: World) -> None:
-        with pytest.raises(ConfigError, match=r"replaces rows by \['user'\], the sink has no key"):
+        with pytest.raises(ConfigError, match=r"the stream replaces rows by \['user'\]"):
             append.sink.check(SCHEMA, KEY)
 
     def test_an_upsert_stream_needs_its_own_key(self, keyed: World) -> None:

@@ -7,27 +7,56 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.contract import DELETE, OP, PUT
 from holdfast.sinks.sqlite import SQLite
 
 GOLDEN = Path(__file__).parent / "sql_tables.sql"
+GOLDEN_IDEMPOTENT = GOLDEN.with_name("sql_tables_idempotent.sql")
+
+
+SCHEMA = pa.schema(
+    [
+        ("auction", pa.int64()),
+        ("window_end", pa.timestamp("us", "UTC")),
+        ("top", pa.float64()),
+        ("raw", pa.binary()),
+    ]
+)
+KEY = ("auction", "window_end")
+JOB = "6f9b0f6e-0000-4000-8000-000000000001"
+
+
+def ask(sink: SQLite, sql: str) -> list[Any]:
+    with closing(sqlite3.connect(sink.path)) as db:
+        return db.execute(sql).fetchall()
 
 
 class TestTablesInASqlTarget:
-    def test_they_are_those_that_earlier_versions_created(self, tmp_path: Path) -> None:
-        schema = pa.schema(
-            [
-                ("auction", pa.int64()),
-                ("window_end", pa.timestamp("us", "UTC")),
-                ("top", pa.float64()),
-                ("raw", pa.binary()),
-            ]
-        )
-        sink = SQLite(tmp_path / "out.db", "hot", ["auction", "window_end"])
-        sink.prepare(schema, ("auction", "window_end"))
-        with closing(sqlite3.connect(sink.path)) as db:
-            created = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-        assert ";\n\n".join(created) + ";\n" == GOLDEN.read_text()
+    @pytest.mark.parametrize(("delivery", "golden"), [("transactional", GOLDEN), ("idempotent", GOLDEN_IDEMPOTENT)])
+    def test_they_are_those_that_earlier_versions_created(self, tmp_path: Path, delivery: str, golden: Path) -> None:
+        sink = SQLite(tmp_path / "out.db", "hot", KEY, delivery)
+        sink.prepare(SCHEMA, KEY)
+        created = [sql for (sql,) in ask(sink, "SELECT sql FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+        assert ";\n\n".join(created) + ";\n" == golden.read_text()
+
+    def test_rows_and_tombstones_carry_the_tag_as_earlier_versions_wrote_it(self, tmp_path: Path) -> None:
+        sink = SQLite(tmp_path / "out.db", "Hot", KEY, "idempotent")
+        sink.prepare(SCHEMA, KEY)
+        schema = SCHEMA.append(pa.field(OP, pa.int8()))
+        at = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
+        rows = [{"auction": n, "window_end": at, "top": 0.5, "raw": b"", OP: op} for n, op in ((1, PUT), (2, DELETE))]
+        with closing(sink.open(JOB, Writer("out", Subtask(3)))) as target:
+            target.deliver(Tag(Timeline(2), Epoch(40)), [pa.RecordBatch.from_pylist(rows, schema=schema)])
+        tag = f"{JOB}/0000000002/0000000000000040"
+        assert ask(sink, "SELECT auction, _holdfast_tag FROM hot") == [(1, tag)]
+        assert ask(sink, "SELECT * FROM holdfast_tombstone") == [
+            ("hot", '{"auction":2,"window_end":"2026-01-31T09:30:00.000000Z"}', tag, "out", 3)
+        ]

@@ -66,7 +66,7 @@ def create_log(
         Unavailable: the outcome is unknown; creating again tells.
     """
     meta = LogMeta(str(uuid.uuid4()), _plain(schema), partitions, tuple(key or ()))
-    _check_meta(meta)
+    check_meta(meta)
     if not _created(store, META_PATH, encode_meta(meta), pause):
         found = _meta(store)
         if found.uuid != meta.uuid:
@@ -207,6 +207,10 @@ class LogReader:
     def sealed(self) -> bool:
         return self._commits.tail.sealed
 
+    def tags(self) -> tuple[WriterTag, ...]:
+        """Return the newest tag of every writer that made tagged appends."""
+        return self._commits.tail.tags
+
     def end_offsets(self) -> dict[int, int]:
         """Return per partition the offset that the next appended row will have."""
         return dict(enumerate(self._commits.tail.ends))
@@ -313,7 +317,8 @@ def _plain(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.type, column.nullable) for column in schema])
 
 
-def _check_meta(meta: LogMeta) -> None:
+def check_meta(meta: LogMeta) -> None:
+    """Raise ConfigError unless a log like this could be created."""
     problem = None
     names = meta.schema.names
     if not 1 <= meta.partitions <= PARTITIONS_MAX:

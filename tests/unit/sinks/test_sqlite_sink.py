@@ -88,9 +88,9 @@ class TestConfiguration:
         with pytest.raises(ConfigError, match="outlive the process"):
             SQLite(":memory:", "t")
 
-    def test_idempotent_delivery_is_not_there_yet(self) -> None:
-        with pytest.raises(ConfigError, match="not available yet"):
-            SQLite("/data/out.db", "t", delivery="idempotent").check(SCHEMA, None)
+    def test_an_unknown_delivery_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="there is no delivery='at once'"):
+            SQLite("/data/out.db", "t", delivery="at once").check(SCHEMA, None)
 
     @pytest.mark.parametrize("table", ["holdfast_undo", "SQLITE_x", "", "a\x00b"])
     def test_some_table_names_are_refused(self, table: str) -> None:

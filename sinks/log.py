@@ -1,0 +1,252 @@
+"""The embedded log as a target: the rows of an epoch and the writer's tag in one commit.
+
+A commit of a log names the new rows of all partitions and the tag of the writer they come from, and is
+made by conditional create. So an epoch appears in every partition at once or not at all, and only if the
+tag grows on (timeline, epoch); whoever comes late finds the newer tag in the newest commit.
+
+If the log has a key, a row goes to the partition of its key. Else the batches of a delivery go round the
+partitions, beginning with (subtask + epoch): one epoch of few rows costs one segment, and whoever repeats
+a delivery places it as before.
+
+Invariants
+    - The writer's name in the log holds the job's UUID: a job that was deleted and made again has tags of
+      its own, and is refused before it starts if the log holds those of the old one under its sink's name.
+    - Nothing is appended while an earlier append is in doubt; reading the tag settles it first.
+    - A log that was deleted and made again under an open target is noticed before anything is written.
+
+A log keeps every row, so a stream that replaces rows is refused, and nothing here can be taken back by
+before-images. `hf.Log` (runtime/sources/log.py) is what users write; it hands over to `LogSink`.
+
+Source: PROTOCOL P1, P4, P17; storage/log.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.model import Tag, Writer
+from holdfast.ports import ObjectStore
+from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Outcome, already
+from holdfast.storage.log import LogReader, LogWriter, check_meta, create_log, read_meta
+from holdfast.storage.logformat import LogMeta, describe_column
+from holdfast.storage.objects import open_objects
+from holdfast.storage.partitioning import partition_rows, partitions_of
+
+
+@dataclass(frozen=True)
+class LogSink:
+    """A log as users configure it; see contract.Sink.
+
+    Args:
+        path: A folder or URL, absolute.
+        key: Columns by which rows are partitioned; None: that of the log, or none if it is created.
+        partitions: Number of partitions if the log is created.
+        expected: The columns that the user says the log has; None: those of the stream.
+    """
+
+    path: str
+    key: tuple[str, ...] | None = None
+    partitions: int = 4
+    expected: pa.Schema | None = None
+
+    @property
+    def where(self) -> str:
+        """How messages name the target."""
+        return f"log {self.path}"
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check."""
+        if upsert_key is not None:
+            raise ConfigError(
+                f"{self.where}: the stream replaces rows by {list(upsert_key)}, but a log keeps every row and has no "
+                "form for a row that was replaced or deleted",
+                next_step=f"use a sink with a key, such as hf.SQLite(..., key={list(upsert_key)}), "
+                "or give the log the stream before the aggregate",
+            )
+        if OP in schema.names:
+            raise ConfigError(
+                f"{self.where}: the stream has a column named {OP!r}, which marks puts and deletes",
+                next_step=f"rename it, for example .select(pl.exclude({OP!r}), kind={OP!r})",
+            )
+        if self.expected is not None:
+            self._check_columns(schema, self.expected, "the schema given to hf.Log")
+        try:
+            check_meta(LogMeta("", schema, self.partitions, self.key or ()))
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error.what}", next_step="correct the sink or the stream") from error
+        self._check_key(schema, self.key or ())
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self.check(schema, upsert_key)
+        store = open_objects(self.path)
+        meta = read_meta(store)
+        if meta is None:
+            create_log(store, schema if self.expected is None else self.expected, self.partitions, self.key)
+            return
+        self._check_columns(schema, meta.schema, "the log")
+        if self.key is not None and set(self.key) != set(meta.key):
+            raise ConfigError(
+                f"{self.where}: the log is partitioned by {list(meta.key) or 'no key'}, the sink by {list(self.key)}",
+                not_done="the job was not started, the log was not changed",
+                next_step="leave key out to take that of the log, or name another log",
+            )
+        self._check_key(meta.schema, meta.key)
+        if LogReader(store).sealed:
+            raise ConfigError(
+                f"{self.where}: the log is sealed; nothing can be appended to it",
+                not_done="the job was not started",
+                next_step="name another log; a missing one is created to fit",
+            )
+
+    def check_owner(self, job_uuid: str | None, name: str) -> None:
+        """See OwnedSink.check_owner."""
+        for known in LogReader(open_objects(self.path, writable=False)).tags():
+            owner, _, rest = known.writer.partition("/")
+            if rest.rpartition("/")[0] == name and owner != job_uuid:
+                raise ConfigError(
+                    f"{self.where}: holds output of a sink {name!r} of another job, {owner}, up to epoch "
+                    f"{known.tag.epoch} of timeline {known.tag.timeline}",
+                    not_done="the job was not started, the log was not changed",
+                    next_step="if that job was deleted and made again, its rows would come twice: name another log. "
+                    "If both jobs are to append here, give this sink another name",
+                )
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept."""
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            if not field.nullable and column.null_count:
+                raise ConfigError(
+                    f"{self.where}: {column.null_count} rows have no value in the column {field.name!r}, "
+                    "which must have one",
+                    not_done="the rows were not written",
+                    next_step=f"before the sink, leave them out with .filter(pl.col({field.name!r}).is_not_null())",
+                )
+
+    def open(self, job_uuid: str, writer: Writer) -> LogTarget:
+        """See Sink.open."""
+        return LogTarget(self.where, lambda: open_objects(self.path, writable=False), job_uuid, writer)
+
+    def _check_columns(self, schema: pa.Schema, found: pa.Schema, of: str) -> None:
+        if difference := misfit(schema, found):
+            raise ConfigError(
+                f"{self.where}: {of} does not take the stream's columns: {difference}",
+                not_done="the job was not started, the log was not changed",
+                next_step="select columns that fit before the sink, or name another log; a missing one is "
+                "created to fit",
+            )
+
+    def _check_key(self, schema: pa.Schema, key: tuple[str, ...]) -> None:
+        if not key:
+            return
+        try:
+            partitions_of(schema.empty_table(), key, self.partitions)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error.what}", next_step=error.next_step) from error
+
+
+class LogTarget:
+    """One writer's way into a log. See contract.Target.
+
+    Args:
+        where: How messages name the log.
+        store: Opens the log's objects, at the first use.
+        job_uuid: The job; part of the writer's name in the log.
+        writer: Whose output this is.
+        pause: Waits between two sends of a commit.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        store: Callable[[], ObjectStore],
+        job_uuid: str,
+        writer: Writer,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._where = f"{where}, sink {writer.sink!r}, writer {writer.subtask}"
+        self._store, self._writer, self._pause = store, writer, pause
+        self._name = writer_name(job_uuid, writer)
+        self._opened: tuple[ObjectStore, LogWriter] | None = None
+
+    def delivered(self) -> Tag | None:
+        """See Target.delivered."""
+        return self._log().tag_of(self._name)
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+        """See Target.deliver."""
+        log = self._log()
+        standing = log.tag_of(self._name)
+        if standing is not None and standing >= tag:
+            return already(self._where, tag, standing)
+        rows = list(batches)
+        placed = spread(log.meta, rows, self._writer.subtask + tag.epoch)
+        if log.append_tagged(placed, self._name, tag) is None:
+            return self._refused(log, tag)
+        return Delivered(sum(batch.num_rows for batch in rows))
+
+    def forget(self, through: Tag) -> None:
+        """A log replaces no row, so there are no before-images."""
+
+    def close(self) -> None:
+        """See Target.close. An append in doubt stays so; the next target reads in the log what became of it."""
+        self._opened = None
+
+    def _log(self) -> LogWriter:
+        if self._opened is None:
+            store = self._store()
+            self._opened = store, LogWriter(store, pause=self._pause)
+        store, log = self._opened
+        found = read_meta(store)
+        if found is None or found.uuid != log.meta.uuid:
+            self._opened = None  # A commit would go into a log that counts from 1 again.
+            raise Unavailable(
+                f"{self._where}: the log was {'deleted' if found is None else 'replaced'} while it was open",
+                not_done="nothing was appended to it",
+                next_step="bring the log back from a backup, or start the job again to have one created",
+            )
+        return log
+
+    def _refused(self, log: LogWriter, tag: Tag) -> AlreadyDelivered:
+        standing = log.tag_of(self._name)
+        assert standing is not None, "only a standing tag refuses an append"
+        return already(self._where, tag, standing)
+
+
+def writer_name(job_uuid: str, writer: Writer) -> str:
+    """Return the writer's name in a log's commits; it names the job too (P1)."""
+    return f"{job_uuid}/{writer.sink}/{writer.subtask}"
+
+
+def spread(meta: LogMeta, batches: list[pa.RecordBatch], first: int) -> dict[int, pa.Table]:
+    """Return the rows per partition: by key, or without one batch after batch, beginning with partition `first`.
+
+    Args:
+        meta: The log.
+        batches: Rows in order; the order within a partition is theirs.
+        first: Any number; counts modulo the partitions.
+    """
+    if meta.key:
+        table = pa.Table.from_batches(batches, meta.schema if not batches else None)
+        return partition_rows(table, meta.key, meta.partitions) if table.num_rows else {}
+    places: dict[int, list[pa.RecordBatch]] = {}
+    for n, batch in enumerate(batches):
+        places.setdefault((first + n) % meta.partitions, []).append(batch)
+    return {partition: pa.Table.from_batches(parts) for partition, parts in places.items()}
+
+
+def misfit(stream: pa.Schema, log: pa.Schema) -> str | None:
+    """Say why a log with these columns cannot take a stream's rows; None if it can."""
+    if stream.names != log.names or stream.types != log.types:
+        return f"needed are {_listed(log)}, the stream has {_listed(stream)}"
+    strict = [name for name in log.names if stream.field(name).nullable and not log.field(name).nullable]
+    return f"{strict} may be null in the stream only" if strict else None
+
+
+def _listed(schema: pa.Schema) -> str:
+    return ", ".join(map(describe_column, schema))

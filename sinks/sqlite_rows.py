@@ -1,0 +1,106 @@
+"""Tags on the rows of a SQLite table, for delivery="idempotent".
+
+Every row carries the tag of the delivery that wrote it, in the column `_holdfast_tag`; a row that is deleted
+leaves its tag in the table `holdfast_tombstone`. A put or a delete applies to a key only if its tag is newer than
+the key's. So a key is safe by itself: whatever arrives late or again, from whichever writer, also with the tag row
+of its writer lost, neither takes a key back nor brings a deleted row to life.
+
+The tag is text: job UUID, timeline and epoch, the numbers with leading zeros, so that the tags of one job sort as
+text. Tags of two jobs do not compare: what another job left is replaced, else a job that was deleted and made again
+would write nothing until it came to the old one's epochs.
+
+Invariants
+    - Tombstones and rows change in the delivery's transaction, after its tag moved.
+    - A key has a row or a tombstone of a job, never both.
+    - The user's table holds only rows that are there; no reader has to leave deleted ones out.
+
+Source: DESIGN section 7 (offset-tagged idempotent); PROTOCOL P1, P17.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+from holdfast.model import Tag, Writer
+from holdfast.sinks.contract import DELETE, OP, PUT
+from holdfast.sinks.sqlite_file import json_object, quoted
+
+TAG_COLUMN = "_holdfast_tag"
+TOMBSTONE = "holdfast_tombstone"
+_TIMELINE_DIGITS, _EPOCH_DIGITS = 10, 16
+
+CREATE_TOMBSTONE = f"""\
+CREATE TABLE IF NOT EXISTS {TOMBSTONE} (
+    "table" TEXT NOT NULL,
+    "key" TEXT NOT NULL,
+    tag TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    writer INTEGER NOT NULL,
+    PRIMARY KEY ("table", "key")
+)"""
+
+
+def row_tag(job_uuid: str, tag: Tag) -> str:
+    """Return the tag as a row carries it; of one job, the text order is that of (timeline, epoch)."""
+    return f"{job_uuid}/{tag.timeline:0{_TIMELINE_DIGITS}d}/{tag.epoch:0{_EPOCH_DIGITS}d}"
+
+
+def last_tag(job_uuid: str) -> str:
+    """Return what no tag of the job is above."""
+    return f"{job_uuid}/{'9' * _TIMELINE_DIGITS}/{'9' * _EPOCH_DIGITS}"
+
+
+class RowTags:
+    """The guard of one table's rows, for one writer.
+
+    Args:
+        table: The user's table.
+        key: Its key columns.
+        incoming: The temporary table that holds a delivery's rows, as SQL names it.
+        job_uuid: The job; only its own tags compare.
+        writer: Who delivers.
+    """
+
+    def __init__(self, table: str, key: Iterable[str], incoming: str, job_uuid: str, writer: Writer) -> None:
+        self._table, self._key, self._incoming = table, tuple(key), incoming
+        self._named = "".join(letter.lower() if letter.isascii() else letter for letter in table)  # as SQLite folds
+        self._job, self._writer = job_uuid, writer
+
+    def leave_out_older(self, db: sqlite3.Connection, tag: Tag) -> None:
+        """Delete from the delivery what is not newer than its key; equal is not newer."""
+        standing = row_tag(self._job, tag), last_tag(self._job)
+        same = " AND ".join(f"t.{quoted(name)} = i.{quoted(name)}" for name in self._key)
+        db.execute(
+            f"DELETE FROM {self._incoming} AS i WHERE EXISTS (SELECT 1 FROM main.{quoted(self._table)} AS t "
+            f"WHERE {same} AND t.{TAG_COLUMN} BETWEEN ? AND ?)",
+            standing,
+        )
+        db.execute(
+            f"DELETE FROM {self._incoming} AS i WHERE EXISTS (SELECT 1 FROM main.{TOMBSTONE} AS d "
+            f'WHERE d."table" = ? AND d."key" = {json_object("i", self._key)} AND d.tag BETWEEN ? AND ?)',
+            (self._named, *standing),
+        )
+
+    def bury(self, db: sqlite3.Connection, tag: Tag) -> None:
+        """Leave a tombstone for every key that is deleted, whether it has a row or not; take those of puts away."""
+        key = json_object("i", self._key)
+        db.execute(
+            f'DELETE FROM main.{TOMBSTONE} WHERE "table" = ? '
+            f'AND "key" IN (SELECT {key} FROM {self._incoming} AS i WHERE i.{OP} = {PUT})',
+            (self._named,),
+        )
+        db.execute(
+            f'INSERT INTO main.{TOMBSTONE} ("table", "key", tag, sink, writer) '
+            f"SELECT ?, {key}, ?, ?, ? FROM {self._incoming} AS i WHERE i.{OP} = {DELETE} "
+            f'ON CONFLICT ("table", "key") DO UPDATE SET '
+            f"tag = excluded.tag, sink = excluded.sink, writer = excluded.writer",
+            (self._named, row_tag(self._job, tag), self._writer.sink, self._writer.subtask),
+        )
+
+    def forget(self, db: sqlite3.Connection, through: Tag) -> None:
+        """Drop the writer's tombstones up to a tag: nothing older than it is delivered any more."""
+        db.execute(
+            f'DELETE FROM main.{TOMBSTONE} WHERE "table" = ? AND sink = ? AND writer = ? AND tag BETWEEN ? AND ?',
+            (self._named, self._writer.sink, self._writer.subtask, f"{self._job}/", row_tag(self._job, through)),
+        )

@@ -1,0 +1,267 @@
+"""A whole job in one thread with real targets: a log and two SQLite tables, crashes, lost replies, late zombies.
+
+Every delivery that was ever attempted is repeated later, by a target of its own, as a process would that does not
+know that its job went on without it.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.model import Tag, Writer
+from holdfast.runtime.cluster import Cluster
+from holdfast.runtime.run import Prepared, prepare
+from holdfast.runtime.schema import schema_of
+from holdfast.runtime.settings import resolve
+from holdfast.sinks.contract import AlreadyDelivered, Outcome, Sink, Target
+from holdfast.sinks.log import LogTarget
+from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.storage.objects import LocalObjects, MemoryObjects
+
+WORDS = ["a", "b", "c", "d", "e"]
+
+
+@dataclass
+class Said:
+    n: int
+    word: str
+
+
+def one(n: int) -> Said:
+    return Said(n, WORDS[n % len(WORDS)])
+
+
+class LossyObjects(LocalObjects):
+    """A folder where now and then a reply to a create is lost, in either way."""
+
+    def __init__(self, root: str, rng: random.Random) -> None:
+        super().__init__(root)
+        self._random = rng
+
+    def create(self, path: str, data: bytes) -> None:
+        fate = self._random.random()
+        if fate > 0.3:
+            super().create(path, data)
+        if fate < 0.6:
+            raise hf.Unavailable("the reply was lost", next_step="try again")
+
+
+class Hostile:
+    """A sink whose targets lose requests and replies, and whose deliveries are kept to be repeated."""
+
+    def __init__(self, inner: Sink, rng: random.Random, zombies: list[Callable[[], Outcome]]) -> None:
+        self.inner, self._random, self._zombies = inner, rng, zombies
+        self.key, self.check, self.prepare, self.accept = inner.key, inner.check, inner.prepare, inner.accept
+
+    def open(self, job_uuid: str, writer: Writer) -> Target:
+        return HostileTarget(self, self.fresh(job_uuid, writer), lambda: self.inner.open(job_uuid, writer))
+
+    def fresh(self, job_uuid: str, writer: Writer) -> Target:
+        if isinstance(self.inner, hf.Log):
+            path = self.inner.path
+            store = LossyObjects(path, self._random)
+            return LogTarget(self.inner.where, lambda: store, job_uuid, writer, pause=lambda _: None)
+        return self.inner.open(job_uuid, writer)
+
+    def attempted(self, zombie: Callable[[], Outcome]) -> None:
+        self._zombies.append(zombie)
+
+    def fails(self) -> bool:
+        return self._random.random() < 0.2
+
+
+class HostileTarget:
+    def __init__(self, sink: Hostile, target: Target, again: Callable[[], Target]) -> None:
+        self._sink, self._target, self._again = sink, target, again
+        self.delivered, self.forget, self.close = target.delivered, target.forget, target.close
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+        rows = list(batches)
+
+        def zombie() -> Outcome:
+            with closing(self._again()) as target:
+                return target.deliver(tag, rows)
+
+        if self._sink.fails():
+            raise hf.Unavailable("the request was lost", next_step="try again")
+        outcome = self._target.deliver(tag, rows)
+        self._sink.attempted(zombie)
+        if self._sink.fails():
+            raise hf.Unavailable("the reply was lost", next_step="try again")
+        return outcome
+
+
+class Job:
+    """The job, its input and what came out."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.random, self.folder, self.said = random.Random(seed), folder, list[tuple[int, str]]()
+        self.zombies: list[Callable[[], Outcome]] = []
+        create_log(LocalObjects(folder / "input"), schema_of(Said))
+        self._input = LogWriter(LocalObjects(folder / "input"))
+        app = hf.App("words", checkpoint_every="1s")
+        rows = app.source("rows", hf.Log(folder / "input", Said))
+        rows.sink("copy", hf.Log(folder / "copy", key=["word"]))
+        rows.filter(pl.col("n") % 2 == 0).sink("evens", hf.Log(folder / "evens"))
+        totals = rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n"))
+        totals.sink("all", hf.SQLite(folder / "out.db", "totals", ["word"], delivery="idempotent"))
+        some = totals.filter(pl.col("total") % 2 == 0)
+        some.sink("some", hf.SQLite(folder / "out.db", "some", ["word"], delivery="idempotent"))
+        plan = app.plan()
+        for spec in plan.sinks:
+            spec.sink.prepare(spec.schema, spec.upsert_key)
+        sinks = [replace(spec, sink=Hostile(spec.sink, self.random, self.zombies)) for spec in plan.sinks]
+        self.plan = replace(plan, sinks=tuple(sinks))
+        self.cluster = Cluster(self.plan, 2, seed, MemoryObjects(), 1.0, {"rows": (0, 1, 2, 3)})
+        self.cluster.begin()
+
+    def say(self, count: int) -> None:
+        rows = [(self.random.randrange(100), self.random.choice(WORDS)) for _ in range(count)]
+        self.said += rows
+        table = pa.Table.from_pylist([{"n": n, "word": word} for n, word in rows], schema=schema_of(Said))
+        self._input.append({self.random.randrange(4): table})
+
+    def crash_in_the_middle(self) -> None:
+        """Let some things happen, then kill a worker wherever it is."""
+        for _ in range(self.random.randrange(60)):
+            self.cluster.step()
+        if self.cluster.members:
+            self.cluster.crash(self.random.choice(sorted(self.cluster.members)))
+
+    def finish(self) -> None:
+        self._input.seal()
+        for _ in range(2_000):
+            if self.cluster.driver.outcome is not None:
+                break
+            self.cluster.pass_time(0.5)
+        assert self.cluster.driver.outcome is not None and self.cluster.driver.outcome[0] == "finished"
+
+    def come_late(self, before_each: Callable[[], None] = lambda: None) -> list[Outcome]:
+        """Repeat every delivery so far, in any order."""
+        late = list(self.zombies)
+        self.random.shuffle(late)
+        outcomes = []
+        for zombie in late:
+            before_each()
+            outcomes.append(zombie())
+        return outcomes
+
+    def forget_deliveries(self) -> None:
+        """Lose what SQLite knows of deliveries, but for the tags of the rows."""
+        self.ask("DELETE FROM holdfast_progress")
+        self.ask("DELETE FROM holdfast_undo")
+
+    def logged(self, name: str) -> Counter[tuple[int, str]]:
+        reader = LogReader(LocalObjects(self.folder / name))
+        found: Counter[tuple[int, str]] = Counter()
+        for partition, end in reader.end_offsets().items():
+            offset = 0
+            while offset < end:
+                batch, offset = reader.read(partition, offset, 1 << 30)
+                assert batch is not None
+                found.update((row["n"], row["word"]) for row in batch.to_pylist())
+        return found
+
+    def ask(self, sql: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.folder / "out.db")) as db, db:
+            return db.execute(sql).fetchall()
+
+    def check(self) -> None:
+        assert self.logged("copy") == Counter(self.said)
+        assert self.logged("evens") == Counter(row for row in self.said if row[0] % 2 == 0)
+        totals = [(w, len(n), sum(n)) for w in WORDS if (n := [n for n, word in self.said if word == w])]
+        assert self.ask("SELECT word, rows, total FROM totals ORDER BY word") == totals
+        even = [row for row in totals if row[2] % 2 == 0]
+        assert self.ask("SELECT word, rows, total FROM some ORDER BY word") == even
+
+
+@pytest.fixture(params=[0, 2, 4])  # with 4, a row that is deleted comes back if nothing is left of it
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
+    return Job(tmp_path, request.param)
+
+
+class TestJobWithRealTargets:
+    def test_every_result_is_there_once_through_crashes_lost_replies_and_zombies(self, job: Job) -> None:
+        for turn in range(6):
+            job.say(job.random.randrange(1, 30))
+            job.cluster.pass_time(1.5)
+            job.crash_in_the_middle()
+            if turn == 3:
+                job.cluster.replace_driver()
+            job.come_late()
+            job.cluster.pass_time(3)
+        job.finish()
+        job.check()
+        assert all(isinstance(outcome, AlreadyDelivered) for outcome in job.come_late())
+        job.check()
+
+    def test_rows_with_tags_need_no_other_record_of_what_was_delivered(self, job: Job) -> None:
+        for _ in range(8):
+            job.say(2)
+            job.cluster.pass_time(2)
+        job.finish()
+        job.come_late(before_each=job.forget_deliveries)
+        job.check()
+
+
+
+class TestStartOfAJob:
+    """A log as the sink of a job that is started as `holdfast run` starts it."""
+
+    def start(self, folder: Path, root: str) -> Prepared:
+        if not (folder / "input").exists():
+            create_log(LocalObjects(folder / "input"), schema_of(Said))
+            table = pa.Table.from_pylist([{"n": 1, "word": "a"}], schema=schema_of(Said))
+            LogWriter(LocalObjects(folder / "input")).append({0: table})
+        app = hf.App("words", root=str(folder / root))
+        app.source("rows", hf.Log(folder / "input", Said)).sink("copy", hf.Log(folder / "copy"))
+        return prepare(app.plan(), resolve(app))
+
+    def run_one_epoch(self, started: Prepared) -> None:
+        cluster = Cluster(started.plan, 1, 0, started.store, 1.0, started.partitions)
+        cluster.begin()
+        cluster.settle()
+        while not cluster.driver.state.confirmed:
+            cluster.pass_time(0.25)
+        for member in cluster.members.values():
+            member.loop.close()
+
+    def test_a_missing_log_is_created_with_the_columns_of_the_stream(self, tmp_path: Path) -> None:
+        self.start(tmp_path, "root")
+        assert hf.Log(tmp_path / "copy").schema == schema_of(Said)
+
+    def test_a_job_that_goes_on_finds_its_own_rows(self, tmp_path: Path) -> None:
+        self.run_one_epoch(self.start(tmp_path, "root"))
+        assert self.start(tmp_path, "root").job is not None
+
+    def test_a_job_that_was_deleted_and_made_again_is_refused(self, tmp_path: Path) -> None:
+        self.run_one_epoch(self.start(tmp_path, "root"))
+        with pytest.raises(hf.ConfigError, match="holds output of a sink 'copy' of another job"):
+            self.start(tmp_path, "another root")
+
+    def test_a_stream_that_replaces_rows_is_refused_where_it_is_written(self, tmp_path: Path) -> None:
+        app = hf.App("words")
+        totals = app.source("rows", hf.Generator(Said, one)).key_by("word").agg("totals", rows=hf.count())
+        with pytest.raises(hf.ConfigError, match="but a log keeps every row"):
+            totals.sink("copy", hf.Log(tmp_path / "copy", key=["word"]))
+
+    def test_the_test_driver_puts_a_table_in_its_place(self, tmp_path: Path) -> None:
+        app = hf.App("words")
+        app.source("rows", hf.Generator(Said, one)).sink("copy", hf.Log(tmp_path / "copy"))
+        with hf.testing.TestDriver(app) as t:
+            t.push("rows", [Said(1, "a"), Said(1, "a")])
+            t.checkpoint()
+            assert t.rows("copy") == [{"n": 1, "word": "a"}] * 2
+        assert not (tmp_path / "copy").exists()
