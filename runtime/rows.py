@@ -33,10 +33,12 @@ def batch_of_rows(schema: pa.Schema, rows: Sequence[object]) -> pa.RecordBatch:
 
     A mapping may leave out nullable columns; a tuple has the columns in order. Raises WrongRow.
     """
-    values: list[list[object]] = [[] for _ in schema]
-    for index, row in enumerate(rows):
-        for column, value in zip(values, _values(schema, row, index), strict=True):
-            column.append(value)
+    values = _uniform(schema, rows)
+    if values is None:
+        values = [[] for _ in schema]
+        for index, row in enumerate(rows):
+            for column, value in zip(values, _values(schema, row, index), strict=True):
+                column.append(value)
     arrays = [_array(column, found) for column, found in zip(schema, values, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -57,7 +59,25 @@ def batch_of_columns(schema: pa.Schema, columns: Mapping[str, Any] | pa.RecordBa
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def _uniform(schema: pa.Schema, rows: Sequence[object]) -> list[list[Any]] | None:
+    """Return the values by column, the fast way; None if rows have to be looked at one by one."""
+    kinds = set(map(type, rows))
+    if len(kinds) != 1:
+        return None
+    kind, names = kinds.pop(), schema.names
+    try:
+        if dataclasses.is_dataclass(kind):
+            return [[getattr(row, name) for row in rows] for name in names]
+        if kind is dict and all(len(row) == len(names) for row in rows):  # type: ignore[arg-type]
+            return [[row[name] for row in rows] for name in names]  # type: ignore[index]
+    except (AttributeError, KeyError):
+        pass  # one by one, the error names the row
+    return None
+
+
 def _values(schema: pa.Schema, row: object, index: int) -> Sequence[object]:
+    if isinstance(row, tuple) and hasattr(row, "_asdict"):
+        row = row._asdict()  # named values go by their names, whatever their order
     if dataclasses.is_dataclass(row) and not isinstance(row, type):
         if missing := [name for name in schema.names if not hasattr(row, name)]:
             raise WrongRow(f"{type(row).__name__} has no field {missing[0]!r}", column=missing[0], row=index)
