@@ -118,10 +118,22 @@ def united(schemas: list[pa.Schema], use: Use) -> pa.Schema:
 
 def name_of(function: Any) -> str:
     """Return what messages call a function."""
+    inner = _inner(function)
+    name = getattr(inner, "__name__", None) or type(inner).__name__
+    return "lambda" if name == "<lambda>" else str(name)
+
+
+def file_of(function: Any) -> str | None:
+    """Return the file of the function's code; None for what was not written in Python."""
+    inner = _inner(function)
+    code = getattr(inner, "__code__", None) or getattr(getattr(type(inner), "__call__", None), "__code__", None)
+    return None if code is None else str(code.co_filename)
+
+
+def _inner(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
-    name = getattr(function, "__name__", None) or type(function).__name__
-    return "lambda" if name == "<lambda>" else str(name)
+    return function
 
 
 def refused(use: Use, what: str, next_step: str) -> ConfigError:

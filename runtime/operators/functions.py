@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from holdfast.errors import HoldfastError, JobFailed, Where
 from holdfast.runtime.expressions import narrowed
-from holdfast.runtime.functions import name_of
+from holdfast.runtime.functions import file_of, name_of
 from holdfast.runtime.operators.stateless import Origin
 from holdfast.runtime.rows import WrongRow, batch_of_columns, batch_of_rows
 from holdfast.runtime.rowtypes import RowMaker
@@ -241,7 +241,7 @@ class FunctionOperator:
     def _told(self, error: BaseException) -> str:
         """Say what was raised, and at which line of the user's code."""
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-        own = getattr(getattr(self._call.function, "__code__", None), "co_filename", None)
+        own = file_of(self._call.function)
         frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
         where = "" if frame is None else f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
         where += f" `{frame.line}`" if frame is not None and frame.line else ""
