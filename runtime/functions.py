@@ -126,7 +126,8 @@ def name_of(function: Any) -> str:
 def file_of(function: Any) -> str | None:
     """Return the file of the function's code; None for what was not written in Python."""
     inner = _inner(function)
-    code = getattr(inner, "__code__", None) or getattr(getattr(type(inner), "__call__", None), "__code__", None)
+    inside = vars(type(inner)).get("__call__")  # of an object that can be called
+    code = getattr(inner, "__code__", None) or getattr(inside, "__code__", None)
     return None if code is None else str(code.co_filename)
 
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from numbers import Integral, Real
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -67,9 +68,11 @@ def _uniform(schema: pa.Schema, rows: Sequence[object]) -> list[list[Any]] | Non
     kind, names = kinds.pop(), schema.names
     try:
         if dataclasses.is_dataclass(kind):
-            return [[getattr(row, name) for row in rows] for name in names]
-        if kind is dict and all(len(row) == len(names) for row in rows):  # type: ignore[arg-type]
-            return [[row[name] for row in rows] for name in names]  # type: ignore[index]
+            return [list(map(attrgetter(name), rows)) for name in names]
+        if kind is dict:
+            mappings = cast(Sequence[dict[str, Any]], rows)
+            if all(len(row) == len(names) for row in mappings):
+                return [list(map(itemgetter(name), mappings)) for name in names]
     except (AttributeError, KeyError):
         pass  # one by one, the error names the row
     return None
