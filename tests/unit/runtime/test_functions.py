@@ -22,6 +22,7 @@ from holdfast.runtime.plan import Plan, describe, render
 from holdfast.runtime.schema import schema_of
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.memory import MemorySink
+from holdfast.state.table import Table
 
 
 @dataclass
@@ -447,7 +448,28 @@ class TestAs:
         app = hf.App("hot")
         counted = app.source("bids", Rows()).key_by("auction").agg("sums", total=hf.sum("price"))
         counted.filter(pl.col("total") > 0).as_(Total).sink("out", MemorySink(key=["auction"]))
-        assert app.plan().sinks[0].upsert_key == ("auction",)
+        plan = app.plan()
+        assert plan.sinks[0].upsert_key == ("auction",)
+        written: list[dict[str, Any]] = []
+        tables = {"sums": Table(plan.operators[0].table, plan.key_groups)}
+        fragment = FragmentRuntime(
+            plan.fragments[1], tables, lambda e, b: None, lambda s, b: written.extend(b.to_pylist())
+        )
+        fragment.on_batch(pa.RecordBatch.from_pylist([vars(bid) for bid in BIDS], schema=plan.edges[0].schema))
+        fragment.on_barrier()
+        assert [(row["auction"], row["total"]) for row in written if row["_op"] == 0] == [(1, 10.0)]
+        assert sorted((row["auction"], row["total"]) for row in written if row["_op"] == 1) == [(2, None), (3, None)]
+
+    def test_a_null_in_a_row_that_is_put_fails_also_in_an_upsert_stream(self) -> None:
+        app = hf.App("hot")
+        sums = app.source("bids", Rows()).key_by("auction").agg("sums", total=hf.sum("price"))
+        sums.as_(Total).sink("out", MemorySink(key=["auction"]))
+        plan = app.plan()
+        tables = {"sums": Table(plan.operators[0].table, plan.key_groups)}
+        fragment = FragmentRuntime(plan.fragments[1], tables, lambda e, b: None, lambda s, b: None)
+        fragment.on_batch(pa.RecordBatch.from_pylist([vars(bid) for bid in BIDS], schema=plan.edges[0].schema))
+        with pytest.raises(JobFailed, match="column 'total' is null"):
+            fragment.on_barrier()
 
 
 class TestRefusals:

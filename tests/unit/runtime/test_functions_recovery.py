@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import JobFailed
+from holdfast.runtime.cluster import Cluster
 from holdfast.runtime.status import of_run
+from holdfast.runtime.testing import PARTITIONS
 from holdfast.testing import TestDriver
 
 
@@ -90,6 +92,34 @@ class TestAFailure:
             error = (t.cluster.driver.outcome or ("", None))[1] or {}
             assert (error["operator"], error["source"], error["partition"]) == ("flat_map words", "lines", 0)
             assert error["offset"] == 2
+
+    def test_the_corrected_job_goes_on_without_loss_or_repetition(self) -> None:
+        broken = True
+
+        def parse(line: Line) -> Word:
+            if broken and line.text is None:
+                raise ValueError("no text")
+            return Word(line.text or "", line.number)
+
+        app = hf.App("words", key_groups=16)
+        lines = app.source("lines", hf.Generator(Line, lambda i: Line(i, ""), count=1))
+        parsed = lines.map(parse, to=Word)
+        parsed.sink("all", hf.SQLite("unused.db", table="all_words"))
+        parsed.key_by("word").agg("counts", n=hf.count()).sink("out", hf.SQLite("x.db", table="words", key=["word"]))
+        with TestDriver(app) as t:
+            t.push("lines", LINES[:1])
+            t.checkpoint()
+            with pytest.raises(JobFailed):
+                t.push("lines", LINES[1:])
+            broken = False
+            failed = t.cluster
+            t.cluster = Cluster(
+                failed._plan, 2, 1, failed._store, 1.0, {"lines": tuple(range(PARTITIONS))}
+            )
+            t.cluster.begin()
+            t.finish()
+            assert delivered(t) == ({line.text or "": 1 for line in LINES if line.text} | {"": 2},
+                                    Counter(line.text or "" for line in LINES))  # fmt: skip
 
 
 class TestDroppedRows:
