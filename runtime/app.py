@@ -98,7 +98,7 @@ class App:
             duration_ms(out_of_orderness, "out_of_orderness"),
             duration_ms(idle_after, "idle_after"),
         )
-        return Stream(self._graph, self._graph.add(kind, None, name, schema))
+        return Stream(self._graph, self._graph.add(kind, None, name, schema, None, _row_type(source)))
 
     def plan(self) -> Plan:
         """Compile what the code has built. Reads and writes nothing.
@@ -131,6 +131,12 @@ class App:
                     not_done="the job was not planned",
                     next_step=f"leave out {what.split('=', 1)[0]}",
                 )
+
+
+def _row_type(source: Source) -> type | None:
+    """Return the dataclass in which a source's rows were described, if it was one."""
+    described = getattr(source, "row_type", None)
+    return described if isinstance(described, type) else None
 
 
 def check_columns(schema: pa.Schema, where: str) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +26,9 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.aggregates import Aggregation, bound
 from holdfast.runtime.expressions import Column, Use, columns_of, predicate_of, unknown_column
+from holdfast.runtime.functions import How, call_of, checked_as, row_schema, united
 from holdfast.runtime.sources.source import Source
-from holdfast.runtime.steps import Aggregate, Filter, Project
+from holdfast.runtime.steps import Aggregate, Call, Check, Filter, Project, Union
 from holdfast.sinks.contract import Sink
 from holdfast.state.keys import KeyType
 
@@ -53,7 +55,7 @@ class ToSink:
     sink: Sink
 
 
-NodeKind = FromSource | Filter | Project | Aggregate | ToSink
+NodeKind = FromSource | Filter | Project | Call | Check | Union | Aggregate | ToSink
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,10 @@ class Node:
     """The source or operator that the rows last came from; messages name the stream by it."""
     schema: pa.Schema
     upsert_key: tuple[str, ...] | None
+    row_type: type | None = None
+    """The dataclass of the rows in Python functions; None is `hf.Row`."""
+    others: tuple[Node, ...] = ()
+    """Further inputs of a union."""
 
 
 @dataclass
@@ -85,9 +91,11 @@ class Graph:
         stream: str,
         schema: pa.Schema,
         upsert_key: tuple[str, ...] | None = None,
+        row_type: type | None = None,
+        others: tuple[Node, ...] = (),
     ) -> Node:
         """Append a node and return it."""
-        node = Node(len(self.nodes), input, kind, stream, schema, upsert_key)
+        node = Node(len(self.nodes), input, kind, stream, schema, upsert_key, row_type, others)
         self.nodes.append(node)
         return node
 
@@ -125,15 +133,19 @@ class Stream:
         """The key by which rows replace each other; None for an append stream."""
         return self._node.upsert_key
 
-    def filter(self, predicate: Any) -> Stream:
-        """Keep the rows for which a row-wise Polars expression is true."""
+    def filter(self, predicate: Any, *, on_error: str = "fail") -> Stream:
+        """Keep the rows for which a row-wise Polars expression, or a Python function of the row, is true."""
         use = self._use("filter")
+        if callable(predicate) and not isinstance(predicate, pl.Expr):
+            return self._call("filter", predicate, (self.schema, self._node.row_type), on_error)
+        if on_error != "fail":
+            raise _refused(f"{use}: on_error is for Python functions only", "leave it out")
         checked = predicate_of(predicate, self.schema, use)
         schema = self.schema
         if self.upsert_key is not None:
             # Rows that no longer pass travel on as deletes, with nothing but their key.
             schema = pa.schema([f if f.name in self.upsert_key else f.with_nullable(True) for f in schema])
-        return self._then(Filter(checked, use), schema)
+        return self._then(Filter(checked, use), schema, self._node.row_type)
 
     def select(self, *columns: Any, **named: Any) -> Stream:
         """Give exactly these columns. Texts name columns; expressions are Polars', row-wise."""
@@ -146,6 +158,64 @@ class Stream:
         given = {column.name: column for column in columns_of(columns, named, self.schema, use)}
         kept = {field.name: Column(field.name, pl.col(field.name), field, field.name) for field in self.schema}
         return self._project(tuple((kept | given).values()), use)
+
+    def map(self, fn: Callable[[Any], Any], to: type | pa.Schema, *, on_error: str = "fail") -> Stream:
+        """Call a function with every row; it gives one row: a `to`, a dict, a tuple or an `hf.Row`.
+
+        Args:
+            fn: Takes an instance of the stream's dataclass (that of the source or of the last `to=` or `as_`), after
+                select and agg an `hf.Row`. Must give the same whenever it is called with the same row.
+            to: What comes out: a dataclass or a pyarrow.Schema. What the function gives is checked against it.
+            on_error: "fail" ends the job at a row that cannot be computed; "drop" leaves the row out and counts it.
+
+        Raises:
+            ConfigError: not a function of one argument, or an upsert stream.
+        """
+        return self._call("map", fn, row_schema(to, self._use("map")), on_error)
+
+    def flat_map(self, fn: Callable[[Any], Any], to: type | pa.Schema, *, on_error: str = "fail") -> Stream:
+        """Call a function with every row; it gives a list of rows, or yields them. Otherwise as `map`."""
+        return self._call("flat_map", fn, row_schema(to, self._use("flat_map")), on_error)
+
+    def map_batches(self, fn: Callable[[Any], Any], to: type | pa.Schema, *, on_error: str = "fail") -> Stream:
+        """Call a function with every pyarrow.RecordBatch; it gives a RecordBatch with the columns of `to`.
+
+        Where batches begin and end means nothing and differs after a failure: what the function gives for a row may
+        depend on that row alone. With on_error="drop" it is called again with halves, to find the rows at fault.
+        """
+        return self._call("map_batches", fn, row_schema(to, self._use("map_batches")), on_error)
+
+    def union(self, *streams: Stream) -> Stream:
+        """Give the rows of this stream and of others with the same columns. Between streams there is no order."""
+        use = self._use("union")
+        for stream in streams:
+            if not isinstance(stream, Stream) or stream._graph is not self._graph:
+                raise _refused(f"{use}: {stream!r} is not a stream of this app", "give streams of the same app")
+        nodes = [self._node, *(stream._node for stream in streams)]
+        if any(node.upsert_key is not None for node in nodes):
+            raise _refused(
+                f"{use}: a stream replaces rows by a key, and such streams cannot be united",
+                "give each its own sink, or unite the streams before they are aggregated",
+            )
+        if not streams:
+            raise _refused(f"{use}: it names no other stream", "give at least one")
+        schema = united([node.schema for node in nodes], use)
+        kinds = {node.row_type for node in nodes}
+        row_type = kinds.pop() if len(kinds) == 1 else None
+        return Stream(
+            self._graph,
+            self._graph.add(Union(use), self._node, self._node.stream, schema, None, row_type, tuple(nodes[1:])),
+        )
+
+    def as_(self, to: type | pa.Schema) -> Stream:
+        """Check that the columns are those of a dataclass or schema; functions behind it get the dataclass.
+
+        Names and types must agree. A column that may be null and is not to is checked row by row: a null fails the job.
+        """
+        use = self._use("as_")
+        wanted, row_type = row_schema(to, use)
+        check, schema = checked_as(self.schema, wanted, self.upsert_key, use)
+        return self._then(check, schema, row_type)
 
     def key_by(self, *columns: str) -> Keyed:
         """Group rows by columns; nulls form a group of their own."""
@@ -191,8 +261,21 @@ class Stream:
     def _use(self, method: str) -> Use:
         return Use(method, position(), self._node.stream)
 
-    def _then(self, kind: NodeKind, schema: pa.Schema) -> Stream:
-        return Stream(self._graph, self._graph.add(kind, self._node, self._node.stream, schema, self.upsert_key))
+    def _then(self, kind: NodeKind, schema: pa.Schema, row_type: type | None = None) -> Stream:
+        node = self._graph.add(kind, self._node, self._node.stream, schema, self.upsert_key, row_type)
+        return Stream(self._graph, node)
+
+    def _call(self, how: How, function: Any, gives: tuple[pa.Schema, type | None], on_error: str) -> Stream:
+        use = self._use(how)
+        if self.upsert_key is not None:
+            raise _refused(
+                f"{use}: the stream replaces rows by {', '.join(self.upsert_key)}, and Python functions take only rows "
+                "that are never replaced",
+                "use expressions (select, with_columns, filter), or call the function before the aggregate",
+            )
+        taken = {node.kind.operator for node in self._graph.nodes if isinstance(node.kind, Call)}
+        call = call_of(how, function, self.schema, self._node.row_type, on_error, use, taken)
+        return self._then(call, *gives)
 
     def _project(self, columns: tuple[Column, ...], use: Use) -> Stream:
         passed = {column.name: column.passes for column in columns}

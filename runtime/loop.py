@@ -374,7 +374,8 @@ class WorkerLoop:
         if active is None:
             return m.Heartbeat(self.worker_id, Generation(0), False, False, delivered, m.Progress())
         run = active.run
-        operators = tuple(m.OperatorProgress(name, *counts, 0) for name, counts in run.counters().items())
+        dropped = run.dropped()
+        operators = tuple(m.OperatorProgress(n, *counts, 0, dropped.get(n)) for n, counts in run.counters().items())
         progress = m.Progress(
             records_in=run.records_in,
             rss_bytes=rss_bytes(),

@@ -52,6 +52,8 @@ class OperatorProgress(msgspec.Struct, frozen=True):
     rows_in: int
     rows_out: int
     state_bytes: int
+    dropped: int | None = None
+    """Rows left out because a function failed; None where nothing can be dropped."""
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ from holdfast.runtime.steps import (
     SourceSpec,
     Step,
     StepKind,
+    Union,
 )
 from holdfast.state.keys import KeyType
 from holdfast.state.spec import TableSpec
@@ -73,8 +74,15 @@ class _Growing:
     schema: pa.Schema
     steps: list[Step] = field(default_factory=list)
 
-    def add(self, input: int, kind: StepKind, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> int:
-        self.steps.append(Step(len(self.steps), input, kind, schema, upsert_key))
+    def add(
+        self,
+        input: int,
+        kind: StepKind,
+        schema: pa.Schema,
+        upsert_key: tuple[str, ...] | None,
+        also: tuple[int, ...] = (),
+    ) -> int:
+        self.steps.append(Step(len(self.steps), input, kind, schema, upsert_key, also))
         return len(self.steps) - 1
 
     def finished(self) -> Fragment:
@@ -172,7 +180,7 @@ def _live(graph: Graph) -> list[Node]:
         if isinstance(node.kind, ToSink | Aggregate) or node.number in wanted:
             wanted.add(node.number)
             if node.input is not None:
-                wanted.add(node.input.number)
+                wanted.update(each.number for each in (node.input, *node.others))
     for node in graph.nodes:
         if isinstance(node.kind, FromSource) and node.number not in wanted:
             raise ConfigError(
@@ -194,7 +202,14 @@ def _append(work: _Compilation, node: Node, kind: StepKind) -> int:
     """Add a step after the node's input; return its fragment."""
     assert node.input is not None
     at, input = work.places[node.input.number]
-    step = work.growing[at].add(input, kind, node.schema, node.upsert_key)
+    also = tuple(work.places[other.number] for other in node.others)
+    if isinstance(kind, Union) and any(fragment != at for fragment, _ in also):
+        raise ConfigError(
+            f"{kind.use}: its streams do not begin at the same source, or a shuffle lies between them",
+            not_done="the job was not planned; so far only streams of one source can be united",
+            next_step="write what comes from several sources to one hf.Log first, or give each stream its own sink",
+        )
+    step = work.growing[at].add(input, kind, node.schema, node.upsert_key, tuple(step for _, step in also))
     work.places[node.number] = (at, step)
     return at
 

@@ -9,7 +9,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.runtime.steps import INPUT, Aggregate, Exchange, Filter, Fragment, Plan, Project, SinkStep, Step
+from holdfast.runtime.functions import name_of
+from holdfast.runtime.steps import (
+    INPUT,
+    Aggregate,
+    Call,
+    Check,
+    Exchange,
+    Filter,
+    Fragment,
+    Plan,
+    Project,
+    SinkStep,
+    Step,
+    Union,
+)
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -69,6 +83,8 @@ def _below(fragment: Fragment, input: int, depth: int) -> list[str]:
             upsert = f" upsert by {', '.join(step.upsert_key)}" if step.upsert_key else ""
             lines.append("  " * depth + _text(step) + (f" -> ({_shown(step.schema)}){upsert}"))
             lines.extend(_below(fragment, step.id, depth + 1))
+        elif input in step.also:
+            lines.append("  " * depth + f"to step {step.id}, {_text(step)}")
     return lines
 
 
@@ -77,6 +93,7 @@ def _step(step: Step) -> dict[str, Any]:
         "id": step.id, "input": None if step.input == INPUT else step.input,
         "kind": type(step.kind).__name__.removesuffix("Step").lower(), "text": _text(step),
         "columns": _columns(step.schema), "upsert_key": _key(step.upsert_key),
+        **({"also": list(step.also)} if step.also else {}),
     }  # fmt: skip
 
 
@@ -90,6 +107,12 @@ def _text(step: Step) -> str:
                 for column in columns
             ]
             return "select " + ", ".join(changed)
+        case Call(how=how, function=function, on_error=on_error):
+            return f"{how} {name_of(function)}" + ("" if on_error == "fail" else f", on error: {on_error}")
+        case Check(not_null=not_null):
+            return "check" + (f" {', '.join(not_null)} for nulls" if not_null else " columns")
+        case Union():
+            return "union"
         case Aggregate(operator=operator, keys=keys, aggregations=aggregations):
             parts = [f"{bound.result.name} = {bound.kind}({bound.column or ''})" for bound in aggregations]
             return f"aggregate {operator} by {', '.join(keys)}: {', '.join(parts)}"

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from numbers import Integral, Real
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -33,10 +34,12 @@ def batch_of_rows(schema: pa.Schema, rows: Sequence[object]) -> pa.RecordBatch:
 
     A mapping may leave out nullable columns; a tuple has the columns in order. Raises WrongRow.
     """
-    values: list[list[object]] = [[] for _ in schema]
-    for index, row in enumerate(rows):
-        for column, value in zip(values, _values(schema, row, index), strict=True):
-            column.append(value)
+    values = _uniform(schema, rows)
+    if values is None:
+        values = [[] for _ in schema]
+        for index, row in enumerate(rows):
+            for column, value in zip(values, _values(schema, row, index), strict=True):
+                column.append(value)
     arrays = [_array(column, found) for column, found in zip(schema, values, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -57,7 +60,27 @@ def batch_of_columns(schema: pa.Schema, columns: Mapping[str, Any] | pa.RecordBa
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def _uniform(schema: pa.Schema, rows: Sequence[object]) -> list[list[Any]] | None:
+    """Return the values by column, the fast way; None if rows have to be looked at one by one."""
+    kinds = set(map(type, rows))
+    if len(kinds) != 1:
+        return None
+    kind, names = kinds.pop(), schema.names
+    try:
+        if dataclasses.is_dataclass(kind):
+            return [list(map(attrgetter(name), rows)) for name in names]
+        if kind is dict:
+            mappings = cast(Sequence[dict[str, Any]], rows)
+            if all(len(row) == len(names) for row in mappings):
+                return [list(map(itemgetter(name), mappings)) for name in names]
+    except (AttributeError, KeyError):
+        pass  # one by one, the error names the row
+    return None
+
+
 def _values(schema: pa.Schema, row: object, index: int) -> Sequence[object]:
+    if isinstance(row, tuple) and hasattr(row, "_asdict"):
+        row = row._asdict()  # named values go by their names, whatever their order
     if dataclasses.is_dataclass(row) and not isinstance(row, type):
         if missing := [name for name in schema.names if not hasattr(row, name)]:
             raise WrongRow(f"{type(row).__name__} has no field {missing[0]!r}", column=missing[0], row=index)

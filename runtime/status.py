@@ -164,4 +164,6 @@ def _operators(state: master.Master) -> list[dict[str, Any]]:
             )  # fmt: skip
             row["rows_in"] += each.rows_in
             row["rows_out"] += each.rows_out
+            if each.dropped is not None:
+                row["dropped"] = (row["dropped"] or 0) + each.dropped
     return [rows[name] for name in sorted(rows)]

@@ -16,7 +16,9 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -47,6 +49,35 @@ class Project:
     use: Use
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Call a Python function with every row, or (`map_batches`) with every batch. Append streams only."""
+
+    how: Literal["map", "flat_map", "filter", "map_batches"]
+    function: Callable[[Any], Any]
+    row_type: type | None
+    """What a row is made as; None is `hf.Row`."""
+    on_error: Literal["fail", "drop"]
+    operator: str
+    """The name under which rows are counted; unlike an aggregate's it identifies nothing that is stored."""
+    use: Use
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """Give the columns of this schema, in its order; fail where one of `not_null` is null."""
+
+    not_null: tuple[str, ...]
+    use: Use
+
+
+@dataclass(frozen=True, eq=False)
+class Union:
+    """Give the rows of all inputs, `Step.input` and `Step.also`; all belong to one fragment."""
+
+    use: Use
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """Keep aggregates per key; at a barrier, give the last values of the keys changed in the epoch."""
@@ -71,7 +102,7 @@ class Exchange:
     columns: tuple[str, ...]
 
 
-StepKind = Filter | Project | Aggregate | SinkStep | Exchange
+StepKind = Filter | Project | Call | Check | Union | Aggregate | SinkStep | Exchange
 
 
 @dataclass(frozen=True)
@@ -83,6 +114,8 @@ class Step:
     kind: StepKind
     schema: pa.Schema
     upsert_key: tuple[str, ...] | None
+    also: tuple[int, ...] = ()
+    """Further inputs of a Union."""
 
 
 @dataclass(frozen=True)

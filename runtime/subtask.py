@@ -26,6 +26,7 @@ from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask
 from holdfast.ports import Clock
 from holdfast.runtime.channels import Links
 from holdfast.runtime.operators.fragment import FragmentRuntime
+from holdfast.runtime.operators.functions import Arrival
 from holdfast.runtime.plan import Edge, Plan
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.staging import Stage
@@ -198,6 +199,10 @@ class SubtaskRun:
         """Return rows in and out by operator."""
         return {name: count for run in self._fragments.values() for name, count in run.counters().items()}
 
+    def dropped(self) -> dict[str, int]:
+        """Return rows dropped by function step; the same function step runs in one fragment only."""
+        return {name: count for run in self._fragments.values() for name, count in run.dropped().items()}
+
     def _fragment(self, index: int) -> FragmentRuntime:
         fragment = self._plan.fragments[index]
         tables = {o.name: self._state.table(o.id) for o in self._plan.operators if o.fragment == index}
@@ -260,10 +265,12 @@ class SubtaskRun:
             if rows_max is not None and batch.num_rows > rows_max:
                 following -= batch.num_rows - rows_max
                 batch = batch.slice(0, rows_max)
+            contiguous = following - reading.offset == batch.num_rows
+            arrival = Arrival(reading.partition, reading.offset, following, contiguous)
             reading.offset = following
             self._throttle.took(batch.num_rows)
             self.records_in += batch.num_rows
-            self._fragments[reading.fragment].on_batch(batch)
+            self._fragments[reading.fragment].on_batch(batch, arrival)
             return True
         return False
 

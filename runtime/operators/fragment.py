@@ -3,7 +3,8 @@
 Between two barriers rows flow through the steps batch by batch. At a barrier every aggregate gives the last values of
 the keys that changed in the epoch, before the loop freezes the tables, and these rows take the same way.
 
-Consecutive filters and projections run as one Polars call. What several steps read is computed once.
+Consecutive filters and projections run as one Polars call. What several steps read is computed once. A Python function
+is told nothing of this; it gets rows.
 
 Invariants
     - Rows of one input batch leave in their order; an epoch's results leave at its barrier, never later.
@@ -21,8 +22,22 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 
 from holdfast.runtime.operators.aggregate import AggregateOperator
+from holdfast.runtime.operators.checks import checking, relabelling
+from holdfast.runtime.operators.functions import Arrival, FunctionOperator
 from holdfast.runtime.operators.stateless import OP_FIELD, Chain, Origin
-from holdfast.runtime.steps import INPUT, Aggregate, Exchange, Filter, Fragment, Project, SinkStep, Step
+from holdfast.runtime.steps import (
+    INPUT,
+    Aggregate,
+    Call,
+    Check,
+    Exchange,
+    Filter,
+    Fragment,
+    Project,
+    SinkStep,
+    Step,
+    Union,
+)
 from holdfast.state.table import Table
 
 Consumer = Callable[[pa.RecordBatch], None]
@@ -48,32 +63,47 @@ class FragmentRuntime:
         self._tables, self._send, self._write, self._job = tables, send, write, job
         self._readers: dict[int, list[Step]] = {}
         for step in fragment.steps:
-            self._readers.setdefault(step.input, []).append(step)
+            for point in (step.input, *step.also):
+                self._readers.setdefault(point, []).append(step)
+        self._steps = {step.id: step for step in fragment.steps}
+        self._arrival = Arrival()
+        self._functions: list[FunctionOperator] = []
+        self._unions: dict[int, tuple[list[Consumer], frozenset[str]]] = {}
         self._aggregates: list[tuple[AggregateOperator, list[Consumer]]] = []
         self._consumers = self._consumers_of(INPUT, fragment.schema, Origin(job, fragment.source))[0]
 
-    def on_batch(self, batch: pa.RecordBatch) -> None:
+    def on_batch(self, batch: pa.RecordBatch, arrival: Arrival | None = None) -> None:
         """Take rows from the source or edge.
 
+        Args:
+            arrival: Which records of a source these are, for errors.
+
         Raises:
-            JobFailed: an expression cannot be computed, or a sum overflows.
+            JobFailed: an expression cannot be computed, a sum overflows, or a function fails.
         """
         if batch.num_rows:
+            self._arrival.take(arrival or Arrival())
             _give(self._consumers, batch)
 
     def on_barrier(self) -> None:
         """Give the results of the epoch; the tables are not frozen yet.
 
         Raises:
-            JobFailed: an expression cannot be computed.
+            JobFailed: an expression cannot be computed, or a function fails.
         """
+        self._arrival.take(Arrival())
         for aggregate, consumers in self._aggregates:
             if consumers and (changes := aggregate.changes()) is not None:
                 _give(consumers, changes)
 
     def counters(self) -> dict[str, tuple[int, int]]:
-        """Return rows in and rows out of every aggregate, by operator name."""
-        return {operator.name: (operator.rows_in, operator.rows_out) for operator, _ in self._aggregates}
+        """Return rows in and rows out of every aggregate and function, by operator name."""
+        functions = {operator.name: (operator.rows_in, operator.rows_out) for operator in self._functions}
+        return functions | {operator.name: (operator.rows_in, operator.rows_out) for operator, _ in self._aggregates}
+
+    def dropped(self) -> dict[str, int]:
+        """Return how many rows every function step has dropped, by operator name."""
+        return {operator.name: operator.dropped for operator in self._functions}
 
     def _consumers_of(self, point: int, schema: pa.Schema, origin: Origin) -> tuple[list[Consumer], frozenset[str]]:
         """Return what takes the rows that leave `point`, and the columns needed there, without `_op`."""
@@ -101,6 +131,48 @@ class FragmentRuntime:
                 return operator.update, operator.reads
             case Filter() | Project():
                 return self._chain(step, schema, origin)
+            case Call() as call:
+                return self._call(step, call, schema, origin)
+            case Check() as check:
+                consumers, needed = self._consumers_of(step.id, step.schema, origin)
+                return checking(check, step, needed, origin, _to(consumers)), needed | set(check.not_null)
+            case Union():
+                return self._union(step, origin)
+
+    def _call(
+        self, step: Step, call: Call, schema: pa.Schema, origin: Origin
+    ) -> tuple[Consumer | None, frozenset[str]]:
+        consumers, _ = self._consumers_of(step.id, step.schema, origin)
+        if not consumers:
+            return None, frozenset()
+        operator = FunctionOperator(call, schema, step.schema, origin, self._arrival, self._one_to_one(step.input))
+        self._functions.append(operator)
+
+        def run(batch: pa.RecordBatch) -> None:
+            for result in operator.run(batch):
+                _give(consumers, result)
+
+        return run, frozenset(schema.names)
+
+    def _one_to_one(self, point: int) -> bool:
+        """Say whether every row at this point is the record of the same number that entered."""
+        while point != INPUT:
+            step = self._steps[point]
+            match step.kind:
+                case Project() | Check() | Call(how="map", on_error="fail"):
+                    point = step.input
+                case _:
+                    return False
+        return True
+
+    def _union(self, step: Step, origin: Origin) -> tuple[Consumer | None, frozenset[str]]:
+        """Return what takes the rows of one input; what lies behind is built once and shared by all of them."""
+        if step.id not in self._unions:
+            self._unions[step.id] = self._consumers_of(step.id, step.schema, origin)
+        consumers, needed = self._unions[step.id]
+        if not consumers:
+            return None, frozenset()
+        return relabelling([field for field in step.schema if field.name in needed], _to(consumers)), needed
 
     def _chain(self, first: Step, schema: pa.Schema, origin: Origin) -> tuple[Consumer | None, frozenset[str]]:
         steps = [first]
@@ -117,6 +189,10 @@ class FragmentRuntime:
                 _give(consumers, result)
 
         return run, chain.reads
+
+
+def _to(consumers: list[Consumer]) -> Consumer:
+    return lambda batch: _give(consumers, batch)
 
 
 def _give(consumers: list[Consumer], batch: pa.RecordBatch) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.runtime import testing as testing
     from holdfast.runtime.aggregates import count, max, mean, min, sum
     from holdfast.runtime.app import App
+    from holdfast.runtime.rowtypes import Row
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.log import Log
     from holdfast.sinks.sqlite import SQLite
@@ -35,6 +36,7 @@ _HOMES = {
     "min": "holdfast.runtime.aggregates",
     "max": "holdfast.runtime.aggregates",
     "mean": "holdfast.runtime.aggregates",
+    "Row": "holdfast.runtime.rowtypes",
     "Log": "holdfast.runtime.sources.log",
     "Generator": "holdfast.runtime.sources.generator",
     "SQLite": "holdfast.sinks.sqlite",
@@ -55,6 +57,7 @@ __all__ = [
     "HoldfastError",
     "JobFailed",
     "Log",
+    "Row",
     "SQLite",
     "Unavailable",
     "count",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -28,6 +29,26 @@ class TestBatchOfRows:
         batch = batch_of_rows(SCHEMA, [Word(1, "a"), {"n": 2, "word": "b"}, (3, "c"), {"n": 4}])
         assert batch.schema == SCHEMA
         assert batch.to_pydict() == {"n": [1, 2, 3, 4], "word": ["a", "b", "c", None]}
+
+    def test_rows_of_one_kind_give_the_same_as_mixed_ones(self) -> None:
+        expected = batch_of_rows(SCHEMA, [(1, "a"), {"n": 2}])
+        assert batch_of_rows(SCHEMA, [Word(1, "a"), Word(2)]) == expected
+        assert batch_of_rows(SCHEMA, [{"word": "a", "n": 1}, {"word": None, "n": 2}]) == expected
+        assert batch_of_rows(SCHEMA, [{"word": "a", "n": 1}, {"n": 2}]) == expected
+
+    def test_named_values_go_by_name_not_by_place(self) -> None:
+        class Swapped(NamedTuple):
+            word: str
+            n: int
+
+        assert batch_of_rows(SCHEMA, [Swapped("a", 1)]).to_pylist() == [{"n": 1, "word": "a"}]
+
+    def test_an_instance_without_its_attribute_is_named(self) -> None:
+        hollow = Word(1)
+        del hollow.n
+        with pytest.raises(WrongRow, match="Word has no field 'n'") as caught:
+            batch_of_rows(SCHEMA, [Word(2), hollow])
+        assert caught.value.row == 1
 
     @pytest.mark.parametrize(
         ("row", "message", "column"),

@@ -1,0 +1,257 @@
+"""Python functions over the rows of a stream.
+
+The function is called row by row; around the calls everything is done for many rows at once. A batch is taken in pieces
+of `PIECE_ROWS`, so that a function that gives many rows for one does not fill the memory.
+
+With on_error="fail" the first failure ends the job; the epoch is never completed, so state and output stay as they
+were. With on_error="drop" a row whose call fails is left out, a row that was given and does not fit the columns is left
+out, and both are counted. `map_batches` finds these rows by calling the function again with halves of the batch.
+
+Invariants
+    - Rows leave in the order of the rows that they were computed from.
+    - What leaves has exactly the columns of the plan: no other type, no null where none may be.
+    - Which rows are dropped follows from the rows, never from how they fell into batches.
+
+Pure, as far as the user's function is.
+"""
+
+from __future__ import annotations
+
+import traceback
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, is_dataclass
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.errors import HoldfastError, JobFailed, Where
+from holdfast.runtime.expressions import narrowed
+from holdfast.runtime.functions import file_of, name_of
+from holdfast.runtime.operators.stateless import Origin
+from holdfast.runtime.rows import WrongRow, batch_of_columns, batch_of_rows
+from holdfast.runtime.rowtypes import RowMaker
+from holdfast.runtime.steps import Call
+
+PIECE_ROWS = 4_096
+OUTPUT_ROWS = 65_536
+"""Rows that are given on at once, as soon as there are as many."""
+_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
+
+
+@dataclass
+class Arrival:
+    """The records of a source that are in the fragment just now, as far as known."""
+
+    partition: int | None = None
+    offset: int | None = None
+    """Of the first record."""
+    following: int | None = None
+    """The offset after the last."""
+    contiguous: bool = False
+    """Record i of the batch has the offset `offset + i`."""
+
+    def take(self, other: Arrival) -> None:
+        """Become equal to another."""
+        self.partition, self.offset = other.partition, other.offset
+        self.following, self.contiguous = other.following, other.contiguous
+
+
+class FunctionOperator:
+    """One function step of a fragment.
+
+    Args:
+        given: Columns that enter.
+        gives: Columns that leave.
+        arrival: What is in the fragment; kept up to date by it.
+        one_to_one: Row i that enters is record i of the arrival.
+    """
+
+    def __init__(
+        self, call: Call, given: pa.Schema, gives: pa.Schema, origin: Origin, arrival: Arrival, one_to_one: bool
+    ) -> None:
+        self._call, self._given, self._gives = call, given, gives
+        self._origin, self._arrival, self._one_to_one = origin, arrival, one_to_one
+        self._rows = None if call.how == "map_batches" else RowMaker(given, call.row_type)
+        self._function = self._listed if call.how == "flat_map" else call.function
+        self._at = 0
+        """Where the piece that is worked on begins in its batch."""
+        self.name = call.operator
+        self.rows_in = self.rows_out = self.dropped = 0
+
+    def run(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Give what comes out for a batch.
+
+        Raises:
+            JobFailed: the function raised, or what it gave does not fit, and on_error is "fail".
+        """
+        self.rows_in += batch.num_rows
+        waiting: list[pa.RecordBatch] = []
+        for part in self._parts(batch):
+            self.rows_out += part.num_rows
+            waiting.append(part)
+            if sum(each.num_rows for each in waiting) >= OUTPUT_ROWS:
+                yield _joined(waiting)
+                waiting = []
+        if waiting:
+            yield _joined(waiting)
+
+    def _parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        parts: Iterable[pa.RecordBatch]
+        if self._rows is None:
+            self._at = 0
+            whole = pa.RecordBatch.from_arrays([batch.column(name) for name in self._given.names], schema=self._given)
+            parts = self._mapped_whole(whole)
+        else:
+            parts = (part for at in range(0, batch.num_rows, PIECE_ROWS) for part in self._piece(batch, at))
+        return (part for part in parts if part.num_rows)
+
+    def _piece(self, batch: pa.RecordBatch, at: int) -> list[pa.RecordBatch]:
+        self._at = at
+        piece = batch.slice(at, PIECE_ROWS)
+        results, numbers = self._called(piece)
+        match self._call.how:
+            case "filter":
+                return [self._kept(piece, results, numbers)]
+            case "flat_map":
+                bounds = list(accumulate(map(len, results)))
+                return self._fitting(list(chain.from_iterable(results)), bounds)
+            case _:
+                return self._fitting(results, None)
+
+    def _called(self, piece: pa.RecordBatch) -> tuple[list[Any], Sequence[int]]:
+        """Return what the function gave, and for which rows of the piece."""
+        rows, numbers = self._made(piece)
+        function, results, failed = self._function, list[Any](), set[int]()
+        for number, row in zip(numbers, rows, strict=True):
+            try:
+                results.append(function(row))
+            except _NOT_THE_ROWS_FAULT:
+                raise
+            except WrongRow as wrong:
+                self._drop_or_fail(1, number, f"gave {wrong.what}", wrong)
+                failed.add(number)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - users' code may raise anything
+                self._drop_or_fail(1, number, self._told(error), error)
+                failed.add(number)
+        return results, [number for number in numbers if number not in failed] if failed else numbers
+
+    def _made(self, piece: pa.RecordBatch) -> tuple[list[Any], Sequence[int]]:
+        """Make the rows; a dataclass that refuses its values fails as the function would."""
+        assert self._rows is not None
+        with suppress(Exception):  # then one by one, to find the row at fault
+            return list(self._rows.rows(piece)), range(piece.num_rows)
+        made, rows, numbers = self._rows.rows(piece), list[Any](), list[int]()
+        for number in range(piece.num_rows):
+            try:
+                rows.append(next(made))
+            except _NOT_THE_ROWS_FAULT:
+                raise
+            except Exception as error:  # noqa: BLE001 - users' code may raise anything
+                self._drop_or_fail(1, number, f"was not called: making its row {self._told(error)}", error)
+            else:
+                numbers.append(number)
+        return rows, numbers
+
+    def _listed(self, row: Any) -> list[Any]:
+        given = self._call.function(row)
+        if isinstance(given, str | bytes | Mapping) or is_dataclass(given) or not isinstance(given, Iterable):
+            raise WrongRow(f"{_short(given)}, not a list of rows")
+        return given if isinstance(given, list) else list(given)
+
+    def _kept(self, piece: pa.RecordBatch, results: list[Any], numbers: Sequence[int]) -> pa.RecordBatch:
+        keep = np.zeros(piece.num_rows, bool)
+        for number, passes in zip(numbers, results, strict=True):
+            if isinstance(passes, bool | np.bool_):
+                keep[number] = passes
+            else:
+                self._drop_or_fail(1, number, f"gave {_short(passes)}, not True or False")
+        return piece.filter(pa.array(keep))
+
+    def _fitting(self, results: list[Any], bounds: list[int] | None) -> list[pa.RecordBatch]:
+        """Return the results as batches, halved as often as it takes to leave out the ones that do not fit."""
+        try:
+            return [batch_of_rows(self._gives, results)]
+        except WrongRow as wrong:
+            if len(results) == 1 or self._call.on_error == "fail":
+                number = wrong.row if bounds is None or wrong.row is None else bisect_right(bounds, wrong.row)
+                self._drop_or_fail(1, number, f"gave a wrong row: {wrong.what}", wrong)
+                return []
+        half = len(results) // 2
+        return [*self._fitting(results[:half], None), *self._fitting(results[half:], None)]
+
+    def _mapped_whole(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        cause: BaseException
+        try:
+            return [self._as_planned(self._call.function(batch))]
+        except _NOT_THE_ROWS_FAULT:
+            raise
+        except WrongRow as wrong:
+            told, cause = f"gave a wrong batch: {wrong.what}", wrong
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - users' code may raise anything
+            told, cause = self._told(error), error
+        if batch.num_rows == 1 or self._call.on_error == "fail":
+            self._drop_or_fail(batch.num_rows, None, told, cause)
+            return []
+        half = batch.num_rows // 2
+        return [*self._mapped_whole(batch.slice(0, half)), *self._mapped_whole(batch.slice(half))]
+
+    def _as_planned(self, given: object) -> pa.RecordBatch:
+        """Return the batch with the planned columns in their order; only the width of offsets may differ."""
+        if isinstance(given, pa.Table):
+            given = pa.RecordBatch.from_arrays(
+                [column.combine_chunks() for column in given.columns], names=given.schema.names
+            )
+        if not isinstance(given, pa.RecordBatch):
+            raise WrongRow(f"{_short(given)} is no pyarrow.RecordBatch")
+        for field in self._gives:
+            at = given.schema.get_all_field_indices(field.name)
+            if len(at) == 1 and narrowed(given.schema.field(at[0]).type) != narrowed(field.type):
+                raise WrongRow(f"column {field.name!r} takes {field.type}, not {given.schema.field(at[0]).type}")
+            if len(at) > 1:
+                raise WrongRow(f"column {field.name!r} is there twice")
+        return batch_of_columns(self._gives, given, given.num_rows)
+
+    # Failures
+
+    def _drop_or_fail(self, rows: int, number: int | None, did: str, cause: BaseException | None = None) -> None:
+        if self._call.on_error == "drop":
+            self.dropped += rows
+            return
+        call, at, first = self._call, self._arrival, None
+        if number is not None and self._one_to_one and at.contiguous and at.offset is not None:
+            first = at.offset + self._at + number
+        found = ""
+        if first is not None:
+            found = f", for the record at offset {first} of partition {at.partition}"
+        elif at.offset is not None and at.following is not None:
+            found = f", for a record of partition {at.partition}, offsets {at.offset} to {at.following - 1}"
+        place = Where(self._origin.job, call.operator, None, self._origin.source, at.partition, first)
+        raise JobFailed(
+            f"{call.use}: {name_of(call.function)} {did}{found}",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step="correct the function, or leave such rows out with on_error=\"drop\", then run the job again; "
+            "it goes on from the last checkpoint",
+            where=place,
+        ) from cause
+
+    def _told(self, error: BaseException) -> str:
+        """Say what was raised, and at which line of the user's code."""
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        own = file_of(self._call.function)
+        frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
+        where = "" if frame is None else f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
+        where += f" `{frame.line}`" if frame is not None and frame.line else ""
+        shown = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return f"raised {shown:.300}{where}"
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _short(value: object) -> str:
+    return f"{type(value).__name__} {value!r:.80}"
