@@ -56,8 +56,8 @@ def list_all(args: argparse.Namespace) -> int:
         print_json([_listed(stored, each) for each in newest])
         return 0
     rows = [
-        (str(c.body.epoch), c.timeline, _kind(stored, c), _name(stored, c), text.moment(c.at), text.span(c.body.duration_ms),
-         text.size(c.body.bytes_new), text.size(c.body.bytes_total))
+        (str(c.body.epoch), c.timeline, _kind(stored, c), _name(stored, c), text.moment(c.at),
+         text.span(c.body.duration_ms), text.size(c.body.bytes_new), text.size(c.body.bytes_total))
         for c in newest
     ]  # fmt: skip
     if rows:
@@ -150,7 +150,7 @@ def _listed(stored: Stored, found: Completed) -> dict[str, Any]:
         offsets = None  # unknown here; `verify` names what is damaged
     return {
         "epoch": found.body.epoch, "timeline": found.timeline, "kind": _kind(stored, found),
-        "name": _name(stored, found), "names": list(stored.job.names_of(found.body.epoch)), "at": found.at,
+        "name": _name(stored, found), "at": found.at,
         "duration_ms": found.body.duration_ms, "bytes_new": found.body.bytes_new,
         "bytes_total": found.body.bytes_total, "offsets": offsets, "verified": None,
     }  # fmt: skip

@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "events",
         "What happened to a job: starts, restarts with cause and duration, savepoints, stops, its end.",
-        "holdfast events hot-auctions\nholdfast events hot-auctions --all --last 100\nholdfast events hot-auctions --json",
+        "holdfast events hot-auctions\nholdfast events hot-auctions --all --last 100",
     )
     parser.add_argument("job", metavar="JOB", help="name of the job under the root")
     default = f"default: {NEWEST_SHOWN}, with --json all"
@@ -84,7 +84,8 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
                 event |= {"host": host, "duration_ms": recovery_ms.get(record.generation)}
             case joblog.CheckpointCompleted(epoch=epoch, duration_ms=took, savepoint=name):
                 if start is not None:
-                    start, start["first_checkpoint_ms"] = None, _ms(start["at"], record.at)
+                    start["first_checkpoint_ms"] = _ms(start["at"], record.at)
+                    start = None
                 event |= {"event": "checkpoint" if name is None else "savepoint", "epoch": epoch, "savepoint": name}
                 event["duration_ms"] = took
                 shown = checkpoints or name is not None

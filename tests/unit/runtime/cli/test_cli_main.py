@@ -23,7 +23,7 @@ class TestHelp:
         assert ended.status == 0
         assert all(f"\n    {command}" in ended.out for command in COMMANDS)
 
-    @pytest.mark.parametrize("command", ["run", "plan", "jobs", "status", "stop", "checkpoints", "doctor"])
+    @pytest.mark.parametrize("command", COMMANDS)
     def test_every_command_shows_how_it_is_typed(self, holdfast: Holdfast, command: str) -> None:
         ended = holdfast(command, "--help")
         assert ended.status == 0
