@@ -56,11 +56,16 @@ class TestWrongUse:
     @pytest.mark.parametrize(
         "arguments",
         [
-            ("run", "job.py", "--once"),
+            ("run", "job.py", "--twice"),
             ("plan",),
             ("jobs", "hot"),
             ("status",),
-            ("stop", "hot", "--now"),
+            ("stop", "hot", "--soon"),
+            ("stop", "hot", "--now", "--finish"),
+            ("events",),
+            ("explain",),
+            ("savepoint", "hot"),
+            ("completion", "tcsh"),
             ("checkpoints", "list"),
             ("checkpoints", "repair", "hot"),
             ("checkpoints", "list", "hot", "--last", "few"),
