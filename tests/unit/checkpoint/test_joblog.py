@@ -230,7 +230,10 @@ class TestEpochNumbers:
 
 
 class TestBytes:
-    @pytest.mark.parametrize("each", [*RUNNING, record(4, 1, SavepointNamed(Epoch(1), "v1")), record(4, 1, Stopped(Epoch(1))), record(4, 1, Finished(Epoch(1)))])
+    @pytest.mark.parametrize(
+        "each",
+        [*RUNNING, *(record(4, 1, b) for b in (SavepointNamed(Epoch(1), "v1"), Stopped(Epoch(1)), Finished(Epoch(1))))],
+    )
     def test_every_kind_is_read_back(self, each: Record) -> None:
         assert decode(encode(each), "log/1.json") == each
 

@@ -267,20 +267,21 @@ class TestStopNow:
         assert start.record.body == joblog.GenerationStarted(Epoch(102), Epoch(1), "here", "started")
 
 
-class TestOnce:
-    UNTIL = {"s": {0: 5, 1: 7, 2: 0}}
+UNTIL = {"s": {0: 5, 1: 7, 2: 0}}
 
+
+class TestOnce:
     def beat(self, run: Run, worker: Any, *, caught_up: bool = True, ended: bool = False) -> None:
         run.hear(m.Heartbeat(worker, run.generation, ended, False, (), m.Progress(), caught_up))
 
     def test_the_workers_are_told_how_far_to_read(self) -> None:
-        run = running(replace(RULES, until=self.UNTIL))
+        run = running(replace(RULES, until=UNTIL))
         told = [e.message.until for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)]
         assert told[0] == (SourcePosition("s", 0, 5), SourcePosition("s", 2, 0))
         assert told[1] == (SourcePosition("s", 1, 7),)
 
     def test_when_all_have_read_so_far_the_run_stops_and_can_be_resumed(self) -> None:
-        run = running(replace(RULES, until=self.UNTIL))
+        run = running(replace(RULES, until=UNTIL))
         self.beat(run, A)
         assert run.pass_time(1.0) == []
         self.beat(run, B)
@@ -291,7 +292,7 @@ class TestOnce:
         assert last_record(run) == joblog.Stopped(Epoch(1))
 
     def test_input_that_is_over_finishes_the_job(self) -> None:
-        run = running(replace(RULES, until=self.UNTIL))
+        run = running(replace(RULES, until=UNTIL))
         self.beat(run, A, ended=True)
         self.beat(run, B, ended=True)
         run.pass_time(0.0)
@@ -300,7 +301,7 @@ class TestOnce:
         assert last_record(run) == joblog.Finished(Epoch(1))
 
     def test_what_was_read_before_a_recovery_does_not_count(self) -> None:
-        run = running(replace(RULES, until=self.UNTIL))
+        run = running(replace(RULES, until=UNTIL))
         self.beat(run, A)
         run.lose(B)
         replaced(run)
