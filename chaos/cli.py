@@ -33,7 +33,11 @@ Subparsers = Any
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add `chaos` and its commands to the command line."""
-    chaos = subparsers.add_parser("chaos", description="Play whole jobs in a world that fails, and check every answer.")
+    chaos = subparsers.add_parser(
+        "chaos",
+        description="Play whole jobs in a world that fails, and check every answer.",
+        epilog="examples:\n  holdfast chaos simulate --seeds 1000\n  holdfast chaos replay --seed 17",
+    )
     commands = chaos.add_subparsers(dest="chaos_command", required=True, metavar="COMMAND")
     play = _command(commands, "simulate", run_simulate, "play seeds: each a job, its faults and an order of events")
     play.add_argument("--seeds", type=int, default=200, metavar="N", help="how many; default 200")

@@ -8,6 +8,7 @@ Invariants
     - At most one record is in flight.
     - A generation's base is the fold of all before its own start, folded again after every conflict (P5).
     - A driver that finds a newer generation appends nothing any more.
+    - A name that somebody gave a checkpoint meanwhile is folded, and hinders nobody (P6).
     - Nothing is appended to a finished job: a start after its end would make the log unreadable.
 
 Pure: no clock, thread or I/O. Driven by runtime/master.py.
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.checkpoint.joblog import Body, GenerationStarted, Job, JobCreated, Record, fold
+from holdfast.checkpoint.joblog import Body, GenerationStarted, Job, JobCreated, Record, SavepointNamed, fold
 from holdfast.model import Generation, JobUuid, Timeline
 
 Draft = Callable[[Job], Body]
@@ -111,11 +112,17 @@ def occupied(state: InFlight, found: Record) -> tuple[Appender, list[Effect]]:
     if isinstance(found.body, JobCreated):
         # Two drivers created the job at once; the other's UUID is the job's.
         return Quiet(state.owner, job), [Appended(found, job)]
+    if isinstance(found.body, SavepointNamed):
+        return _send_again(state, job)
     starting = isinstance(state.record.body, GenerationStarted)
     if isinstance(found.body, GenerationStarted) or job.finished or not starting:
         ours = state.record.generation
         return Overtaken(state.owner, job, ours), [Lost(job, ours)]
     # An older driver's last record came first: fold it, and start from the newer base (P5).
+    return _send_again(state, job)
+
+
+def _send_again(state: InFlight, job: Job) -> tuple[Appender, list[Effect]]:
     record = _record(state.owner, job, state.draft, state.record.at)
     return InFlight(state.owner, job, record, state.draft), [Create(record)]
 

@@ -7,7 +7,9 @@ is remembered.
 Invariants
     - The first record holds a random job UUID, and every later one repeats it (P1).
     - `first_epoch` of a generation lies above every epoch number that an older one can have used (P2).
-    - Only the owner of the newest generation appends after its `GenerationStarted` (P6).
+    - Only the owner of the newest generation appends after its `GenerationStarted`; `SavepointNamed` alone
+      may come from anybody, at any time after a checkpoint, also after the end of a run (P6).
+    - A savepoint's name belongs to one checkpoint, for good.
 
 Pure: no clock, thread or I/O. The bytes are moved by checkpoint/repository.py.
 Source: PROTOCOL P1, P2, P6; DESIGN section 13 for the record's form.
@@ -15,6 +17,7 @@ Source: PROTOCOL P1, P2, P6; DESIGN section 13 for the record's form.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -23,6 +26,8 @@ from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Timeline
 
 FORMAT_VERSION = 1
+SAVEPOINT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
+"""Begins with a letter, so that a name is never taken for an epoch number."""
 
 
 class JobCreated(msgspec.Struct, frozen=True, tag="JobCreated", tag_field="kind"):
@@ -42,7 +47,9 @@ class GenerationStarted(msgspec.Struct, frozen=True, tag="GenerationStarted", ta
     cause: str
 
 
-class CheckpointCompleted(msgspec.Struct, frozen=True, tag="CheckpointCompleted", tag_field="kind"):
+class CheckpointCompleted(
+    msgspec.Struct, frozen=True, tag="CheckpointCompleted", tag_field="kind", omit_defaults=True
+):
     """The only commit point: everything the manifest names is now true."""
 
     epoch: Epoch
@@ -51,6 +58,15 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, tag="CheckpointCompleted"
     duration_ms: int
     bytes_new: int
     bytes_total: int
+    savepoint: str | None = None
+    """The name that a user asked for; left out of the JSON if there is none (P13)."""
+
+
+class SavepointNamed(msgspec.Struct, frozen=True, tag="SavepointNamed", tag_field="kind"):
+    """A completed checkpoint got a name afterwards; written by whoever names it, not by the job's owner (P6)."""
+
+    epoch: Epoch
+    name: str
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="Stopped", tag_field="kind"):
@@ -65,7 +81,7 @@ class Finished(msgspec.Struct, frozen=True, tag="Finished", tag_field="kind"):
     epoch: Epoch
 
 
-Body = JobCreated | GenerationStarted | CheckpointCompleted | Stopped | Finished
+Body = JobCreated | GenerationStarted | CheckpointCompleted | SavepointNamed | Stopped | Finished
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -114,6 +130,14 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Savepoint:
+    """A completed checkpoint that a user named; it is never expired."""
+
+    name: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
 class Job:
     """What the log says so far."""
 
@@ -130,6 +154,8 @@ class Job:
     starts: tuple[Start, ...] = ()
     ended: Stopped | Finished | None = None
     ended_at: int | None = None
+    savepoints: tuple[Savepoint, ...] = ()
+    """In the order they were named; a checkpoint may have several names."""
 
     @property
     def base_epoch(self) -> Epoch:
@@ -140,6 +166,14 @@ class Job:
     def finished(self) -> bool:
         """Return whether there is nothing left to run, ever."""
         return isinstance(self.ended, Finished)
+
+    def savepoint(self, name: str) -> Savepoint | None:
+        """Return the savepoint of this name."""
+        return next((each for each in self.savepoints if each.name == name), None)
+
+    def names_of(self, epoch: Epoch) -> tuple[str, ...]:
+        """Return the names that the checkpoint of this epoch has."""
+        return tuple(each.name for each in self.savepoints if each.epoch == epoch)
 
 
 def encode(record: Record) -> bytes:
@@ -202,6 +236,10 @@ def fold(job: Job | None, record: Record) -> Job:
     job = replace(job, next_seq=record.seq + 1)
     if isinstance(body, GenerationStarted):
         return _fold_start(job, record, body)
+    if isinstance(body, SavepointNamed):
+        if record.generation != job.generation or all(done.body.epoch != body.epoch for done in job.completed):
+            raise _broken(f"job log record {record.seq} names epoch {body.epoch}, which is not completed")
+        return _named(job, record, body.name, body.epoch)
     if job.ended is not None:
         raise _broken(f"job log record {record.seq} ({record.kind}) follows the end of the run")
     if record.generation != job.generation or record.owner != job.owner:
@@ -212,13 +250,20 @@ def fold(job: Job | None, record: Record) -> Job:
             if not first <= epoch <= _last_usable(job) or follows != job.base_epoch:
                 raise _broken(f"job log record {record.seq}: epoch {epoch} cannot follow {job.base_epoch}")
             done = Completed(body, record.generation, record.timeline, record.at)
-            return replace(job, completed=(*job.completed, done))
+            job = replace(job, completed=(*job.completed, done))
+            return job if body.savepoint is None else _named(job, record, body.savepoint, epoch)
         case Stopped(epoch=epoch) | Finished(epoch=epoch):
             if epoch != job.base_epoch:
                 raise _broken(f"job log record {record.seq} ends the run at epoch {epoch}, not at {job.base_epoch}")
             return replace(job, ended=body, ended_at=record.at)
         case JobCreated():
             raise _broken(f"job log record {record.seq} creates the job a second time")
+
+
+def _named(job: Job, record: Record, name: str, epoch: Epoch) -> Job:
+    if job.savepoint(name) is not None:
+        raise _broken(f"job log record {record.seq} gives the name {name!r} a second time")
+    return replace(job, savepoints=(*job.savepoints, Savepoint(name, epoch)))
 
 
 def _fold_start(job: Job, record: Record, body: GenerationStarted) -> Job:

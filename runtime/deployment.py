@@ -53,9 +53,12 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
     pending = recovery.pending_of(base, subtask, rules.parallelism)
     mine = [(w, tag) for w, tag in state.confirmed.items() if w.subtask % rules.parallelism == subtask]
     confirmed = tuple(Confirmed(writer, tag) for writer, tag in mine)
+    until = () if rules.until is None else tuple(
+        SourcePosition(at.source, at.partition, rules.until[at.source].get(at.partition, 0)) for at in positions
+    )
     return m.Deploy(
         job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers,
-        recovery.handles_for(base, list(rules.key_ranges))[subtask], positions, pending, confirmed,
+        recovery.handles_for(base, list(rules.key_ranges))[subtask], positions, pending, confirmed, until,
     )  # fmt: skip
 
 

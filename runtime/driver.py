@@ -21,7 +21,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.model import ObjectRef, WorkerId
+from holdfast.model import Generation, ObjectRef, WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime import master
 from holdfast.runtime import messages as m
@@ -85,6 +85,12 @@ class DriverLoop:
     def launch_ended(self, number: int, error: str | None) -> None:
         """The Spark job that hosts a worker ended."""
         self._perform(*master.launch_ended(self.state, number, error, self._now()))
+
+    def asked(self, kind: str, args: Mapping[str, Any], generation: int, first: Generation) -> Mapping[str, Any] | None:
+        """Carry out a request; return its answer, None if it is for a generation not known here."""
+        state, effects, answer = master.carry_out(self.state, kind, args, generation, first)
+        self._perform(state, effects)
+        return None if answer is None else answer.as_json()
 
     def stop(self) -> None:
         """Take a last checkpoint and end the run."""

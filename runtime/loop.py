@@ -118,6 +118,10 @@ class WorkerLoop:
                 self._perform(*worker.triggered(active.machine, barrier))
             case m.Committed(generation, epoch) if active is not None and active.deploy.generation == generation:
                 self._perform(*worker.committed(active.machine, epoch))
+            case m.EndInput(generation) if self._is_current(generation):
+                assert active is not None
+                active.run.end_input()
+                self.beat()
             case m.Exit(reason):
                 self.exited = reason
             case _:
@@ -146,7 +150,7 @@ class WorkerLoop:
         if taken == 0 and active.run.records_in and active.first_record_at is None:
             active.first_record_at = self._ports.clock.wall_us()
             self.beat()
-        if not worked and not active.machine.halted and active.run.ended() and not self._shown.ended:
+        if not worked and not active.machine.halted and active.run.caught_up() and not self._shown.caught_up:
             self.beat()
         return self._apply_some(worked) or worked
 
@@ -272,7 +276,7 @@ class WorkerLoop:
         )
         rate = self._limits.records_per_second
         throttle = Throttle(None if rate is None else rate / parallelism, self._ports.clock)
-        readings = open_readings(plan, deploy.positions, self._opened)
+        readings = open_readings(plan, deploy.positions, self._opened, deploy.until)
         run = SubtaskRun(plan, subtask, parallelism, self._state, links, readings, throttle)
         sources = frozenset(f.index for f in plan.fragments if f.source is not None)
         machine = worker.start(
@@ -385,7 +389,14 @@ class WorkerLoop:
             lag_epochs=worker.durable_epochs(active.machine),
             sink_errors=self._deliveries.errors(),
             first_record_at=active.first_record_at,
+            ended=run.ended_at(),
+            held_by=self._held_by(active),
         )
         return m.Heartbeat(
-            self.worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress
+            self.worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress, run.caught_up()
         )
+
+    def _held_by(self, active: Active) -> tuple[str, ...]:
+        if active.machine.halted:
+            return ("last barrier",)
+        return (*active.run.held_by(), *(("delivery",) if self._deliveries.full() else ()))

@@ -42,6 +42,16 @@ from holdfast.runtime.failover import (
     lost,
     recovered,
 )
+from holdfast.runtime.master_requests import (
+    carry_out,
+    end_input,
+    is_due,
+    is_over,
+    named,
+    next_name,
+    stop,
+    unless_taken,
+)
 from holdfast.runtime.master_state import (
     Cancel,
     CreateRecord,
@@ -66,7 +76,7 @@ from holdfast.runtime.master_state import (
 __all__ = [
     "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "Hosted", "Launch", "LoadManifest",
     "Master", "Opening", "Over", "Restart", "Rules", "Running", "Send", "Step", "StoreManifest", "begin",
-    "end", "heard", "launch_ended", "lost", "tick",
+    "carry_out", "end", "heard", "launch_ended", "lost", "stop", "tick",
 ]  # fmt: skip
 
 BROKEN_GRACE_S = 1.0
@@ -123,9 +133,9 @@ def manifest_stored(state: Master, manifest: Manifest, ref: ObjectRef, now: floa
     sizes = {s.object.path: s.object.size for handle in manifest.state for s in handle.segments}
     bytes_new = sum(size for path, size in sizes.items() if path not in known)
     body = joblog.CheckpointCompleted(
-        manifest.epoch, manifest.follows, ref, duration, bytes_new, sum(sizes.values())
+        manifest.epoch, manifest.follows, ref, duration, bytes_new, sum(sizes.values()), phase.savepoint
     )
-    log, effects = append.append(state.log, lambda _job: body, at_us)
+    log, effects = append.append(state.log, unless_taken(body), at_us)
     return _log_effects(replace(state, log=log), effects, now, at_us)
 
 
@@ -171,11 +181,6 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
             return lose(state, message.worker, str(message.error.get("what", "worker failed")), message.error, now)
 
 
-def stop(state: Master) -> Step:
-    """Take a last checkpoint, deliver it, and end the run; it can be resumed."""
-    return replace(state, stopping=True), []
-
-
 def tick(state: Master, now: float, at_us: int) -> Step:
     """Time has passed: look for silent workers, missing workers, due and overdue epochs."""
     if isinstance(state.phase, Over):
@@ -204,7 +209,7 @@ def pulse(state: Master) -> list[Effect]:
     effects: list[Effect] = [Send(worker, m.Pulse()) for worker in state.workers]
     if isinstance(state.phase, Running) and state.phase.final is not None:
         effects += [Send(w, m.Committed(state.job.generation, state.phase.final)) for w in assigned(state)]
-    return effects
+    return effects + end_input(state)
 
 
 def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step:
@@ -222,14 +227,13 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
         return _finish_if_delivered(state, phase, at_us)
     match phase.epochs:
         case coordinator.Idle() as idle:
-            over = state.stopping or all_ended(state)
-            if older_output_is_left(state, phase.base):
-                return state, []
-            if not over and now - phase.last_trigger < state.rules.checkpoint_every:
+            over = is_over(state)
+            if older_output_is_left(state, phase.base) or not (over or is_due(state, phase, now)):
                 return state, []
             epochs, effects = coordinator.trigger(idle, now, over)
             finishing = over and all_ended(state)
-            state = replace(state, phase=replace(phase, epochs=epochs, last_trigger=now, finishing=finishing))
+            phase = replace(phase, epochs=epochs, last_trigger=now, finishing=finishing, savepoint=next_name(state))
+            state = replace(state, phase=phase)
             return _coordinate(state, effects, now)
         case coordinator.Collecting(started=started) as collecting if now - started > state.rules.epoch_deadline:
             epochs, effects = coordinator.deadline_passed(collecting)
@@ -293,6 +297,8 @@ def _appended(state: Master, record: joblog.Record, now: float, at_us: int) -> S
             return end(state, "finished", None)
         case joblog.Stopped():
             return end(state, "stopped", None)
+        case joblog.SavepointNamed():
+            raise AssertionError("a driver names a checkpoint in the checkpoint's own record")
 
 
 def _start_generation(state: Master, cause: str, at_us: int) -> Step:
@@ -316,7 +322,9 @@ def _gather(state: Master, now: float) -> Step:
         since = state.recovering_since
         restart = Restart(since, started.cause, state.job.generation, logged_after=now - since)
         state = replace(state, restarts=(*state.restarts, restart))
-    workers = {w: replace(hosted, ready=False, how=None, ended=False) for w, hosted in state.workers.items()}
+    workers = {
+        w: replace(hosted, ready=False, how=None, ended=False, caught_up=False) for w, hosted in state.workers.items()
+    }
     state = replace(state, workers=workers)
     if not state.job.completed:
         return _deploy_if_complete(replace(state, phase=Gathering(None, True)), now)
@@ -353,7 +361,7 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     epochs, effects = coordinator.appended(phase.epochs)
     final = phase.epochs.barrier.epoch if last_barrier else None
     phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final)
-    state = replace(state, phase=phase, failures_in_a_row=0)
+    state = named(replace(state, phase=phase, failures_in_a_row=0), phase)
     return _coordinate(state, effects, now)
 
 
@@ -371,7 +379,7 @@ def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:
 
 def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = state.workers[message.worker]
-    hosted = replace(hosted, ended=message.ended, progress=message.progress)
+    hosted = replace(hosted, ended=message.ended, caught_up=message.caught_up, progress=message.progress)
     if message.broken and isinstance(state.phase, Running) and state.phase.broken_since is None:
         state = replace(state, phase=replace(state.phase, broken_since=now))
     return confirm(_update(state, message.worker, hosted), message.delivered), []

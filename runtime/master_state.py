@@ -40,6 +40,8 @@ class Rules:
     backoff_first: float
     """Wait before a worker is started after the second failure in a row; doubles up to `backoff_max`."""
     backoff_max: float
+    until: Mapping[str, Mapping[int, int]] | None = None
+    """With `run --once`: where each partition of each source ended when the run began; read no further."""
 
     @property
     def parallelism(self) -> int:
@@ -60,6 +62,8 @@ class Hosted:
     ready: bool = False
     how: str | None = None
     ended: bool = False
+    caught_up: bool = False
+    """It has read as far as a run with `until` reads."""
     progress: m.Progress = m.Progress()
 
 
@@ -118,11 +122,13 @@ class Running:
     """Epoch whose barrier was the last one and which is completed."""
     broken_since: float | None = None
     """A worker reported a broken channel although nobody is lost."""
+    savepoint: str | None = None
+    """The name that the epoch being closed will have."""
 
 
 @dataclass(frozen=True)
 class Over:
-    """The run has ended; `outcome` is finished, stopped, fenced or failed."""
+    """The run has ended; `outcome` is finished, stopped, ended (at once), fenced or failed."""
 
     outcome: str
     error: Mapping[str, Any] | None = None
@@ -148,6 +154,10 @@ class Master:
     """Since the last completed epoch."""
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
     stopping: bool = False
+    finish_asked: bool = False
+    """All sources are to be treated as read to their end."""
+    savepoints: tuple[str, ...] = ()
+    """Names that were asked for and no completed epoch carries yet, oldest first."""
     recover: str | None = None
     """A recovery is due as soon as the append in flight is settled (P4)."""
     restarts: tuple[Restart, ...] = ()

@@ -66,6 +66,10 @@ class Progress(msgspec.Struct, frozen=True):
     ends: tuple[SourcePosition, ...] = ()
     operators: tuple[OperatorProgress, ...] = ()
     sink_errors: dict[str, str] = {}
+    ended: tuple[SourcePosition, ...] = ()
+    """Partitions of which nothing more will come."""
+    held_by: tuple[str, ...] = ()
+    """What keeps sources from being read at this moment: throttle, delivery, channel, last barrier."""
     first_record_at: int | None = None
     """When the first record of this generation was taken; microseconds since 1970, UTC."""
 
@@ -81,6 +85,8 @@ class Heartbeat(Message, frozen=True):
     """A data channel of this generation broke; the subtask takes no more records in it."""
     delivered: tuple[Confirmed, ...]
     progress: Progress
+    caught_up: bool = False
+    """Every source partition is read to its end, or as far as the deployment says."""
 
 
 class Ready(Message, frozen=True):
@@ -135,6 +141,8 @@ class Deploy(Message, frozen=True):
     """Where each source partition of this subtask is read from."""
     pending: tuple[Pending, ...]
     confirmed: tuple[Confirmed, ...]
+    until: tuple[SourcePosition, ...] = ()
+    """Where to stop reading; without an entry a partition is read for as long as it lasts."""
 
 
 class Trigger(Message, frozen=True):
@@ -151,6 +159,12 @@ class Committed(Message, frozen=True):
     epoch: Epoch
 
 
+class EndInput(Message, frozen=True):
+    """Treat every source as read to its end, where it stands."""
+
+    generation: Generation
+
+
 class Pulse(Message, frozen=True):
     """The driver is alive."""
 
@@ -162,4 +176,4 @@ class Exit(Message, frozen=True):
 
 
 FromWorker = Register | Heartbeat | Ready | Ack | Failed
-FromDriver = Deploy | Trigger | Committed | Pulse | Exit
+FromDriver = Deploy | Trigger | Committed | EndInput | Pulse | Exit

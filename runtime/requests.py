@@ -3,23 +3,28 @@
 No port is opened for commands; who may write to the root may ask. A request names the generation it
 was made for, so one that comes too late is answered, not carried out by a later run.
 
+Invariants
+    - A request is handed out once; only one that could not be read, or was put back, is handed out again.
+    - Request and answer are removed an hour after the request was made.
+
 Source: DESIGN section 13 (requests).
 """
 
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from holdfast.errors import NotFound
 from holdfast.ports import ObjectStore
 
 FOLDER = "requests"
+KEPT_US = 3_600_000_000
+"""How long a request and its answer stay, microseconds."""
 
 
 @dataclass(frozen=True)
@@ -32,52 +37,78 @@ class Request:
     generation: int
 
 
-class _Asked(msgspec.Struct, frozen=True):
-    """A request as it is stored."""
-
-    kind: str
-    generation: int
-    args: dict[str, Any] = {}
-
-
 class Inbox:
     """The driver's side."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._seen: set[str] = set()
+        self._made_at: dict[str, int] = {}
+        """Every request that was read, with when it was made; for one that does not tell, when it was found."""
+        self._owed: dict[str, bytes] = {}
+        """Answers that could not be written yet."""
+        self._found: list[Request] = []
+        """Read and not handed out yet: a poll may be cut short by a store that is away."""
 
     def poll(self) -> list[Request]:
-        """Return requests that were not returned before and have no answer yet."""
+        """Return requests that were not returned before and have no answer yet; remove old ones."""
+        for path, data in list(self._owed.items()):
+            self._write(path, data)
         names = self._store.list(FOLDER)
         answered = {name.removesuffix(".reply.json") for name in names if name.endswith(".reply.json")}
-        found, seen = [], set[str]()
-        for name in names:
-            stem = name.removesuffix(".json")
-            if name.endswith(".reply.json") or stem in answered or stem in self._seen:
-                continue
-            try:
-                asked = msgspec.json.decode(self._store.get(name), type=_Asked)
-            except NotFound:
-                continue  # withdrawn
-            except msgspec.DecodeError:
-                seen.add(stem)  # not one of ours: it is left where it is
-                continue
-            seen.add(stem)
-            found.append(Request(stem.rpartition("/")[2], asked.kind, asked.args, asked.generation))
-        # Only now: had the store gone away in between, all of them would have to be found again.
-        self._seen |= seen
-        return found
+        now_us = time.time_ns() // 1000
+        for stem in (name.removesuffix(".json") for name in names if not name.endswith(".reply.json")):
+            if stem not in self._made_at:
+                request = self._read(stem, now_us)
+                if request is not None and stem not in answered:
+                    self._found.append(request)
+            if now_us - self._made_at.get(stem, now_us) > KEPT_US:
+                self._remove(stem)
+        for stem in answered - {name.removesuffix(".json") for name in names}:
+            self._store.delete(f"{stem}.reply.json")  # its request went before it, at an earlier attempt
+        found, self._found = self._found, []
+        return [request for request in found if f"{FOLDER}/{request.id}" in self._made_at]
+
+    def put_back(self, request: Request) -> None:
+        """Hand the request out again with the next poll."""
+        self._made_at.pop(f"{FOLDER}/{request.id}", None)
 
     def answer(self, request: Request, reply: Mapping[str, Any]) -> None:
-        """Write the answer beside the request."""
-        self._store.put(f"{FOLDER}/{request.id}.reply.json", json.dumps(reply).encode())
+        """Write the answer beside the request; with every poll again until it is written."""
+        self._write(f"{FOLDER}/{request.id}.reply.json", json.dumps(reply).encode())
+
+    def _read(self, stem: str, now_us: int) -> Request | None:
+        """Return the request; None if it was withdrawn or is none that this version can read."""
+        try:
+            raw = json.loads(self._store.get(f"{stem}.json"))
+        except NotFound:
+            return None
+        except ValueError:
+            raw = None
+        told = raw if isinstance(raw, dict) else {}
+        kind, args, generation, at = (told.get(name) for name in ("kind", "args", "generation", "at"))
+        self._made_at[stem] = at if isinstance(at, int) else now_us
+        if isinstance(kind, str) and isinstance(generation, int) and isinstance(args, dict | None):
+            return Request(stem.rpartition("/")[2], kind, args or {}, generation)
+        reply = {"accepted": False, "generation": None, "reason": "it is no request that this version can read"}
+        self._write(f"{stem}.reply.json", json.dumps(reply).encode())
+        return None
+
+    def _write(self, path: str, data: bytes) -> None:
+        self._owed[path] = data
+        self._store.put(path, data)
+        del self._owed[path]
+
+    def _remove(self, stem: str) -> None:
+        """Remove the answer last: it is what says that the request was heard."""
+        self._store.delete(f"{stem}.json")
+        self._store.delete(f"{stem}.reply.json")
+        del self._made_at[stem]
 
 
 def ask(store: ObjectStore, kind: str, args: Mapping[str, Any], generation: int) -> str:
     """Write a request; return its id."""
     name = uuid.uuid4().hex
-    body = {"kind": kind, "args": dict(args), "generation": generation}
+    body = {"kind": kind, "args": dict(args), "generation": generation, "at": time.time_ns() // 1000}
     store.create(f"{FOLDER}/{name}.json", json.dumps(body).encode())
     return name
 

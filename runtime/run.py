@@ -8,13 +8,11 @@ Source: DESIGN sections 2 to 4, 13; API.md (exit statuses).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
 import signal
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +26,12 @@ from pyspark import SparkContext
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
-from holdfast.model import JobUuid, WorkerId
+from holdfast.errors import ConfigError, Where
+from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import master, requests, status
 from holdfast.runtime import messages as m
+from holdfast.runtime.admission import check_from, check_has_end, refuse_second_run
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
@@ -49,7 +48,8 @@ from holdfast.storage.paths import join
 POLL_S = 0.02
 PUBLISH_EVERY_S = 0.5
 REQUESTS_EVERY_S = 1.0
-LAST_STATUS_WAIT_S = 5.0
+ANSWERED_WITHIN_S = 5.0
+"""How long the end of a run may wait for its last words to be written."""
 ZOMBIE_GRACE_S = 30.0
 """How long a silent worker's Spark task is left alone before it is cancelled."""
 
@@ -59,7 +59,7 @@ class Outcome:
     """How a run ended, and its last status."""
 
     kind: str
-    """finished, stopped, fenced, failed, or `already finished`."""
+    """finished, stopped, ended (at once), fenced, failed, or `already finished`."""
     error: Mapping[str, Any] | None
     status: Mapping[str, Any]
 
@@ -77,13 +77,26 @@ class Prepared:
     job: joblog.Job | None
     operators: tuple[OperatorState, ...]
     partitions: Mapping[str, tuple[int, ...]]
+    until: Mapping[str, Mapping[int, int]] | None = None
+    """With `once`: the end offsets of every source as they were found."""
 
 
-def prepare(plan: Plan, settings: Settings, drop_state: Sequence[str] = ()) -> Prepared:
+def prepare(
+    plan: Plan,
+    settings: Settings,
+    drop_state: Sequence[str] = (),
+    *,
+    once: bool = False,
+    takeover: bool = False,
+    savepoint: str | None = None,
+) -> Prepared:
     """Check all that can be checked without Spark, and create missing targets.
 
     Args:
         drop_state: Operators whose kept state is given up, because they are gone or have changed.
+        once: Read no further than the sources reach now, then stop.
+        takeover: Do not ask whether another run is alive: the start of this one fences it.
+        savepoint: Where to start from; it has to be the last checkpoint.
 
     Raises:
         ConfigError: the job, a setting, a source or a target does not fit.
@@ -94,27 +107,35 @@ def prepare(plan: Plan, settings: Settings, drop_state: Sequence[str] = ()) -> P
     repository = Repository(store)
     job = repository.read_log()
     before: Manifest | None = None
+    if savepoint is not None:
+        check_from(plan.app, job, savepoint)
     if job is not None and job.finished:
         return Prepared(plan, settings, root, store, repository, job, (), {})
     if job is not None:
         _check_job(job, plan)
-        _refuse_second_run(store, job)
+        if not takeover:
+            refuse_second_run(store, job)
         if job.completed:
             before = repository.load_manifest(job.completed[-1].body.manifest)
     if before is not None:
         _check_sinks(plan, before)
     plan, operators = _with_identities(plan, before.operators if before is not None else (), drop_state)
-    partitions = {}
+    partitions: dict[str, tuple[int, ...]] = {}
+    until: dict[str, Mapping[int, int]] | None = {} if once else None
     for spec in plan.sources:
         spec.source.check()
+        if once:
+            check_has_end(plan.app, spec.name, spec.source)
         opened = spec.source.open()
         partitions[spec.name] = tuple(opened.partitions())
+        if until is not None:
+            until[spec.name] = opened.end_offsets()
         opened.close()
     for sink in plan.sinks:
         sink.sink.prepare(sink.schema, sink.upsert_key)
         if isinstance(sink.sink, OwnedSink):
             sink.sink.check_owner(None if job is None else job.uuid, sink.name)
-    return Prepared(plan, settings, root, store, repository, job, operators, partitions)
+    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until)
 
 
 def run(
@@ -190,7 +211,8 @@ class _Run:
                 self._lanes.lane("requests").submit(self._inbox.poll, self._requested)
             self._cancel_zombies(now())
             self._mailbox.wait(POLL_S)
-        last = self._publish(last=True)
+        last = self._publish()
+        self._flush("requests", "live")
         kind, error = loop.outcome
         return Outcome(kind, error, last)
 
@@ -242,15 +264,24 @@ class _Run:
             return  # the store is away for now; polled again in a second
         assert isinstance(found, list)
         for request in found:
-            # One made for an earlier run is answered, not carried out.
-            accepted = request.kind == "stop" and request.generation >= self._first_generation
-            if accepted:
-                self._loop.stop()
-            reply = {"accepted": accepted, "generation": self._loop.state.job.generation}
-            self._lanes.lane("requests").submit(
-                lambda r=request, a=reply: self._inbox.answer(r, a),  # type: ignore[misc]
-                lambda _: None,
-            )
+            first = Generation(self._first_generation)
+            reply = self._loop.asked(request.kind, request.args, request.generation, first)
+            if reply is None:
+                self._inbox.put_back(request)
+            else:
+                self._lanes.lane("requests").submit(
+                    lambda r=request, a=reply: self._inbox.answer(r, a),  # type: ignore[misc]
+                    lambda _: None,  # an answer that could not be written is written with the next poll
+                )
+
+    def _flush(self, *lanes: str) -> None:
+        """Wait until what was given to the lanes is done, or until it takes too long."""
+        waiting, deadline = set(lanes), time.monotonic() + ANSWERED_WITHIN_S
+        for lane in lanes:
+            self._lanes.lane(lane).submit(lambda: None, lambda _, lane=lane: waiting.discard(lane))  # type: ignore[misc]
+        while waiting and time.monotonic() < deadline:
+            self._mailbox.drain()
+            self._mailbox.wait(POLL_S)
 
     def _cancel_zombies(self, now: float) -> None:
         due = [launch for at, launch in self._zombies if at <= now]
@@ -258,21 +289,11 @@ class _Run:
         for launch in due:
             self._spark.cancel(launch)
 
-    def _put_last(self, data: bytes, written: threading.Event) -> None:
-        with contextlib.suppress(Unavailable):
-            self._prepared.store.put("live.json", data)
-        written.set()
-
-    def _publish(self, last: bool = False) -> Mapping[str, Any]:
+    def _publish(self) -> Mapping[str, Any]:
         host, pid, at = socket.gethostname(), os.getpid(), self.clock.wall_us()
         shown = status.of_run(self._loop.state, self._prepared.root, "continuous", host, pid, at)
         data = json.dumps(shown).encode()
-        if last and self._loop.outcome is not None and self._loop.outcome[0] != "fenced":
-            # The process may end right after this, and with it every lane; nor may an older one come after it.
-            written = threading.Event()
-            self._lanes.lane("live").submit(lambda: self._put_last(data, written), lambda _: None)
-            written.wait(LAST_STATUS_WAIT_S)
-        elif not last:
+        if self._loop.outcome is None or self._loop.outcome[0] != "fenced":
             self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), lambda _: None)
         self._progress(shown)
         return shown
@@ -298,6 +319,7 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         failures_window=settings.restart_window_ms / 1000,
         backoff_first=settings.restart_backoff_first_ms / 1000,
         backoff_max=settings.restart_backoff_max_ms / 1000,
+        until=prepared.until,
     )
 
 
@@ -350,35 +372,3 @@ def _check_job(job: joblog.Job, plan: Plan) -> None:
             next_step=f"set key_groups={job.key_groups} (it is fixed for the job's life), or give the job a new name",
             where=Where(job=job.name),
         )
-
-
-def _refuse_second_run(store: ObjectStore, job: joblog.Job) -> None:
-    """A live driver renews its `live.json`; one that does so while it is looked at is not taken over."""
-    first: int | None = None
-    while (driver := _live_driver(store, job)) is not None:
-        first = driver["at"] if first is None else first
-        if driver["at"] != first:
-            raise Fenced(
-                f"job {job.name!r} is running on {driver['host']} (pid {driver['pid']}), generation {job.generation}",
-                not_done="this run was not started and nothing was changed",
-                next_step=f"to see it: holdfast status {job.name}; to end it: holdfast stop {job.name}",
-                where=Where(job=job.name),
-            )
-        time.sleep(0.2)
-
-
-def _live_driver(store: ObjectStore, job: joblog.Job) -> dict[str, Any] | None:
-    try:
-        live = json.loads(store.get("live.json"))
-    except (NotFound, ValueError):
-        return None
-    driver = live.get("driver")
-    if live.get("state") in ("stopped", "finished", "failed") or not driver:
-        return None
-    age_ms = (time.time_ns() // 1000 - driver["at"]) / 1000
-    if age_ms > status.STALE_AFTER_MS:
-        return None
-    if driver["host"] == socket.gethostname() and not os.path.exists(f"/proc/{driver['pid']}"):
-        return None
-    found: dict[str, Any] = driver
-    return found

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.checkpoint import joblog
-from holdfast.runtime import master
+from holdfast.runtime import master, waiting
 
 SCHEMA = 1
+ENDED_NOW = "it was ended at once, without a last checkpoint"
 STALE_AFTER_MS = 5_000
 """A `live.json` older than this says that its driver cannot be reached."""
 
@@ -56,6 +57,7 @@ def of_run(state: master.Master, root: str, mode: str, host: str, pid: int, now_
     ]
     status["records_in"] = sum(hosted.progress.records_in for hosted in state.workers.values())
     status["epochs_given_up"] = state.given_up
+    status |= waiting.of(state)
     if isinstance(state.phase, master.Over) and state.phase.error is not None:
         status["problems"] = [{"code": state.phase.outcome, **state.phase.error}]
     return status
@@ -96,6 +98,8 @@ def _phase(state: master.Master) -> tuple[str, str | None]:
             return "finished", None
         case master.Over(outcome="stopped"):
             return "stopped", None
+        case master.Over(outcome="ended"):
+            return "stopped", ENDED_NOW
         case master.Over(outcome=outcome, error=error):
             return "failed", str((error or {}).get("what", outcome))
         case master.Running() if state.recover is None and state.recovering_since is None:

@@ -49,6 +49,12 @@ class Reading:
     opened: OpenSource
     offset: int
     ended: bool = False
+    until: int | None = None
+    """Read no further than this offset."""
+
+    def caught_up(self) -> bool:
+        """Return whether there is nothing left that this run has to read."""
+        return self.ended or (self.until is not None and self.offset >= self.until)
 
 
 @dataclass
@@ -171,6 +177,24 @@ class SubtaskRun:
         """Return whether every source partition was read to its end."""
         return all(reading.ended for reading in self._readings)
 
+    def caught_up(self) -> bool:
+        """Return whether every source partition was read as far as this run reads."""
+        return all(reading.caught_up() for reading in self._readings)
+
+    def end_input(self) -> None:
+        """Treat every source partition as read to its end."""
+        for reading in self._readings:
+            reading.ended = True
+
+    def held_by(self) -> tuple[str, ...]:
+        """Return what keeps this subtask from reading its sources at this moment."""
+        held = ["throttle"] if self._throttle.wait_s() > 0 else []
+        return (*held, *(["channel"] if any(not self._has_room(r.fragment) for r in self._readings) else []))
+
+    def ended_at(self) -> tuple[SourcePosition, ...]:
+        """Return the partitions of which nothing more will come."""
+        return tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.ended)
+
     def positions(self) -> tuple[SourcePosition, ...]:
         """Return the next offset of every source partition."""
         return tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings)
@@ -249,7 +273,7 @@ class SubtaskRun:
         self._turn += 1
         for i in range(len(self._readings)):
             reading = self._readings[(i + self._turn) % len(self._readings)]
-            if reading.ended or not self._has_room(reading.fragment):
+            if reading.caught_up() or not self._has_room(reading.fragment):
                 continue
             try:
                 batch, following = reading.opened.read(reading.partition, reading.offset, READ_BYTES_MAX)
@@ -265,14 +289,24 @@ class SubtaskRun:
             if rows_max is not None and batch.num_rows > rows_max:
                 following -= batch.num_rows - rows_max
                 batch = batch.slice(0, rows_max)
+            batch, following = _no_further(reading, batch, following)
             contiguous = following - reading.offset == batch.num_rows
             arrival = Arrival(reading.partition, reading.offset, following, contiguous)
             reading.offset = following
+            if reading.caught_up():
+                reading.ended = reading.opened.ended(reading.partition, following)
             self._throttle.took(batch.num_rows)
             self.records_in += batch.num_rows
             self._fragments[reading.fragment].on_batch(batch, arrival)
             return True
         return False
+
+
+def _no_further(reading: Reading, batch: pa.RecordBatch, following: int) -> tuple[pa.RecordBatch, int]:
+    """Cut what lies behind `until` off, where offsets count rows; where they have gaps the batch is taken whole."""
+    if reading.until is None or following <= reading.until or following - reading.offset != batch.num_rows:
+        return batch, following
+    return batch.slice(0, reading.until - reading.offset), reading.until
 
 
 def inputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:
@@ -288,15 +322,21 @@ def outputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) ->
 
 
 def open_readings(
-    plan: Plan, positions: tuple[SourcePosition, ...], opened: Mapping[str, OpenSource]
+    plan: Plan,
+    positions: tuple[SourcePosition, ...],
+    opened: Mapping[str, OpenSource],
+    until: tuple[SourcePosition, ...] = (),
 ) -> list[Reading]:
     """Return the partitions to read; an unknown position (-1) is the partition's first record."""
     fragments = {spec.name: spec.fragment for spec in plan.sources}
+    ends = {(at.source, at.partition): at.offset for at in until}
     readings = []
     for at in positions:
         source = opened[at.source]
         offset = source.retention_start(at.partition) if at.offset < 0 else at.offset
-        readings.append(Reading(at.source, fragments[at.source], at.partition, source, offset))
+        end = ends.get((at.source, at.partition))
+        ended = end is not None and offset >= end and source.ended(at.partition, offset)
+        readings.append(Reading(at.source, fragments[at.source], at.partition, source, offset, ended, end))
     return readings
 
 

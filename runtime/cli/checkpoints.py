@@ -40,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
             default = f"default: {NEWEST_SHOWN}, with --json all"
             action.add_argument("--last", metavar="N", type=int, help=f"only the newest N; {default}")
         elif name == "show":
-            action.add_argument("epoch", metavar="EPOCH", help="number of a completed epoch, or latest")
+            action.add_argument("epoch", metavar="EPOCH", help="number of a completed epoch, a savepoint, or latest")
         else:
             action.add_argument("--epoch", metavar="N", help="only this checkpoint")
 
@@ -56,12 +56,12 @@ def list_all(args: argparse.Namespace) -> int:
         print_json([_listed(stored, each) for each in newest])
         return 0
     rows = [
-        (str(c.body.epoch), c.timeline, "checkpoint", text.moment(c.at), text.span(c.body.duration_ms),
-         text.size(c.body.bytes_new), text.size(c.body.bytes_total))
+        (str(c.body.epoch), c.timeline, _kind(stored, c), _name(stored, c), text.moment(c.at),
+         text.span(c.body.duration_ms), text.size(c.body.bytes_new), text.size(c.body.bytes_total))
         for c in newest
     ]  # fmt: skip
     if rows:
-        print(text.table(("epoch", "timeline", "kind", "completed", "took", "new", "total"), rows))
+        print(text.table(("epoch", "timeline", "kind", "name", "completed", "took", "new", "total"), rows))
     else:
         advise(f"job {args.job!r} has not completed a checkpoint yet")
     if len(newest) < len(completed):
@@ -74,7 +74,7 @@ def show(args: argparse.Namespace) -> int:
     stored = open_job(root_of(args), args.job)
     found = completed_at(stored, args.epoch)
     manifest = stored.repository.load_manifest(found.body.manifest)
-    described = describe(found, manifest)
+    described = describe(found, manifest) | {"kind": _kind(stored, found), "name": _name(stored, found)}
     if args.json:
         print_json(described)
     else:
@@ -92,16 +92,18 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def completed_at(stored: Stored, wanted: str) -> Completed:
-    """Return the completed checkpoint of this epoch, the last one for "latest".
+    """Return the completed checkpoint of this epoch or of this name, the last one for "latest".
 
     Raises:
         ConfigError: there is none; names the nearest ones, as epoch numbers have gaps.
     """
     completed = stored.job.completed
+    if (named := stored.job.savepoint(wanted)) is not None:
+        wanted = str(named.epoch)
     if wanted == "latest" and completed:
         return completed[-1]
     if wanted != "latest" and not wanted.isdigit():
-        what, next_step = f"{wanted!r} is no epoch", "give a number, or latest"
+        what, next_step = f"{wanted!r} is no epoch and no savepoint", "give a number, a savepoint, or latest"
     elif not completed:
         what = f"job {stored.name!r} has not completed a checkpoint yet"
         next_step = f"wait for the first; see holdfast status {stored.name}"
@@ -147,10 +149,19 @@ def _listed(stored: Stored, found: Completed) -> dict[str, Any]:
     except Damaged:
         offsets = None  # unknown here; `verify` names what is damaged
     return {
-        "epoch": found.body.epoch, "timeline": found.timeline, "kind": "checkpoint", "name": None, "at": found.at,
+        "epoch": found.body.epoch, "timeline": found.timeline, "kind": _kind(stored, found),
+        "name": _name(stored, found), "at": found.at,
         "duration_ms": found.body.duration_ms, "bytes_new": found.body.bytes_new,
         "bytes_total": found.body.bytes_total, "offsets": offsets, "verified": None,
     }  # fmt: skip
+
+
+def _kind(stored: Stored, found: Completed) -> str:
+    return "savepoint" if stored.job.names_of(found.body.epoch) else "checkpoint"
+
+
+def _name(stored: Stored, found: Completed) -> str | None:
+    return ", ".join(stored.job.names_of(found.body.epoch)) or None
 
 
 def _offsets(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -174,7 +185,8 @@ def _subtask(handle: SnapshotHandle) -> dict[str, Any]:
 
 def _render(shown: dict[str, Any]) -> str:
     lines = [
-        f"epoch {shown['epoch']}, follows {shown['follows'] or 'nothing'}",
+        f"epoch {shown['epoch']}, follows {shown['follows'] or 'nothing'}"
+        + (f", savepoint {shown['name']}" if shown["name"] else ""),
         f"  generation   {shown['generation']}, timeline {shown['timeline']}",
         f"  completed    {text.moment(shown['at'])}, took {text.span(shown['duration_ms'])}",
         f"  state        {text.size(shown['bytes_total'])}, {text.size(shown['bytes_new'])} of it new",

@@ -28,6 +28,8 @@ from holdfast.storage.paths import join
 NAMES_SHOWN_MAX = 20
 CHECK_DRIVER = "see whether the driver's process and host are alive; if not, run the job again: it goes on"
 RUNNING = frozenset({"starting", "running", "recovering"})
+_LAST_WORDS = frozenset({"failed", "stopped"})
+"""What a driver leaves in `live.json` for good where the log says nothing: it failed, or was ended at once."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,10 @@ def observed(
         shown["driver"], shown["mode"] = driver, live["mode"]
         if job.ended is not None:
             shown["restarts"] = _restarts(job, live["restarts"])
-        elif live["state"] == "failed" or (driver["seen_ms"] <= status.STALE_AFTER_MS and not _gone(driver)):
+        elif live["state"] in _LAST_WORDS or (driver["seen_ms"] <= status.STALE_AFTER_MS and not _gone(driver)):
             from_log: dict[str, Any] = {key: shown[key] for key in ("checkpoint", "epochs") if key in shown}
             shown = {**shown, **live, **from_log, "driver": driver, "restarts": _restarts(job, live["restarts"])}
-            if live["state"] == "failed":
+            if live["state"] in _LAST_WORDS:
                 shown["workers"] = []  # they have left
         else:
             shown |= _lost(driver)

@@ -33,7 +33,12 @@ Subparsers = Any
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add `log` and its commands to the command line."""
-    log = subparsers.add_parser("log", help="create, fill and read an embedded log")
+    log = subparsers.add_parser(
+        "log",
+        help="create, fill and read an embedded log",
+        description="Create, fill and read an embedded log.",
+        epilog="examples:\n  holdfast log tail data/bids\n  holdfast log seal data/bids",
+    )
     commands = log.add_subparsers(dest="log_command", required=True, metavar="COMMAND")
     make = _command(
         commands, "create", create, "create an empty log",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from types import ModuleType
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.arguments import Parser
@@ -23,11 +24,15 @@ COMMANDS = {
     "plan": "what a job would do: graph, settings, changes against the last checkpoint",
     "jobs": "the jobs under a root",
     "status": "how a job is doing",
+    "events": "what happened to a job: starts, restarts and their causes, ends",
+    "explain": "why a job makes no progress, and what to do about it",
     "stop": "take a last checkpoint and end a running job; it can be started again",
+    "savepoint": "name a checkpoint of a job, so that it is kept",
     "checkpoints": "list, show or verify the checkpoints of a job",
     "log": "create, write, read and seal embedded logs",
     "chaos": "play whole jobs in a world that fails, and check every answer",
     "doctor": "check this machine: Python, Java, Spark, packages, storage",
+    "completion": "print the completion script of a shell",
 }
 ELSEWHERE = {"chaos": "holdfast.chaos.cli"}
 """Commands of layers above this one: named here, imported by nobody until they are asked for."""
@@ -46,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     return guarded(arguments, lambda: _dispatch(arguments))
+
+
+def module_of(command: str) -> ModuleType:
+    """Load the module of a command."""
+    return import_module(ELSEWHERE.get(command, f"holdfast.runtime.cli.{command}"))
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -68,7 +78,7 @@ def _dispatch(arguments: list[str]) -> int:
             not_done="the command did nothing",
             next_step=f"did you mean holdfast {close[0]}?" if close else f"use one of {', '.join(COMMANDS)}",
         )
-    import_module(ELSEWHERE.get(command, f"holdfast.runtime.cli.{command}")).add_parser(subparsers)
+    module_of(command).add_parser(subparsers)
     chosen = subparsers.choices[command]
     args, unknown = parser.parse_known_args(arguments)
     if unknown:

@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     examples = (
         "holdfast run job.py\nholdfast run job.py --parallelism 4 --checkpoint-every 500ms --root s3://bucket/streams\n"
-        "holdfast run job.py --progress json | jq .records_per_s"
+        "holdfast run job.py --once\nholdfast run job.py --progress json | jq .records_per_s"
     )
     parser = add_command(subparsers, "run", _DESCRIPTION, examples)
     add_job_arguments(parser)
@@ -76,6 +76,15 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="give up the kept state of an operator that is gone or has changed; may be given several times",
     )
+    parser.add_argument(
+        "--once", action="store_true", help="read to the ends that the sources have now, checkpoint, deliver, stop"
+    )
+    parser.add_argument(
+        "--takeover", action="store_true", help="if another run of the job is alive, fence it and run in its place"
+    )
+    parser.add_argument(
+        "--from", metavar="SAVEPOINT", dest="savepoint", help="start here; has to be the job's last checkpoint"
+    )
 
 
 def handle(args: argparse.Namespace) -> int:
@@ -103,7 +112,7 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
         folder: Where the job's file is; modules beside it travel to the workers.
 
     Returns:
-        Exit status: 0 finished, stopped, or finished already.
+        Exit status: 0 finished, stopped, ended by `holdfast stop --now`, or finished already.
 
     Raises:
         HoldfastError: the job cannot be started, was fenced, or failed; the kind tells the exit status.
@@ -111,7 +120,9 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
     from holdfast.runtime import run as runner
 
     settings = resolve(app, flags_of(args), os.environ, submitted_conf())
-    prepared = runner.prepare(app.plan(), settings, args.drop_state)
+    prepared = runner.prepare(
+        app.plan(), settings, args.drop_state, once=args.once, takeover=args.takeover, savepoint=args.savepoint
+    )
     ship_by_value(folder)
     start = _positions(prepared)
     tally = Tally(start)
@@ -153,10 +164,11 @@ def summary(prepared: Prepared, outcome: Outcome, records: int, seconds: float) 
             f"{plan.app} has finished already, at epoch {status['checkpoint']['epoch']}; nothing was run. "
             "To run it from the beginning give it another name or --root"
         )
+    how = "ended at once, it can be run again" if outcome.kind == "ended" else outcome.kind
     epochs = status.get("epochs", 0) - (len(prepared.job.completed) if prepared.job is not None else 0)
     results = "; ".join(dict.fromkeys(str(getattr(sink.sink, "where", sink.sink)) for sink in plan.sinks))
     return (
-        f"{plan.app} {outcome.kind}: {text.plural(epochs, 'epoch')}, {text.plural(records, 'record')}, "
+        f"{plan.app} {how}: {text.plural(epochs, 'epoch')}, {text.plural(records, 'record')}, "
         f"{text.plural(len(status['restarts']), 'restart')} in {text.span(seconds * 1000)}; results: {results}"
     )
 
@@ -199,5 +211,5 @@ def _positions(prepared: Prepared) -> dict[tuple[str, int], int]:
 
 
 def _state_of(outcome: Outcome) -> str:
-    states = {"finished": "finished", "already finished": "finished", "stopped": "stopped"}
+    states = {"finished": "finished", "already finished": "finished", "stopped": "stopped", "ended": "stopped"}
     return states.get(outcome.kind, "failed")

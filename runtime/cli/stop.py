@@ -1,7 +1,9 @@
-"""`holdfast stop JOB`: asks a running job for a last checkpoint and its end, and waits for it.
+"""`holdfast stop JOB`: asks a running job for its end, and waits for it.
 
 The request is an object under the job's folder; the driver answers it and appends `Stopped` once the last epoch is
-delivered. A job that does not run is left as it is: asking twice does no harm.
+delivered. With --finish the sources are treated as read to their end and `Finished` is appended, which is for good;
+with --now nothing is appended, as if the driver had been killed. A job that does not run is left as it is: asking
+twice does no harm. It cannot be finished without a run, as the end of input makes operators emit.
 
 Source: DESIGN section 13 (requests); PROTOCOL P13.
 """
@@ -11,9 +13,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from holdfast.errors import JobFailed, Unavailable, Where
+from holdfast.errors import ConfigError, JobFailed, Unavailable, Where
 from holdfast.runtime import requests
 from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.history import RUNNING, Stored, open_job, status_of
@@ -31,25 +34,43 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "stop",
         "Take a last checkpoint, deliver it, and end a running job. It can be started again and goes on from there.",
-        "holdfast stop hot-auctions\nholdfast stop hot-auctions --timeout 5m",
+        "holdfast stop hot-auctions\nholdfast stop hot-auctions --timeout 5m\nholdfast stop hot-auctions --finish",
     )
     parser.add_argument("job", metavar="JOB", help="name of the job under the root")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--finish", dest="how", action="store_const", const="finish", help="treat the input as ended; permanent"
+    )
+    how.add_argument(
+        "--now", dest="how", action="store_const", const="now", help="take no checkpoint; the next run reads again"
+    )
     parser.add_argument("--timeout", metavar="D", default="60s", help="how long to wait for the end; default: 60s")
     parser.set_defaults(handler=handle)
 
 
 def handle(args: argparse.Namespace) -> int:
-    """Stop the job. Exit status: 0 stopped or not running, 5 no driver answers or not in time, 7 it failed."""
+    """Stop the job.
+
+    Exit status: 0 ended or not running, 2 it cannot be ended so, 5 no driver answers or not in time, 7 it failed.
+    """
     timeout_s = duration_ms(args.timeout, "--timeout") / 1000
     stored = open_job(root_of(args), args.job)
     shown = status_of(stored, SystemClock().wall_us())
     if shown["state"] in RUNNING:
         deadline = time.monotonic() + timeout_s
-        request = requests.ask(stored.store, "stop", {}, shown["generation"])
-        shown = _wait(stored, request, deadline, args.timeout)
+        asked = {} if args.how is None else {"how": args.how}
+        request = requests.ask(stored.store, "stop", asked, shown["generation"])
+        shown = _wait(stored, request, deadline, args)
         said = f"{args.job}: {shown['state']}{_at_epoch(shown)}"
     elif shown["state"] == "unreachable":
         raise _unreachable(args.job, shown, "no request was made")
+    elif args.how == "finish" and shown["state"] != "finished":
+        raise ConfigError(
+            f"job {args.job!r} is not running ({shown['state']}), and only a run can bring it to its end",
+            not_done="it was not finished; it can be run again as before",
+            next_step=f"run it, then holdfast stop {args.job} --finish; or seal its input and run it",
+            where=Where(job=args.job),
+        )
     else:
         said = f"{args.job} is not running: {shown['state']}{_at_epoch(shown)}; there was nothing to stop"
     if args.json:
@@ -57,19 +78,24 @@ def handle(args: argparse.Namespace) -> int:
     else:
         print(said)
         if shown["state"] == "stopped":
+            if args.how == "now":
+                advise("no last checkpoint was taken; what came after the one before is read again by the next run")
             advise("to go on from there: holdfast run JOB.py")
     return 0
 
 
-def _wait(stored: Stored, request: str, deadline: float, timeout: str) -> dict[str, Any]:
-    """Wait until the log says that the run has ended; return the status then."""
-    answered, dotted, dots = False, time.monotonic(), 0
+def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespace) -> dict[str, Any]:
+    """Wait until the run has ended, as the log or its driver's last words say; return the status then."""
+    reply: Mapping[str, Any] | None = None
+    dotted, dots = time.monotonic(), 0
     try:
         while True:
             shown = status_of(stored, SystemClock().wall_us())
-            answered = answered or requests.answer_to(stored.store, request) is not None
+            reply = reply or requests.answer_to(stored.store, request)
             if shown["state"] in ("stopped", "finished"):
                 return shown
+            if reply is not None and not reply["accepted"]:
+                raise _refused(stored.name, reply)
             if shown["state"] == "failed":
                 raise JobFailed(
                     f"job {stored.name!r} failed before it stopped: {shown['reason']}",
@@ -78,9 +104,11 @@ def _wait(stored: Stored, request: str, deadline: float, timeout: str) -> dict[s
                     where=Where(job=stored.name),
                 )
             if shown["state"] == "unreachable":
+                if args.how == "now" and reply is not None:
+                    return shown
                 raise _unreachable(stored.name, shown, "it is not known to have taken a last checkpoint")
             if time.monotonic() > deadline:
-                raise _too_slow(stored, timeout, answered)
+                raise _too_slow(stored, args.timeout, reply is not None)
             if time.monotonic() - dotted >= DOT_EVERY_S:
                 dotted, dots = time.monotonic(), dots + 1
                 print(".", end="", file=sys.stderr, flush=True)
@@ -92,6 +120,15 @@ def _wait(stored: Stored, request: str, deadline: float, timeout: str) -> dict[s
 
 def _at_epoch(shown: dict[str, Any]) -> str:
     return f" at epoch {shown['checkpoint']['epoch']}" if shown["checkpoint"] else ""
+
+
+def _refused(job: str, reply: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(
+        f"job {job!r} refused to stop so: {reply.get('reason') or 'no reason was given'}",
+        not_done="the request was not carried out",
+        next_step=f"see holdfast status {job}, then ask again",
+        where=Where(job=job),
+    )
 
 
 def _unreachable(job: str, shown: dict[str, Any], not_done: str) -> Unavailable:
@@ -108,6 +145,6 @@ def _too_slow(stored: Stored, timeout: str, answered: bool) -> Unavailable:
     return Unavailable(
         f"job {stored.name!r} {heard} but has not stopped within {timeout}",
         not_done="it still runs; the request stands, and it stops as soon as its last epoch is delivered",
-        next_step=f"see what holds it up: holdfast status {stored.name}; to wait again: holdfast stop {stored.name}",
+        next_step=f"see what holds it up: holdfast explain {stored.name}; to wait again: holdfast stop {stored.name}",
         where=Where(job=stored.name),
     )

@@ -86,11 +86,14 @@ RECORDS = [
     record(4, 1, joblog.Stopped(Epoch(7))),
     record(5, 2, joblog.GenerationStarted(Epoch(108), Epoch(7), "host-2", "worker é was killed")),
     record(6, 2, joblog.Finished(Epoch(7))),
+    record(7, 2, joblog.SavepointNamed(Epoch(7), "before-upgrade")),
 ]
+NAMED = record(8, 2, joblog.CheckpointCompleted(Epoch(9), Epoch(7), MANIFEST_REF, 42, 300, 600, "nightly"))
+"""A checkpoint that carries a savepoint's name; not a part of the job above."""
 
 
 class TestFormatOneOfTheJobLog:
-    @pytest.mark.parametrize("each", RECORDS, ids=lambda each: f"{each.seq}-{each.kind}")
+    @pytest.mark.parametrize("each", [*RECORDS, NAMED], ids=lambda each: f"{each.seq}-{each.kind}")
     def test_a_record_is_read_and_written_as_then(self, each: joblog.Record) -> None:
         data = (GOLDEN / record_path(each.seq)).read_bytes()
         assert joblog.decode(data, record_path(each.seq)) == each
@@ -100,6 +103,7 @@ class TestFormatOneOfTheJobLog:
         job = reduce(joblog.fold, RECORDS, None)
         assert job is not None
         assert (job.generation, job.base_epoch, job.finished) == (2, 7, True)
+        assert job.savepoints == (joblog.Savepoint("before-upgrade", Epoch(7)),)
 
 
 class TestFormatOneOfTheManifest:

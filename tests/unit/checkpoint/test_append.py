@@ -32,6 +32,7 @@ from holdfast.checkpoint.joblog import (
     Job,
     JobCreated,
     Record,
+    SavepointNamed,
     Stopped,
     fold,
     next_first_epoch,
@@ -73,6 +74,25 @@ def in_flight(owner: str, job: Job, draft: Callable[[Job], Body]) -> InFlight:
     state, _ = append(Quiet(owner, job), draft, 0)
     assert isinstance(state, InFlight)
     return state
+
+
+class TestNames:
+    """P6: a name given meanwhile hinders nobody."""
+
+    NAMED = record(4, 1, "somebody", SavepointNamed(Epoch(1), "v1"))
+    RUN = folded(CREATION, START_OF_A, EPOCH_OF_A)
+
+    def test_an_epoch_is_appended_behind_it(self) -> None:
+        after = fold(self.RUN, self.NAMED)
+        _, (again,) = append(Quiet("a", after), completion, 0)
+        state, effects = occupied(in_flight("a", self.RUN, completion), self.NAMED)
+        assert effects == [again]
+        assert isinstance(state, InFlight) and state.job == after
+
+    def test_a_start_is_made_behind_it(self) -> None:
+        state, (create,) = occupied(in_flight("b", self.RUN, start_of("b starts")), self.NAMED)
+        assert isinstance(create, Create) and (create.record.seq, create.record.generation) == (5, 2)
+        assert isinstance(state, InFlight)
 
 
 class TestCreatingTheJob:

@@ -15,6 +15,8 @@ from holdfast.checkpoint.joblog import (
     Job,
     JobCreated,
     Record,
+    Savepoint,
+    SavepointNamed,
     Stopped,
     decode,
     encode,
@@ -141,6 +143,44 @@ class TestEnd:
             folded(*RUNNING, record(4, 1, Finished(Epoch(2))))
 
 
+class TestSavepoints:
+    """P6: anybody may name a completed checkpoint, at any time."""
+
+    def named(self, seq: int, epoch: int = 1, name: str = "v1", generation: int = 1) -> Record:
+        return record(seq, generation, SavepointNamed(Epoch(epoch), name), owner="somebody")
+
+    def test_the_record_of_a_checkpoint_may_carry_a_name(self) -> None:
+        """P13"""
+        body = CheckpointCompleted(Epoch(2), Epoch(1), MANIFEST, 5, 1, 1, "v1")
+        job = folded(*RUNNING, record(4, 1, body))
+        assert (job.savepoints, job.names_of(Epoch(2))) == ((Savepoint("v1", Epoch(2)),), ("v1",))
+
+    def test_one_without_a_name_is_written_as_before_there_were_names(self) -> None:
+        assert b"savepoint" not in encode(completed(3, 1, 1, 0))
+
+    def test_somebody_who_does_not_own_the_job_may_name_a_checkpoint_and_the_run_goes_on(self) -> None:
+        job = folded(*RUNNING, self.named(4), completed(5, 1, 2, 1))
+        assert (job.savepoint("v1"), job.base_epoch) == (Savepoint("v1", Epoch(1)), 2)
+
+    @pytest.mark.parametrize("body", [Stopped(Epoch(1)), Finished(Epoch(1))])
+    def test_it_may_be_named_after_the_end_of_the_run(self, body: Stopped | Finished) -> None:
+        job = folded(*RUNNING, record(4, 1, body), self.named(5), self.named(6, name="v2"))
+        assert (job.ended, job.names_of(Epoch(1))) == (body, ("v1", "v2"))
+
+    def test_a_stopped_job_with_a_name_starts_again(self) -> None:
+        stopped = (*RUNNING, record(4, 1, Stopped(Epoch(1))), self.named(5))
+        assert folded(*stopped, started(6, 2, 102, 1)).savepoints == (Savepoint("v1", Epoch(1)),)
+
+    def test_a_name_is_given_once(self) -> None:
+        with pytest.raises(Damaged, match="gives the name 'v1' a second time"):
+            folded(*RUNNING, self.named(4), self.named(5))
+
+    @pytest.mark.parametrize(("epoch", "generation"), [(2, 1), (0, 1), (1, 2)])
+    def test_only_what_is_completed_can_be_named(self, epoch: int, generation: int) -> None:
+        with pytest.raises(Damaged, match="which is not completed"):
+            folded(*RUNNING, self.named(4, epoch, generation=generation))
+
+
 class TestEpochNumbers:
     """P2: a number is used once, although triggers are not logged."""
 
@@ -190,7 +230,10 @@ class TestEpochNumbers:
 
 
 class TestBytes:
-    @pytest.mark.parametrize("each", [*RUNNING, record(4, 1, Stopped(Epoch(1))), record(4, 1, Finished(Epoch(1)))])
+    @pytest.mark.parametrize(
+        "each",
+        [*RUNNING, *(record(4, 1, b) for b in (SavepointNamed(Epoch(1), "v1"), Stopped(Epoch(1)), Finished(Epoch(1))))],
+    )
     def test_every_kind_is_read_back(self, each: Record) -> None:
         assert decode(encode(each), "log/1.json") == each
 

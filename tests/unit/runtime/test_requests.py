@@ -1,50 +1,110 @@
-"""Requests to a running job: found once, whatever lies beside them and whenever the store is away."""
+"""Requests: handed out once, answered, removed after an hour, and none lost to a store that is away."""
 
 from __future__ import annotations
+
+import json
+import time
 
 import pytest
 
 from holdfast.errors import Unavailable
-from holdfast.runtime.requests import Inbox, answer_to, ask
+from holdfast.runtime.requests import FOLDER, KEPT_US, Inbox, answer_to, ask
 from holdfast.storage.objects import MemoryObjects
 
 
 class Flaky(MemoryObjects):
-    """Fails every get while told to."""
+    """A store whose next operations of a kind fail."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.away = False
+        self.failing: set[str] = set()
 
     def get(self, path: str) -> bytes:
-        if self.away:
-            raise Unavailable("the store is away", next_step="wait")
+        self._fail("get")
         return super().get(path)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._fail("put")
+        super().put(path, data)
+
+    def _fail(self, kind: str) -> None:
+        if kind in self.failing:
+            self.failing.discard(kind)
+            raise Unavailable("the store is away", next_step="try again")
+
+
+def made(store: MemoryObjects, name: str, age_us: int) -> None:
+    body = {"kind": "stop", "args": {}, "generation": 1, "at": time.time_ns() // 1000 - age_us}
+    store.put(f"{FOLDER}/{name}.json", json.dumps(body).encode())
 
 
 class TestInbox:
-    def test_finds_a_request_once_and_answers_it(self) -> None:
+    def test_a_request_is_handed_out_once(self) -> None:
         store = MemoryObjects()
-        inbox, name = Inbox(store), ask(store, "stop", {}, 3)
+        inbox, name = Inbox(store), ask(store, "savepoint", {"name": "v1"}, 3)
         (request,) = inbox.poll()
-        assert (request.id, request.kind, request.generation) == (name, "stop", 3)
+        assert (request.id, request.kind, request.args, request.generation) == (name, "savepoint", {"name": "v1"}, 3)
         assert inbox.poll() == []
-        inbox.answer(request, {"accepted": True})
+
+    def test_one_that_was_answered_is_not_handed_out_to_the_next_driver(self) -> None:
+        store = MemoryObjects()
+        name, inbox = ask(store, "stop", {}, 1), Inbox(store)
+        inbox.answer(inbox.poll()[0], {"accepted": True})
         assert answer_to(store, name) == {"accepted": True}
         assert Inbox(store).poll() == []
 
-    def test_loses_no_request_to_a_store_that_is_away_for_a_moment(self) -> None:
+    def test_one_that_was_put_back_comes_again(self) -> None:
+        store = MemoryObjects()
+        ask(store, "stop", {}, 1)
+        inbox = Inbox(store)
+        (request,) = inbox.poll()
+        inbox.put_back(request)
+        assert inbox.poll() == [request]
+
+    def test_a_store_that_is_away_loses_no_request(self) -> None:
         store = Flaky()
-        inbox, name = Inbox(store), ask(store, "stop", {}, 3)
-        store.away = True
+        names = {ask(store, "stop", {}, 1), ask(store, "stop", {}, 1)}
+        inbox = Inbox(store)
+        store.failing = {"get"}
         with pytest.raises(Unavailable):
             inbox.poll()
-        store.away = False
-        assert [request.id for request in inbox.poll()] == [name]
+        assert {request.id for request in inbox.poll()} == names
 
-    @pytest.mark.parametrize("data", [b"[]", b"{", b'{"kind": "stop", "generation": "x"}', b'{"kind": 1}'])
-    def test_passes_over_what_is_no_request(self, data: bytes) -> None:
+    def test_an_answer_that_could_not_be_written_is_written_with_the_next_poll(self) -> None:
+        store = Flaky()
+        name, inbox = ask(store, "stop", {}, 1), Inbox(store)
+        (request,) = inbox.poll()
+        store.failing = {"put"}
+        with pytest.raises(Unavailable):
+            inbox.answer(request, {"accepted": True})
+        assert inbox.poll() == []
+        assert answer_to(store, name) == {"accepted": True}
+
+    @pytest.mark.parametrize("data", [b"{", b"[]", b"7", b'{"kind":"stop"}', b'{"kind":1,"generation":1}'])
+    def test_what_cannot_be_read_is_answered_and_not_handed_out(self, data: bytes) -> None:
         store = MemoryObjects()
-        store.put("requests/odd.json", data)
-        inbox, name = Inbox(store), ask(store, "stop", {}, 1)
-        assert [request.id for request in inbox.poll()] == [name]
+        store.put(f"{FOLDER}/odd.json", data)
+        assert Inbox(store).poll() == []
+        reply = answer_to(store, "odd")
+        assert reply is not None and not reply["accepted"]
+
+    def test_request_and_answer_are_removed_after_an_hour(self) -> None:
+        store = MemoryObjects()
+        made(store, "old", KEPT_US + 60_000_000)
+        made(store, "new", KEPT_US - 60_000_000)
+        store.put(f"{FOLDER}/old.reply.json", b"{}")
+        store.put(f"{FOLDER}/new.reply.json", b"{}")
+        Inbox(store).poll()
+        assert store.list(FOLDER) == [f"{FOLDER}/new.json", f"{FOLDER}/new.reply.json"]
+
+    def test_one_that_is_older_when_it_is_found_is_not_carried_out(self) -> None:
+        store = MemoryObjects()
+        made(store, "old", KEPT_US + 60_000_000)
+        assert Inbox(store).poll() == []
+        assert store.list(FOLDER) == []
+
+    def test_an_answer_whose_request_is_gone_is_removed(self) -> None:
+        store = MemoryObjects()
+        store.put(f"{FOLDER}/gone.reply.json", b"{}")
+        Inbox(store).poll()
+        assert store.list(FOLDER) == []

@@ -23,7 +23,7 @@ class TestHelp:
         assert ended.status == 0
         assert all(f"\n    {command}" in ended.out for command in COMMANDS)
 
-    @pytest.mark.parametrize("command", ["run", "plan", "jobs", "status", "stop", "checkpoints", "doctor"])
+    @pytest.mark.parametrize("command", COMMANDS)
     def test_every_command_shows_how_it_is_typed(self, holdfast: Holdfast, command: str) -> None:
         ended = holdfast(command, "--help")
         assert ended.status == 0
@@ -56,11 +56,16 @@ class TestWrongUse:
     @pytest.mark.parametrize(
         "arguments",
         [
-            ("run", "job.py", "--once"),
+            ("run", "job.py", "--twice"),
             ("plan",),
             ("jobs", "hot"),
             ("status",),
-            ("stop", "hot", "--now"),
+            ("stop", "hot", "--soon"),
+            ("stop", "hot", "--now", "--finish"),
+            ("events",),
+            ("explain",),
+            ("savepoint", "hot"),
+            ("completion", "tcsh"),
             ("checkpoints", "list"),
             ("checkpoints", "repair", "hot"),
             ("checkpoints", "list", "hot", "--last", "few"),

@@ -65,7 +65,6 @@ class TestRun:
             (["--max-records-per-second", "-5"], "--max-records-per-second"),
             (["--progress", "loud"], "--progress"),
             (["--app", "cold"], "builds no app 'cold'"),
-            (["--takeover"], "--takeover"),
         ],
     )
     def test_a_wrong_flag_is_refused_before_anything_starts(

@@ -1,0 +1,91 @@
+"""What a run is refused for before it starts: another one is alive, a savepoint in the past, a source without end.
+
+Looking for another run is politeness, not safety: what keeps two drivers apart is the job log (PROTOCOL P6). A run
+that takes over does not look.
+
+Source: DESIGN section 13 (`live.json`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from holdfast.checkpoint import joblog
+from holdfast.errors import ConfigError, Fenced, NotFound, Where
+from holdfast.ports import ObjectStore
+from holdfast.runtime import status
+from holdfast.runtime.sources.generator import Generator
+
+LOOK_EVERY_S = 0.2
+
+
+def refuse_second_run(store: ObjectStore, job: joblog.Job) -> None:
+    """Return if nobody runs the job. A live driver renews its `live.json`; it is looked at until it does, or is stale.
+
+    Raises:
+        Fenced: another run of this job is alive.
+    """
+    first: int | None = None
+    while (driver := _live_driver(store)) is not None:
+        first = driver["at"] if first is None else first
+        if driver["at"] != first:
+            raise Fenced(
+                f"job {job.name!r} is running on {driver['host']} (pid {driver['pid']}), generation {job.generation}",
+                not_done="this run was not started and nothing was changed",
+                next_step=f"to see it: holdfast status {job.name}; to end it: holdfast stop {job.name}; "
+                "to run in its place: add --takeover",
+                where=Where(job=job.name),
+            )
+        time.sleep(LOOK_EVERY_S)
+
+
+def check_from(name: str, job: joblog.Job | None, savepoint: str) -> None:
+    """Refuse a start from a savepoint that is not the newest checkpoint: going back undoes output."""
+    found = None if job is None else job.savepoint(savepoint)
+    if found is not None and job is not None and found.epoch == job.base_epoch:
+        return
+    if found is None:
+        known = ", ".join(each.name for each in job.savepoints) if job is not None else ""
+        what = f"job {name!r} has no savepoint {savepoint!r}"
+        next_step = f"use one of {known}" if known else "it has none; run it without --from"
+    else:
+        what = f"savepoint {savepoint!r} is epoch {found.epoch}, and job {name!r} has gone on since"
+        next_step = "going back to it comes with rewind, which this version does not have; run it without --from"
+    raise ConfigError(
+        what,
+        not_done="the job was not started; state and output are untouched",
+        next_step=next_step,
+        where=Where(job=name),
+    )
+
+
+def check_has_end(job: str, name: str, source: object) -> None:
+    """Refuse to read to the end of a source that has none."""
+    if isinstance(source, Generator) and source.count is None:
+        raise ConfigError(
+            f"source {name!r} is a generator without a count: it has no end to read to",
+            not_done="the job was not started; state and output are untouched",
+            next_step="give the generator a count, or run without --once",
+            where=Where(job=job, source=name),
+        )
+
+
+def _live_driver(store: ObjectStore) -> dict[str, Any] | None:
+    try:
+        live = json.loads(store.get("live.json"))
+    except (NotFound, ValueError):
+        return None
+    driver = live.get("driver")
+    if live.get("state") in ("stopped", "finished", "failed") or not driver:
+        return None
+    age_ms = (time.time_ns() // 1000 - driver["at"]) / 1000
+    if age_ms > status.STALE_AFTER_MS:
+        return None
+    if driver["host"] == socket.gethostname() and not os.path.exists(f"/proc/{driver['pid']}"):
+        return None
+    found: dict[str, Any] = driver
+    return found

@@ -1,0 +1,114 @@
+"""`holdfast events JOB`: what happened to a job, from its log: starts, restarts and why, savepoints, ends.
+
+How long a recovery took is known from the driver alone, and only of its own run; else it shows as unknown. What the log
+does tell of every start is when the first checkpoint after it was completed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from holdfast.checkpoint import joblog
+from holdfast.errors import ConfigError
+from holdfast.runtime.cli import text
+from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.history import Stored, open_job, status_of
+from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.clock import SystemClock
+
+NEWEST_SHOWN = 40
+STARTED = "started"
+"""How the cause of a start by hand begins; the master gives any other cause to a recovery."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = add_command(
+        subparsers,
+        "events",
+        "What happened to a job: starts, restarts with cause and duration, savepoints, stops, its end.",
+        "holdfast events hot-auctions\nholdfast events hot-auctions --all --last 100",
+    )
+    parser.add_argument("job", metavar="JOB", help="name of the job under the root")
+    default = f"default: {NEWEST_SHOWN}, with --json all"
+    parser.add_argument("--last", metavar="N", type=int, help=f"only the newest N; {default}")
+    parser.add_argument("--all", action="store_true", help="also every completed checkpoint")
+    parser.set_defaults(handler=handle)
+
+
+def handle(args: argparse.Namespace) -> int:
+    """List the events, oldest first. Exit status: 0."""
+    if args.last is not None and args.last < 1:
+        raise ConfigError(f"--last is {args.last}", not_done="nothing was listed", next_step="give at least 1")
+    stored = open_job(root_of(args), args.job)
+    found = events_of(stored, checkpoints=args.all)
+    newest = found[-(args.last or (len(found) if args.json else NEWEST_SHOWN)) :]
+    if args.json:
+        print_json(newest)
+        return 0
+    headers = ("at", "event", "generation", "epoch", "took", "first checkpoint after", "what")
+    print(text.table(headers, [_row(event) for event in newest]))
+    if len(newest) < len(found):
+        advise(f"these are the newest {len(newest)} of {len(found):,}; for more: --last {len(found)}")
+    return 0
+
+
+def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
+    """Return what the log tells, oldest first.
+
+    Returns:
+        Of each event: seq, at, event, generation, timeline, epoch, cause, host, savepoint, duration_ms (of a restart:
+        the recovery; of a checkpoint: from barrier to record; of an end: the run) and first_checkpoint_ms.
+    """
+    live = status_of(stored, SystemClock().wall_us())["restarts"]
+    recovery_ms = {restart["generation"]: restart["recovery_ms"] for restart in live}
+    found: list[dict[str, Any]] = []
+    run_began: int | None = None
+    start: dict[str, Any] | None = None
+    for record in stored.repository.records():
+        event: dict[str, Any] = {
+            "seq": record.seq, "at": record.at, "event": "", "generation": record.generation,
+            "timeline": record.timeline, "epoch": None, "cause": None, "host": None, "savepoint": None,
+            "duration_ms": None, "first_checkpoint_ms": None,
+        }  # fmt: skip
+        shown = True
+        match record.body:
+            case joblog.JobCreated():
+                event |= {"event": "created"}
+            case joblog.GenerationStarted(base_epoch=base, cause=cause, host=host):
+                by_hand = cause.startswith(STARTED)
+                run_began = record.at if by_hand or run_began is None else run_began
+                start = event
+                event |= {"event": "started" if by_hand else "restarted", "epoch": base or None, "cause": cause}
+                event |= {"host": host, "duration_ms": recovery_ms.get(record.generation)}
+            case joblog.CheckpointCompleted(epoch=epoch, duration_ms=took, savepoint=name):
+                if start is not None:
+                    start["first_checkpoint_ms"] = _ms(start["at"], record.at)
+                    start = None
+                event |= {"event": "checkpoint" if name is None else "savepoint", "epoch": epoch, "savepoint": name}
+                event["duration_ms"] = took
+                shown = checkpoints or name is not None
+            case joblog.SavepointNamed(epoch=epoch, name=name):
+                event |= {"event": "savepoint", "epoch": epoch, "savepoint": name}
+            case joblog.Stopped(epoch=epoch) | joblog.Finished(epoch=epoch):
+                kind = "stopped" if isinstance(record.body, joblog.Stopped) else "finished"
+                took_ms = None if run_began is None else _ms(run_began, record.at)
+                event |= {"event": kind, "epoch": epoch, "duration_ms": took_ms}
+                run_began = start = None
+        if shown:
+            found.append(event)
+    return found
+
+
+def _row(event: dict[str, Any]) -> tuple[object, ...]:
+    epoch = None if event["epoch"] is None else str(event["epoch"])
+    return (
+        text.moment(event["at"]), event["event"], str(event["generation"]), epoch, text.span(event["duration_ms"]),
+        text.span(event["first_checkpoint_ms"]), event["savepoint"] or event["cause"],
+    )  # fmt: skip
+
+
+def _ms(first_us: int, last_us: int) -> int:
+    """Clocks of different hosts may differ: a length of time is never negative."""
+    return max(0, (last_us - first_us) // 1000)

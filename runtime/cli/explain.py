@@ -1,0 +1,37 @@
+"""`holdfast explain JOB`: why a job makes no progress, and the next step for each cause."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.history import open_job, status_of
+from holdfast.runtime.cli.reporting import print_json
+from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.explain import findings
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = add_command(
+        subparsers,
+        "explain",
+        "Why a job makes no progress: missing workers, an epoch that is not acked, sinks, sources, a silent driver.",
+        "holdfast explain hot-auctions\nholdfast explain hot-auctions --json | jq .findings",
+    )
+    parser.add_argument("job", metavar="JOB", help="name of the job under the root")
+    parser.set_defaults(handler=handle)
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Explain it. Exit status: 0, whatever is found."""
+    shown = status_of(open_job(root_of(args), args.job), SystemClock().wall_us())
+    found = findings(shown)
+    if args.json:
+        print_json({"job": args.job, "state": shown["state"], "findings": [each.as_json() for each in found]})
+        return 0
+    print(f"{args.job}: {shown['state']}")
+    for each in found:
+        print(f"- {each.what}." + (f"\n  Next: {each.next}." if each.next else ""))
+    return 0

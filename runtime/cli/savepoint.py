@@ -1,0 +1,143 @@
+"""`holdfast savepoint JOB NAME`: names a checkpoint, which is then never expired.
+
+A running job takes a new one at once: its driver is asked, and the name is inside the checkpoint's own record. Where no
+driver runs, the last checkpoint gets the name, by a record that anybody may append at any time (PROTOCOL P6): a run
+that starts meanwhile reads it and goes on.
+
+Source: DESIGN sections 4 and 13; PROTOCOL P4, P6, P13.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import uuid
+from typing import Any
+
+from holdfast.checkpoint import joblog
+from holdfast.errors import ConfigError, Unavailable, Where
+from holdfast.runtime import requests
+from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.history import RUNNING, Stored, open_job, status_of
+from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.settings import duration_ms
+
+LOOK_EVERY_S = 0.2
+ATTEMPTS_MAX = 20
+"""How often a record is tried whose number others took, or whose fate is unknown."""
+RETRY_S = 0.2
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = add_command(
+        subparsers,
+        "savepoint",
+        "Name a checkpoint: a new one if the job runs, else its last one. A savepoint is never expired.\n"
+        "A name belongs to one checkpoint for good; names begin with a letter.",
+        "holdfast savepoint hot-auctions before-upgrade\nholdfast savepoint hot-auctions v2 --timeout 5m --json",
+    )
+    parser.add_argument("job", metavar="JOB", help="name of the job under the root")
+    parser.add_argument("name", metavar="NAME", help="letters, digits, dots, dashes; begins with a letter")
+    parser.add_argument("--timeout", metavar="D", default="60s", help="how long to wait for it; default: 60s")
+    parser.set_defaults(handler=handle)
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Take or name a savepoint. Exit status: 0 it is in the log, 2 the name is refused, 5 no driver answers in time."""
+    timeout_s = duration_ms(args.timeout, "--timeout") / 1000
+    stored = open_job(root_of(args), args.job)
+    _check_name(stored.job, args.name)
+    shown = status_of(stored, SystemClock().wall_us())
+    if taken := shown["state"] in RUNNING:
+        job = _ask(stored, args.name, shown["generation"], time.monotonic() + timeout_s, args.timeout)
+    else:
+        job = name_last(stored, args.name, uuid.uuid4().hex, SystemClock().wall_us())
+    found = job.savepoint(args.name)
+    assert found is not None
+    if args.json:
+        print_json({"job": args.job, "name": found.name, "epoch": found.epoch, "taken": taken, "state": shown["state"]})
+    else:
+        print(f"{args.job}: savepoint {found.name} is epoch {found.epoch}")
+        if not taken:
+            advise(f"the job does not run ({shown['state']}); its last checkpoint got the name")
+    return 0
+
+
+def name_last(stored: Stored, name: str, owner: str, at_us: int) -> joblog.Job:
+    """Give the last completed checkpoint a name; return the job as the log tells it then.
+
+    Raises:
+        ConfigError: there is no checkpoint, or the name is taken.
+        Unavailable: the outcome is not known.
+    """
+    record: joblog.Record | None = None
+    for attempt in range(ATTEMPTS_MAX):
+        if attempt:
+            time.sleep(RETRY_S)
+        if record is None:
+            job = stored.repository.read_log()
+            assert job is not None, "a job log does not vanish"
+            _check_name(job, name)
+            if not job.completed:
+                raise ConfigError(
+                    f"job {stored.name!r} has not completed a checkpoint yet",
+                    not_done="nothing was named",
+                    next_step=f"run it until it has; see holdfast status {stored.name}",
+                    where=Where(job=stored.name),
+                )
+            body = joblog.SavepointNamed(job.base_epoch, name)
+            record = joblog.Record(job.next_seq, job.uuid, job.generation, job.timeline, owner, at_us, body)
+        try:
+            found = stored.repository.create_record(record)
+        except Unavailable:
+            continue  # sent again as it is, until its number is read (P4)
+        if found.owner == owner:
+            return joblog.fold(job, found)
+        record = None  # somebody else's came first: look at the log again
+    raise Unavailable(
+        f"the job log of {stored.name!r} could not be written to in {ATTEMPTS_MAX} attempts",
+        not_done=f"it is not known whether the savepoint {name!r} was named",
+        next_step=f"see holdfast checkpoints list {stored.name}, then try again",
+        where=Where(job=stored.name),
+    )
+
+
+def _ask(stored: Stored, name: str, generation: int, deadline: float, timeout: str) -> joblog.Job:
+    """Ask the driver, and wait until the log holds the name."""
+    request, heard = requests.ask(stored.store, "savepoint", {"name": name}, generation), False
+    while True:
+        if (job := stored.repository.read_log()) is not None and job.savepoint(name) is not None:
+            return job
+        reply = None if heard else requests.answer_to(stored.store, request)
+        heard = heard or reply is not None
+        if reply is not None and not reply["accepted"]:
+            raise ConfigError(
+                f"job {stored.name!r} refused the savepoint {name!r}: {reply.get('reason') or 'no reason was given'}",
+                not_done="nothing was named",
+                next_step=f"see holdfast status {stored.name} and holdfast checkpoints list {stored.name}",
+                where=Where(job=stored.name),
+            )
+        shown = status_of(stored, SystemClock().wall_us())
+        if shown["state"] not in RUNNING or time.monotonic() > deadline:
+            why = f"within {timeout}" if shown["state"] in RUNNING else f"before the run ended ({shown['state']})"
+            told = "the driver has accepted the request" if heard else "no driver has answered the request"
+            raise Unavailable(
+                f"job {stored.name!r} has not completed the savepoint {name!r} {why}; {told}",
+                not_done="it is not in the log; while the run goes on the request stands",
+                next_step=f"see what holds it up: holdfast explain {stored.name}; then try again",
+                where=Where(job=stored.name),
+            )
+        time.sleep(LOOK_EVERY_S)
+
+
+def _check_name(job: joblog.Job, name: str) -> None:
+    if joblog.SAVEPOINT_NAME.fullmatch(name) is None or name == "latest":
+        what, next_step = f"{name!r} is no name for a savepoint", "begin with a letter; use letters, digits, . _ -"
+    elif (found := job.savepoint(name)) is not None:
+        what = f"job {job.name!r} has a savepoint {name!r} already: epoch {found.epoch}"
+        next_step = "give another name; a name stays with its checkpoint"
+    else:
+        return
+    raise ConfigError(what, not_done="nothing was named", next_step=next_step, where=Where(job=job.name))

@@ -1,0 +1,212 @@
+"""Why a job makes no progress: findings made of its status, each with the next step.
+
+Read from outside, from the log and what the driver last said; what is not known is not guessed. Causes come before
+symptoms: a driver that is gone first, then missing workers, then what holds up the epoch, then sinks, then sources.
+
+Pure: a status in, findings out.
+Source: API.md, `holdfast explain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Status = Mapping[str, Any]
+SLOW_EPOCHS = 3
+"""An epoch is slow if it is open for longer than so many intervals, and than SLOW_MIN_MS."""
+SLOW_MIN_MS = 2_000
+SILENT_MIN_MS = 2_000
+LAUNCH_SLOW_MS = 10_000
+GOOD = frozenset({"progress", "finished", "stopped", "caught_up"})
+"""Codes that say that nothing is wrong."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that holds a job up, or that one would take for it."""
+
+    code: str
+    what: str
+    next: str | None
+    """What to do about it; None if nothing needs to be done."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as JSON-able values."""
+        return {"code": self.code, "what": self.what, "next": self.next, "problem": self.code not in GOOD}
+
+
+def findings(shown: Status) -> list[Finding]:
+    """Return what there is to say, causes first; never nothing."""
+    job, state = shown["job"], shown["state"]
+    if state in ("finished", "stopped", "failed", "unreachable"):
+        return [_ended(job, state, shown)]
+    found = [*_workers(shown), *_epoch(shown), *_delivery(shown), *_sources(shown)]
+    if all(each.code in GOOD for each in found):
+        checkpoint = shown["checkpoint"]
+        last = "no checkpoint yet" if checkpoint is None else f"last checkpoint {_span(checkpoint['age_ms'])} ago"
+        found.insert(0, Finding("progress", f"nothing holds it up: it is {state}, {last}", None))
+    return found
+
+
+def _ended(job: str, state: str, shown: Status) -> Finding:
+    reason = f": {shown['reason']}" if shown["reason"] else ""
+    problem = shown["problems"][0] if shown["problems"] else {}
+    match state:
+        case "finished":
+            return Finding("finished", "it has finished: all input is read and delivered", None)
+        case "stopped":
+            return Finding("stopped", f"it is stopped{reason}", "run it again: it goes on from its last checkpoint")
+        case "failed":
+            next_step = problem.get("next") or f"see holdfast events {job}"
+            return Finding("failed", f"the run failed{reason}", next_step)
+        case _:
+            next_step = problem.get("next") or "see whether its driver lives; if not, run the job again"
+            return Finding("driver_silent", f"its driver is silent{reason}", next_step)
+
+
+def _workers(shown: Status) -> Iterator[Finding]:
+    wanted, waiting = shown.get("parallelism"), shown.get("waiting", [])
+    failures = shown.get("failures") or {}
+    missing = None if wanted is None else wanted - sum(each["subtask"] is not None for each in waiting)
+    launching = shown.get("launching", [])
+    if missing and wanted is not None:
+        came = f"{wanted - missing} of {wanted} subtasks have a worker"
+        if shown.get("next_launch_ms"):
+            yield Finding(
+                "backoff",
+                f"{came}; after {_failures(failures)} the next one is started in {_span(shown['next_launch_ms'])}",
+                f"remove the cause: {failures.get('last') or 'see holdfast events ' + shown['job']}",
+            )
+        elif any(each["since_ms"] > LAUNCH_SLOW_MS for each in launching):
+            longest = max(each["since_ms"] for each in launching)
+            yield Finding(
+                "no_slots",
+                f"{came}; {len(launching)} asked Spark for a place up to {_span(longest)} ago and have not come up",
+                "see whether Spark has free slots: its UI, or holdfast doctor; lower --parallelism or add executors",
+            )
+        else:
+            last = f"; last failure: {failures['last']}" if failures.get("last") else ""
+            yield Finding("workers_coming", f"{came}, {len(launching)} are coming up{last}", "wait a few seconds")
+    for each in waiting:
+        if each["silent_ms"] > SILENT_MIN_MS:
+            yield Finding(
+                "worker_silent",
+                f"worker {each['worker']} ({_subtask(each)}) was last heard {_span(each['silent_ms'])} ago",
+                "see whether its process and host are alive; it is replaced when it stays silent",
+            )
+        elif each["subtask"] is not None and not each["ready"] and not missing:
+            yield Finding(
+                "restoring",
+                f"worker {each['worker']} ({_subtask(each)}) is not ready: it restores its state",
+                f"wait; if it lasts, see that the root can be read: holdfast checkpoints verify {shown['job']}",
+            )
+
+
+def _epoch(shown: Status) -> Iterator[Finding]:
+    every, open_ = shown.get("checkpoint_every_ms") or 0, shown.get("open_epoch")
+    slow_ms = max(SLOW_MIN_MS, SLOW_EPOCHS * every)
+    if open_ is not None and open_["open_ms"] > slow_ms:
+        since = f"epoch {open_['epoch']} is open for {_span(open_['open_ms'])}"
+        if open_["missing"]:
+            workers = {each["subtask"]: each["worker"] for each in shown.get("waiting", [])}
+            who = ", ".join(f"{subtask} (worker {workers.get(subtask, 'unknown')})" for subtask in open_["missing"])
+            yield Finding(
+                "not_acked",
+                f"{since}: subtask {who} has not reported its part as durable",
+                "look at these workers: their load, their log, and whether they can write to the root; "
+                f"the epoch is given up after {_span(open_['deadline_ms'])} and merged into the next",
+            )
+        else:
+            yield Finding(
+                "log_slow",
+                f"{since}: every subtask is done, its manifest or record is being written",
+                "see that the root can be written to; the driver tries until it knows the outcome",
+            )
+    elif shown.get("appending") and open_ is None and shown["state"] != "running":
+        yield Finding(
+            "log_slow",
+            f"the record {shown['appending']} is being appended to the job log",
+            "wait a few seconds; if it lasts, see that the root can be written to",
+        )
+    if shown.get("epochs_given_up"):
+        yield Finding(
+            "epochs_given_up",
+            f"{shown['epochs_given_up']} epochs of this run missed their deadline; nothing of them was lost",
+            "if the number grows: checkpoint less often (--checkpoint-every), or see which subtask is late",
+        )
+    if shown.get("older_output_left"):
+        yield Finding(
+            "older_output",
+            "output of the writers from before the parallelism was changed is not delivered yet; no epoch may pass it",
+            "see the sinks; as soon as their output is in, epochs go on",
+        )
+
+
+def _delivery(shown: Status) -> Iterator[Finding]:
+    backlog = {each["sink"]: each for each in shown.get("backlog", [])}
+    for sink in shown["sinks"]:
+        left = backlog.get(sink["name"])
+        behind = ""
+        if left is not None:
+            behind = f"; {left['rows']:,} rows of {left['epochs']} epochs wait, the oldest is {left['oldest_epoch']}"
+        if sink["error"]:
+            yield Finding(
+                "sink_error",
+                f"sink {sink['name']} cannot deliver: {sink['error']}{behind}",
+                "make its target reachable; delivery is tried again by itself, and nothing is skipped",
+            )
+        elif left is not None and left["epochs"] > SLOW_EPOCHS:
+            yield Finding(
+                "sink_backlog",
+                f"sink {sink['name']} falls behind{behind}",
+                "see what slows its target down; or checkpoint less often, which makes fewer, larger transactions",
+            )
+
+
+def _sources(shown: Status) -> Iterator[Finding]:
+    held = {reason for each in shown.get("waiting", []) for reason in each["held_by"]}
+    lag = [row["lag"] for row in shown["sources"]]
+    if "delivery" in held:
+        yield Finding(
+            "delivery_full", "sources are not read, because too much output waits for its sink", "see to the sink first"
+        )
+    if "last barrier" in held:
+        yield Finding(
+            "ending",
+            f"sources are not read any more: the run ends ({shown.get('ending') or 'all input is read'})",
+            "wait until its last epoch is delivered",
+        )
+    if "channel" in held:
+        slow = ", ".join(row["name"] for row in shown["operators"]) or "later operators"
+        yield Finding(
+            "backpressure",
+            "sources wait for room: a subtask takes records more slowly than they are read",
+            f"see the load of the workers; the operators behind are {slow}; raise --parallelism",
+        )
+    if "throttle" in held and any(lag):
+        yield Finding(
+            "throttled", "sources are read as fast as --max-records-per-second allows", "raise or remove the limit"
+        )
+    ended = {(each["source"], each["partition"]) for each in shown.get("ended", [])}
+    rows = [row for row in shown["sources"] if (row["name"], row["partition"]) not in ended]
+    if shown["sources"] and not rows:
+        yield Finding("caught_up", "every source is read to its end", None)
+    elif rows and all(row["lag"] == 0 for row in rows):
+        names = ", ".join(sorted({row["name"] for row in rows}))
+        yield Finding("caught_up", f"all that exists is read; {names} gets no new records at this moment", None)
+
+
+def _failures(failures: Mapping[str, Any]) -> str:
+    return f"{failures.get('count', 'some')} failures (at {failures.get('max', '?')} the run gives up)"
+
+
+def _subtask(each: Mapping[str, Any]) -> str:
+    return "no subtask" if each["subtask"] is None else f"subtask {each['subtask']}"
+
+
+def _span(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return "an unknown time"
+    return f"{milliseconds:.0f} ms" if milliseconds < 1_000 else f"{milliseconds / 1_000:,.1f} s"

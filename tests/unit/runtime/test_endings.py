@@ -1,0 +1,174 @@
+"""Savepoints and the ways to end a run, played with the production loops through crashes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.checkpoint import joblog
+from holdfast.model import Generation
+from holdfast.testing import TestDriver
+
+
+@dataclass
+class Bid:
+    auction: int
+
+
+SEEDS = pytest.mark.parametrize("seed", range(5))
+
+
+def hot() -> hf.App:
+    app = hf.App("hot", key_groups=16)
+    bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i), count=1))
+    bids.key_by("auction").agg("hot", bids=hf.count()).sink("out", hf.SQLite("unused.db", table="t", key=["auction"]))
+    return app
+
+
+def counts(driver: TestDriver) -> dict[int, int]:
+    return {row["auction"]: row["bids"] for row in driver.rows("out")}
+
+
+def ask(driver: TestDriver, kind: str, **args: Any) -> bool:
+    loop = driver.cluster.driver
+    reply = loop.asked(kind, args, loop.state.job.generation, Generation(1))
+    assert reply is not None
+    return bool(reply["accepted"])
+
+
+def run_out(driver: TestDriver) -> str:
+    while driver.cluster.driver.outcome is None:
+        driver.cluster.pass_time(0.25)
+    return driver.cluster.driver.outcome[0]
+
+
+def job_of(driver: TestDriver) -> joblog.Job:
+    job = driver.cluster.repository.read_log()
+    assert job is not None
+    return job
+
+
+class TestSavepoint:
+    @SEEDS
+    def test_a_worker_that_dies_meanwhile_loses_neither_the_name_nor_a_record(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            t.push("bids", [Bid(i % 7) for i in range(100)])
+            before = t.checkpoint()
+            t.push("bids", [Bid(i % 7) for i in range(50)], partition=1)
+            assert ask(t, "savepoint", name="v1")
+            for _ in range(seed):
+                t.cluster.step()
+            t.crash(seed % 2)
+            t.recover()
+            t.advance("2s")
+            found = job_of(t).savepoint("v1")
+            assert found is not None and found.epoch > before
+            t.finish()
+            assert sum(counts(t).values()) == 150
+            assert job_of(t).savepoints == (found,)
+
+    def test_a_name_given_from_outside_does_not_disturb_the_run(self) -> None:
+        with TestDriver(hot()) as t:
+            t.push("bids", [Bid(1)])
+            epoch = t.checkpoint()
+            job = job_of(t)
+            body = joblog.SavepointNamed(epoch, "v1")
+            record = joblog.Record(job.next_seq, job.uuid, job.generation, job.timeline, "somebody", 0, body)
+            assert t.cluster.repository.create_record(record) == record
+            t.push("bids", [Bid(1)])
+            t.checkpoint()
+            t.crash(1)
+            t.recover()
+            t.finish()
+            assert counts(t) == {1: 2}
+            assert job_of(t).savepoints == (joblog.Savepoint("v1", epoch),)
+
+
+class TestStopFinish:
+    @SEEDS
+    def test_input_ends_where_it_stands_and_the_job_is_finished(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            t.push("bids", [Bid(i % 7) for i in range(100)])
+            assert ask(t, "stop", how="finish")
+            assert run_out(t) == "finished"
+            assert job_of(t).finished
+            assert sum(counts(t).values()) == 100
+
+    @SEEDS
+    def test_a_worker_that_dies_before_the_end_loses_nothing(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            t.push("bids", [Bid(1) for _ in range(50)])
+            t.checkpoint()
+            ask(t, "stop", how="finish")
+            t.crash(seed % 2)
+            t.recover()
+            assert run_out(t) == "finished"
+            assert counts(t) == {1: 50}
+
+
+class TestStopNow:
+    @SEEDS
+    def test_what_was_not_committed_is_read_again_by_the_next_run(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            t.push("bids", [Bid(1) for _ in range(30)])
+            t.checkpoint()
+            t.push("bids", [Bid(1) for _ in range(30)], partition=1)
+            before = job_of(t)
+            ask(t, "stop", how="now")
+            assert t.cluster.driver.outcome == ("ended", None)
+            assert job_of(t) == before
+            t.cluster.replace_driver()
+            t.finish()
+            assert counts(t) == {1: 60}
+
+
+class TestOnce:
+    def once(self, driver: TestDriver) -> None:
+        """Start a run that reads as far as the sources reach now."""
+        until = {name: source.end_offsets() for name, source in driver.sources.items()}
+        driver.cluster.rules = replace(driver.cluster.rules, until=until)
+        driver.cluster.replace_driver()
+
+    @SEEDS
+    def test_it_reads_to_the_ends_seen_at_the_start_and_no_further(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            t.push("bids", [Bid(i % 7) for i in range(100)])
+            self.once(t)
+            t.push("bids", [Bid(i % 7) for i in range(40)], partition=seed % 4)
+            assert run_out(t) == "stopped"
+            assert isinstance(job_of(t).ended, joblog.Stopped)
+            assert sum(counts(t).values()) == 100
+            self.once(t)
+            assert run_out(t) == "stopped"
+            assert sum(counts(t).values()) == 140
+
+    @SEEDS
+    def test_a_crash_changes_nothing(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            t.push("bids", [Bid(i % 7) for i in range(100)])
+            self.once(t)
+            t.cluster.step()
+            t.cluster.driver.turn()
+            t.push("bids", [Bid(3)])
+            if t.cluster.driver.outcome is None and t.cluster.members:
+                t.cluster.crash(next(iter(t.cluster.members)))
+            assert run_out(t) == "stopped"
+            assert sum(counts(t).values()) == 100
+
+    def test_nothing_new_is_a_checkpoint_and_an_end(self) -> None:
+        with TestDriver(hot()) as t:
+            t.push("bids", [Bid(1)])
+            t.checkpoint()
+            self.once(t)
+            assert run_out(t) == "stopped"
+            assert counts(t) == {1: 1}
+
+    def test_input_that_is_sealed_finishes_the_job(self) -> None:
+        with TestDriver(hot()) as t:
+            t.sources["bids"].over = True
+            t.push("bids", [])
+            self.once(t)
+            assert run_out(t) == "finished"

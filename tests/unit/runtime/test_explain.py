@@ -1,0 +1,136 @@
+"""What `holdfast explain` finds in a status: causes first, each with a next step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.runtime import status
+from holdfast.runtime.explain import GOOD, findings
+from tests.unit.runtime.test_master import A, B, Run, completed, opened, running, staged
+
+
+def shown(run: Run, **changed: Any) -> dict[str, Any]:
+    told = status.of_run(run.state, "/root/job", "continuous", "here", 1, 1_000_000)
+    if told["checkpoint"] is not None:
+        told["checkpoint"]["age_ms"] = 400
+    return told | changed
+
+
+def codes(told: dict[str, Any]) -> list[str]:
+    found = findings(told)
+    assert all(each.next for each in found if each.code not in GOOD), "a finding without a next step"
+    return [each.code for each in found]
+
+
+def text(told: dict[str, Any], code: str) -> str:
+    return next(each.what for each in findings(told) if each.code == code)
+
+
+class TestOneLook:
+    def test_a_job_that_runs_is_told_to_run(self) -> None:
+        run = running()
+        completed(run)
+        assert codes(shown(run)) == ["progress"]
+        assert "last checkpoint 400 ms ago" in text(shown(run), "progress")
+
+    @pytest.mark.parametrize(
+        ("state", "code"),
+        [("finished", "finished"), ("stopped", "stopped"), ("failed", "failed"), ("unreachable", "driver_silent")],
+    )
+    def test_one_that_does_not_run_has_one_finding(self, state: str, code: str) -> None:
+        assert codes(shown(running(), state=state, reason="so it is")) == [code]
+
+    def test_workers_that_have_not_come_yet(self) -> None:
+        run = opened()
+        run.pass_time(0.0)
+        run.register(A)
+        assert codes(shown(run)) == ["workers_coming"]
+        run.pass_time(15.0)
+        assert codes(shown(run)) == ["no_slots"]
+        assert "0 of 2 subtasks have a worker" in text(shown(run), "no_slots")
+
+    def test_a_worker_that_is_not_ready(self) -> None:
+        run = opened()
+        run.pass_time(0.0)
+        run.register(A, B)
+        run.ready(A)
+        assert codes(shown(run)) == ["restoring"]
+        assert "worker b (subtask 1)" in text(shown(run), "restoring")
+
+    def test_the_backoff_after_failures_tells_the_last_one(self) -> None:
+        run = opened()
+        run.pass_time(0.0)
+        for number in (1, 2, 3):
+            run.end_launch(number, "disk full")
+            run.pass_time(0.0)
+        run.register(A)
+        assert "backoff" in codes(shown(run))
+        assert any("disk full" in (each.next or "") for each in findings(shown(run)))
+
+    def test_subtasks_that_did_not_ack_are_named_with_their_worker(self) -> None:
+        run = running()
+        run.pass_time(10.0)
+        run.ack(A, 1)
+        run.pass_time(5.0)
+        assert codes(shown(run)) == ["progress"]  # three intervals are not over
+        run.pass_time(24.0)
+        run.pass_time(0.9)
+        told = shown(run, checkpoint_every_ms=1_000)
+        assert codes(told) == ["not_acked"]
+        assert "epoch 1 is open for 29.9 s: subtask 1 (worker b)" in text(told, "not_acked")
+
+    def test_an_epoch_that_is_being_written(self) -> None:
+        run = running()
+        run.pass_time(10.0)
+        run.ack(A, 1)
+        run.ack(B, 1)
+        run.pass_time(5.0)
+        assert codes(shown(run, checkpoint_every_ms=1_000)) == ["log_slow"]
+
+    def test_a_worker_that_is_silent(self) -> None:
+        run = running()
+        run.pass_time(3.0, alive=(A,))
+        assert codes(shown(run)) == ["worker_silent"]
+
+    def test_a_sink_with_an_error_and_what_waits_for_it(self) -> None:
+        run = running()
+        completed(run, staged={"out": staged("x")})
+        sinks = [{"name": "out", "staged_epoch": 1, "delivered_epoch": None, "error": "no such table"}]
+        assert codes(shown(run, sinks=sinks)) == ["sink_error"]
+        assert text(shown(run, sinks=sinks), "sink_error") == (
+            "sink out cannot deliver: no such table; 1 rows of 1 epochs wait, the oldest is 1"
+        )
+
+    def test_a_sink_that_falls_behind(self) -> None:
+        run = running()
+        for epoch in range(1, 6):
+            completed(run, epoch, staged={"out": staged(f"x{epoch}")})
+        assert codes(shown(run)) == ["sink_backlog"]
+
+    @pytest.mark.parametrize(
+        ("reason", "code"),
+        [("delivery", "delivery_full"), ("channel", "backpressure"), ("last barrier", "ending")],
+    )
+    def test_what_keeps_sources_from_being_read(self, reason: str, code: str) -> None:
+        told = shown(running())
+        told["waiting"][0]["held_by"] = [reason]
+        assert codes(told) == [code]
+
+    def test_a_throttle_counts_only_while_there_is_something_to_read(self) -> None:
+        row = {"name": "s", "partition": 0, "offset": 5, "end_offset": 9, "lag": 4}
+        told = shown(running(), sources=[row])
+        told["waiting"][0]["held_by"] = ["throttle"]
+        assert codes(told) == ["throttled"]
+        assert codes(told | {"sources": [row | {"lag": 0}]}) == ["progress", "caught_up"]
+
+    def test_sources_that_are_read_to_their_end(self) -> None:
+        row = {"name": "s", "partition": 0, "offset": 9, "end_offset": 9, "lag": 0}
+        told = shown(running(), sources=[row], ended=[{"source": "s", "partition": 0}])
+        assert text(told, "caught_up") == "every source is read to its end"
+
+    def test_a_status_of_a_driver_that_tells_less_is_read_too(self) -> None:
+        run = running()
+        less = {k: v for k, v in shown(run).items() if k not in ("waiting", "open_epoch", "backlog", "parallelism")}
+        assert codes(less) == ["progress"]

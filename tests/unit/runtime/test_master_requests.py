@@ -1,0 +1,319 @@
+"""What the master does with requests: savepoints, the three ways to stop, and runs that read only so far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint import joblog
+from holdfast.model import Barrier, Epoch, Generation, SourcePosition, Timeline
+from holdfast.runtime import master
+from holdfast.runtime import messages as m
+from holdfast.runtime.master import CreateRecord, End, Send
+from holdfast.runtime.master_requests import SAVEPOINTS_WAITING_MAX, Answer
+from tests.unit.runtime.test_master import RULES, A, B, C, Run, acked, blob, completed, kinds, replaced, running
+
+FIRST = Generation(1)
+ACCEPTED = Answer(True, Generation(1))
+
+
+def ask(run: Run, kind: str, generation: int = 1, first: Generation = FIRST, **args: Any) -> Answer | None:
+    state, effects, answer = master.carry_out(run.state, kind, args, generation, first)
+    run.take((state, effects))
+    return answer
+
+
+def refused(answer: Answer | None) -> str:
+    assert answer is not None and not answer.accepted and answer.reason is not None
+    return answer.reason
+
+
+def last_record(run: Run) -> joblog.Body:
+    return next(e.record.body for e in reversed(run.effects) if isinstance(e, CreateRecord))
+
+
+def closed(run: Run, epoch: int, *workers: Any) -> joblog.Body:
+    """The epoch that is open is acked and its record appended; returns what the record says."""
+    for worker in workers or (A, B):
+        run.ack(worker, epoch)
+    run.store()
+    body = last_record(run)
+    run.append()
+    return body
+
+
+def name_of(body: joblog.Body) -> str | None:
+    assert isinstance(body, joblog.CheckpointCompleted)
+    return body.savepoint
+
+
+class TestWhoIsHeard:
+    def test_a_request_for_an_earlier_run_is_answered_and_not_carried_out(self) -> None:
+        run = running()
+        before = run.state
+        assert "earlier run" in refused(ask(run, "stop", generation=1, first=Generation(2)))
+        assert run.state == before
+
+    def test_one_for_a_generation_not_seen_here_is_left_to_its_owner(self) -> None:
+        run = running()
+        before = run.state
+        assert ask(run, "stop", generation=2) is None
+        assert run.state == before
+
+    def test_one_for_an_earlier_generation_of_this_run_is_carried_out(self) -> None:
+        run = running()
+        run.lose(B)
+        replaced(run)
+        assert ask(run, "stop", generation=1) == Answer(True, Generation(2))
+        assert run.state.stopping
+
+    @pytest.mark.parametrize(
+        ("kind", "args"), [("dance", {}), ("stop", {"how": "slowly"}), ("savepoint", {}), ("savepoint", {"name": 7})]
+    )
+    def test_what_is_not_understood_is_refused(self, kind: str, args: dict[str, Any]) -> None:
+        run = running()
+        before = run.state
+        assert refused(ask(run, kind, **args))
+        assert run.state == before
+
+    def test_after_the_end_nothing_is_carried_out(self) -> None:
+        run = running()
+        ask(run, "stop", how="now")
+        assert refused(ask(run, "savepoint", name="v1")) == "the run is over"
+
+
+class TestSavepoints:
+    def test_the_next_epoch_is_closed_at_once_and_carries_the_name(self) -> None:
+        """P13"""
+        run = running()
+        assert ask(run, "savepoint", name="v1") == ACCEPTED
+        trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), False))
+        assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
+        assert closed(run, 1) == joblog.CheckpointCompleted(Epoch(1), Epoch(0), blob("manifests/1"), 0, 0, 0, "v1")
+        assert run.state.job.savepoints == (joblog.Savepoint("v1", Epoch(1)),)
+        assert run.state.savepoints == ()
+
+    def test_an_epoch_that_is_open_already_does_not_get_the_name(self) -> None:
+        run = running()
+        run.pass_time(10.0)
+        ask(run, "savepoint", name="v1")
+        assert name_of(closed(run, 1)) is None
+        run.pass_time(0.0)
+        assert name_of(closed(run, 2)) == "v1"
+
+    def test_one_epoch_takes_one_name(self) -> None:
+        run = running()
+        ask(run, "savepoint", name="v1")
+        ask(run, "savepoint", name="v2")
+        run.pass_time(0.0)
+        assert name_of(closed(run, 1)) == "v1"
+        run.pass_time(0.0)
+        assert name_of(closed(run, 2)) == "v2"
+        assert run.pass_time(1.0) == []
+
+    def test_a_name_outlives_an_epoch_that_is_given_up(self) -> None:
+        """P8"""
+        run = running()
+        ask(run, "savepoint", name="v1")
+        run.pass_time(0.0)
+        assert kinds(run.pass_time(32.0))[:2] == [m.Trigger, m.Trigger]
+        assert name_of(closed(run, 2)) == "v1"
+
+    def test_a_name_outlives_a_worker(self) -> None:
+        run = running()
+        ask(run, "savepoint", name="v1")
+        run.pass_time(0.0)
+        run.ack(A, 1)
+        run.lose(B)
+        replaced(run)
+        run.pass_time(0.0)
+        assert name_of(closed(run, 101, A, C)) == "v1"
+
+    def test_a_worker_lost_while_the_name_is_appended_does_not_bring_it_twice(self) -> None:
+        """P4"""
+        run = running()
+        ask(run, "savepoint", name="v1")
+        run.pass_time(0.0)
+        run.ack(A, 1)
+        run.ack(B, 1)
+        run.store()
+        run.lose(B)
+        run.append()
+        replaced(run)
+        assert run.state.job.savepoints == (joblog.Savepoint("v1", Epoch(1)),)
+        assert run.state.savepoints == ()
+
+    def test_a_name_is_given_once(self) -> None:
+        run = running()
+        ask(run, "savepoint", name="v1")
+        assert "is being taken" in refused(ask(run, "savepoint", name="v1"))
+        run.pass_time(0.0)
+        closed(run, 1)
+        assert "already" in refused(ask(run, "savepoint", name="v1"))
+
+    def test_only_so_many_wait(self) -> None:
+        run = running()
+        for number in range(SAVEPOINTS_WAITING_MAX):
+            assert ask(run, "savepoint", name=f"v{number}") == ACCEPTED
+        assert "waiting" in refused(ask(run, "savepoint", name="one-more"))
+
+    def test_a_name_that_somebody_else_gave_meanwhile_is_left_to_him(self) -> None:
+        """P6: the driver's own record follows, without the name."""
+        run = running()
+        completed(run)
+        ask(run, "savepoint", name="v1")
+        run.pass_time(0.0)
+        run.ack(A, 2)
+        run.ack(B, 2)
+        run.store()
+        body = joblog.SavepointNamed(Epoch(1), "v1")
+        job = run.state.job
+        foreign = joblog.Record(job.next_seq, job.uuid, job.generation, Timeline(1), "somebody", 0, body)
+        run.log.append(foreign)
+        (again,) = run.append()
+        assert isinstance(again, CreateRecord) and again.record.seq == foreign.seq + 1
+        assert name_of(again.record.body) is None
+        run.append()
+        assert run.state.job.savepoints == (joblog.Savepoint("v1", Epoch(1)),)
+        assert (run.state.savepoints, run.state.job.base_epoch) == ((), 2)
+
+    def test_the_last_barrier_waits_until_at_most_one_name_is_left(self) -> None:
+        run = running()
+        ask(run, "savepoint", name="v1")
+        ask(run, "savepoint", name="v2")
+        ask(run, "stop")
+        (first, _) = run.pass_time(0.0)
+        assert isinstance(first, Send) and isinstance(first.message, m.Trigger) and not first.message.barrier.last
+        closed(run, 1)
+        (second, _) = run.pass_time(0.0)
+        assert isinstance(second, Send) and isinstance(second.message, m.Trigger) and second.message.barrier.last
+        assert name_of(closed(run, 2)) == "v2"
+
+    def test_behind_the_last_barrier_there_is_none(self) -> None:
+        run = running()
+        ask(run, "stop")
+        run.pass_time(0.0)
+        assert "last barrier is out" in refused(ask(run, "savepoint", name="v1"))
+
+
+class TestFinish:
+    END = m.EndInput(Generation(1))
+
+    def test_the_workers_are_told_until_all_have_ended(self) -> None:
+        run = running()
+        ask(run, "stop", how="finish")
+        assert [e for e in run.effects if isinstance(e, Send)][-2:] == [Send(A, self.END), Send(B, self.END)]
+        run.beat(A, ended=True)
+        assert [e for e in master.pulse(run.state) if e == Send(B, self.END)]
+        run.beat(B, ended=True)
+        assert not [e for e in master.pulse(run.state) if e == Send(B, self.END)]
+
+    def test_it_ends_as_at_the_end_of_input(self) -> None:
+        run = running()
+        ask(run, "stop", how="finish")
+        assert run.pass_time(1.0) == []
+        run.beat(A, ended=True)
+        run.beat(B, ended=True)
+        trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), True))
+        assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
+        closed(run, 1)
+        run.pass_time(0.0)
+        assert last_record(run) == joblog.Finished(Epoch(1))
+
+    def test_a_recovery_tells_the_workers_again(self) -> None:
+        run = running()
+        ask(run, "stop", how="finish")
+        run.beat(A, ended=True)
+        run.lose(B)
+        replaced(run)
+        told = m.EndInput(Generation(2))
+        assert [e for e in master.pulse(run.state) if e in (Send(A, told), Send(C, told))] == [
+            Send(A, told), Send(C, told)
+        ]  # fmt: skip
+
+    def test_a_stop_after_it_does_not_take_it_back(self) -> None:
+        run = running()
+        ask(run, "stop", how="finish")
+        ask(run, "stop")
+        assert (run.state.stopping, run.state.finish_asked) == (False, True)
+
+    def test_it_comes_too_late_when_the_last_barrier_is_out(self) -> None:
+        run = running()
+        ask(run, "stop")
+        assert ask(run, "stop", how="finish") == ACCEPTED
+        run = running()
+        ask(run, "stop")
+        run.pass_time(0.0)
+        assert "stopping already" in refused(ask(run, "stop", how="finish"))
+
+
+class TestStopNow:
+    def test_nothing_is_triggered_or_appended(self) -> None:
+        run = running()
+        acked(run)
+        effects = len(run.effects)
+        assert ask(run, "stop", how="now") == ACCEPTED
+        assert run.effects[effects:] == [Send(A, m.Exit("ended")), Send(B, m.Exit("ended")), End("ended", None)]
+        assert run.pass_time(100.0) == []
+
+    def test_the_next_run_goes_on_from_the_last_checkpoint(self) -> None:
+        run = running()
+        completed(run)
+        ask(run, "stop", how="now")
+        (start,) = run.begin("next")
+        assert isinstance(start, CreateRecord)
+        assert start.record.body == joblog.GenerationStarted(Epoch(102), Epoch(1), "here", "started")
+
+
+UNTIL = {"s": {0: 5, 1: 7, 2: 0}}
+
+
+class TestOnce:
+    def beat(self, run: Run, worker: Any, *, caught_up: bool = True, ended: bool = False) -> None:
+        run.hear(m.Heartbeat(worker, run.generation, ended, False, (), m.Progress(), caught_up))
+
+    def test_the_workers_are_told_how_far_to_read(self) -> None:
+        run = running(replace(RULES, until=UNTIL))
+        told = [e.message.until for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)]
+        assert told[0] == (SourcePosition("s", 0, 5), SourcePosition("s", 2, 0))
+        assert told[1] == (SourcePosition("s", 1, 7),)
+
+    def test_when_all_have_read_so_far_the_run_stops_and_can_be_resumed(self) -> None:
+        run = running(replace(RULES, until=UNTIL))
+        self.beat(run, A)
+        assert run.pass_time(1.0) == []
+        self.beat(run, B)
+        trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), True))
+        assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
+        closed(run, 1)
+        run.pass_time(0.0)
+        assert last_record(run) == joblog.Stopped(Epoch(1))
+
+    def test_input_that_is_over_finishes_the_job(self) -> None:
+        run = running(replace(RULES, until=UNTIL))
+        self.beat(run, A, ended=True)
+        self.beat(run, B, ended=True)
+        run.pass_time(0.0)
+        closed(run, 1)
+        run.pass_time(0.0)
+        assert last_record(run) == joblog.Finished(Epoch(1))
+
+    def test_what_was_read_before_a_recovery_does_not_count(self) -> None:
+        run = running(replace(RULES, until=UNTIL))
+        self.beat(run, A)
+        run.lose(B)
+        replaced(run)
+        self.beat(run, C)
+        assert run.pass_time(1.0) == []
+        self.beat(run, A)
+        assert kinds(run.pass_time(0.0)) == [m.Trigger, m.Trigger]
+
+    def test_a_run_without_an_end_takes_no_notice(self) -> None:
+        run = running()
+        self.beat(run, A)
+        self.beat(run, B)
+        assert run.pass_time(1.0) == []
+
+
