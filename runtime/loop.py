@@ -39,11 +39,9 @@ from holdfast.state.store import StateStore
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 """Errors that would come again after a restart."""
 SEAL_RETRY_S = 0.2
-LAG_EPOCHS_MAX = 8
-LAG_BYTES_MAX = 64 << 20
+LAG_EPOCHS_MAX, LAG_BYTES_MAX = 8, 64 << 20
 """How far the cold store may fall behind before it is served between batches."""
-APPLY_EVERY_TURNS = 16
-APPLY_AFTER_IDLE_S = 0.25
+APPLY_EVERY_TURNS, APPLY_AFTER_IDLE_S = 16, 0.25
 
 
 class Ports(Protocol):
@@ -188,7 +186,7 @@ class WorkerLoop:
 
     def beat(self) -> None:
         """Take stock and tell the driver."""
-        self._shown = self._stock()
+        self.take_stock()
         self._ports.send(self._shown)
 
     def take_stock(self) -> None:
