@@ -52,6 +52,8 @@ class OperatorProgress(msgspec.Struct, frozen=True):
     rows_in: int
     rows_out: int
     state_bytes: int
+    late: int | None = None
+    """Records that came after their windows were over; None for operators without windows."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -140,6 +142,8 @@ class Trigger(Message, frozen=True):
 
     generation: Generation
     barrier: Barrier
+    finishing: bool = False
+    """All input is read to its sealed end: sources also send the last watermark (P13)."""
 
 
 class Committed(Message, frozen=True):
