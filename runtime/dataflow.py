@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
@@ -26,9 +26,12 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.aggregates import Aggregation, bound
 from holdfast.runtime.expressions import Column, Use, columns_of, predicate_of, unknown_column
 from holdfast.runtime.sources.source import Source
-from holdfast.runtime.steps import Aggregate, Filter, Project
+from holdfast.runtime.steps import Aggregate, Filter, Late, Project, WindowAggregate
 from holdfast.sinks.contract import Sink
 from holdfast.state.keys import KeyType
+
+if TYPE_CHECKING:
+    from holdfast.runtime.windowed import Windowed
 
 NAME_LENGTH_MAX = 100
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -53,7 +56,7 @@ class ToSink:
     sink: Sink
 
 
-NodeKind = FromSource | Filter | Project | Aggregate | ToSink
+NodeKind = FromSource | Filter | Project | Aggregate | WindowAggregate | Late | ToSink
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,8 @@ class Node:
     """The source or operator that the rows last came from; messages name the stream by it."""
     schema: pa.Schema
     upsert_key: tuple[str, ...] | None
+    event_time: str | None = None
+    """The column that says when a row happened, as the source has it."""
 
 
 @dataclass
@@ -85,9 +90,10 @@ class Graph:
         stream: str,
         schema: pa.Schema,
         upsert_key: tuple[str, ...] | None = None,
+        event_time: str | None = None,
     ) -> Node:
         """Append a node and return it."""
-        node = Node(len(self.nodes), input, kind, stream, schema, upsert_key)
+        node = Node(len(self.nodes), input, kind, stream, schema, upsert_key, event_time)
         self.nodes.append(node)
         return node
 
@@ -125,6 +131,14 @@ class Stream:
         """The key by which rows replace each other; None for an append stream."""
         return self._node.upsert_key
 
+    @property
+    def late(self) -> Stream:
+        """The records that came too late for their windows; only the result of a window has them."""
+        raise _refused(
+            f"late on stream {self._node.stream!r} at {position()}: the stream is not the result of a window",
+            "use it on what .window(...).agg(...) returns, before any other step",
+        )
+
     def filter(self, predicate: Any) -> Stream:
         """Keep the rows for which a row-wise Polars expression is true."""
         use = self._use("filter")
@@ -133,7 +147,7 @@ class Stream:
         if self.upsert_key is not None:
             # Rows that no longer pass travel on as deletes, with nothing but their key.
             schema = pa.schema([f if f.name in self.upsert_key else f.with_nullable(True) for f in schema])
-        return self._then(Filter(checked, use), schema)
+        return self._then(Filter(checked, use), schema, self._node.event_time)
 
     def select(self, *columns: Any, **named: Any) -> Stream:
         """Give exactly these columns. Texts name columns; expressions are Polars', row-wise."""
@@ -191,8 +205,9 @@ class Stream:
     def _use(self, method: str) -> Use:
         return Use(method, position(), self._node.stream)
 
-    def _then(self, kind: NodeKind, schema: pa.Schema) -> Stream:
-        return Stream(self._graph, self._graph.add(kind, self._node, self._node.stream, schema, self.upsert_key))
+    def _then(self, kind: NodeKind, schema: pa.Schema, event_time: str | None) -> Stream:
+        stream = self._node.stream
+        return Stream(self._graph, self._graph.add(kind, self._node, stream, schema, self.upsert_key, event_time))
 
     def _project(self, columns: tuple[Column, ...], use: Use) -> Stream:
         passed = {column.name: column.passes for column in columns}
@@ -205,7 +220,10 @@ class Stream:
                 )
         # What is computed in an upsert stream is null in deletes.
         fields = [c.field if c.passes or self.upsert_key is None else c.field.with_nullable(True) for c in columns]
-        return self._then(Project(columns, use), pa.schema(fields))
+        time = self._node.event_time
+        kept = [column.name for column in columns if time is not None and column.passes == time]
+        event_time = time if time in kept else next(iter(kept), None)
+        return self._then(Project(columns, use), pa.schema(fields), event_time)
 
 
 class Keyed:
@@ -246,6 +264,20 @@ class Keyed:
         aggregate = Aggregate(checked, self._keys, bounds)
         node = self._graph.add(aggregate, self._node, checked, pa.schema(fields), self._keys)
         return Stream(self._graph, node)
+
+
+    def window(self, window: object, *, allowed_lateness: str = "0s") -> Windowed:
+        """Group rows by windows of event time as well: `.window(hf.tumbling("10s")).agg(...)`.
+
+        Args:
+            allowed_lateness: How long after its end a window still takes records.
+
+        Raises:
+            ConfigError: the stream has no event time or replaces rows, or the window is of an unknown kind.
+        """
+        from holdfast.runtime.windowed import windowed
+
+        return windowed(self._graph, self._node, self._keys, window, allowed_lateness)
 
 
 def check_name(name: object, what: str) -> str:

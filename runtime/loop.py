@@ -113,8 +113,10 @@ class WorkerLoop:
                     self._deploy(message)
                 elif message.generation == active.deploy.generation and not active.broken:
                     self._ports.send(m.Ready(self.worker_id, message.generation, "already running", 0))
-            case m.Trigger(generation, barrier) if self._is_current(generation):
+            case m.Trigger(generation, barrier, finishing) if self._is_current(generation):
                 assert active is not None
+                if finishing:
+                    active.run.finish_time()
                 self._perform(*worker.triggered(active.machine, barrier))
             case m.Committed(generation, epoch) if active is not None and active.deploy.generation == generation:
                 self._perform(*worker.committed(active.machine, epoch))
@@ -269,7 +271,7 @@ class WorkerLoop:
         rate = self._limits.records_per_second
         throttle = Throttle(None if rate is None else rate / parallelism, self._ports.clock)
         readings = open_readings(plan, deploy.positions, self._opened)
-        run = SubtaskRun(plan, subtask, parallelism, self._state, links, readings, throttle)
+        run = SubtaskRun(plan, subtask, parallelism, self._state, links, self._opened, readings, throttle)
         sources = frozenset(f.index for f in plan.fragments if f.source is not None)
         machine = worker.start(
             deploy.generation, deploy.timeline, subtask, deploy.base_epoch, deploy.first_epoch,
@@ -370,7 +372,8 @@ class WorkerLoop:
         if active is None:
             return m.Heartbeat(self.worker_id, Generation(0), False, False, delivered, m.Progress())
         run = active.run
-        operators = tuple(m.OperatorProgress(name, *counts, 0) for name, counts in run.counters().items())
+        late = run.late()
+        operators = tuple(m.OperatorProgress(n, *counts, 0, late.get(n)) for n, counts in run.counters().items())
         progress = m.Progress(
             records_in=run.records_in,
             rss_bytes=rss_bytes(),

@@ -122,7 +122,7 @@ def _sources(state: master.Master) -> list[dict[str, Any]]:
                     "end_offset": end,
                     "lag": None if end is None else max(0, end - at.offset),
                     "oldest_offset": None,
-                    "watermark": None,
+                    "watermark": at.watermark,
                     "idle_ms": None,
                 }
             )
@@ -163,4 +163,6 @@ def _operators(state: master.Master) -> list[dict[str, Any]]:
             )  # fmt: skip
             row["rows_in"] += each.rows_in
             row["rows_out"] += each.rows_out
+            if each.late is not None:
+                row["late"] = (row["late"] or 0) + each.late
     return [rows[name] for name in sorted(rows)]

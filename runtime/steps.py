@@ -7,8 +7,8 @@ ship a plan to its workers and compare two plans.
 Invariants
     - Sources' fragments come first; an edge leads from a fragment to one with a higher number.
     - Steps are in topological order: a step's input is `INPUT` or a step before it.
-    - An Aggregate's or WindowAggregate's input is always `INPUT` of a fragment that begins at an edge keyed by its keys: all rows of one key
-      meet in one subtask, also when there is only one.
+    - The input of an Aggregate or WindowAggregate is always `INPUT` of a fragment that begins at an edge keyed by its
+      keys: all rows of one key meet in one subtask, also when there is only one.
     - Batches of an upsert stream carry the int8 column `_op` last; the schemas here leave it out.
 
 Pure.

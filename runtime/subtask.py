@@ -9,8 +9,9 @@ Invariants
     - Output of a fragment belongs to the epoch that the fragment is in; another fragment may be in another.
     - Tables are frozen after operators have emitted for the epoch, and before any later row.
     - Source positions are noted at the barrier, by the thread that reads.
+    - A watermark goes into an output channel after the rows that it covers or that it made operators emit.
 
-Source: DESIGN sections 3 to 5; PROTOCOL P8, P9.
+Source: DESIGN sections 3 to 5; PROTOCOL P8, P9, P11, P13; docs/design/0006-watermarks.md.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask
+from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
 from holdfast.ports import Clock
+from holdfast.runtime import watermark
 from holdfast.runtime.channels import Links
+from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.operators.fragment import FragmentRuntime
+from holdfast.runtime.operators.window import KeyGroups
 from holdfast.runtime.plan import Edge, Plan
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.staging import Stage
@@ -45,6 +49,8 @@ class Reading:
     opened: OpenSource
     offset: int
     ended: bool = False
+    watermark: int | None = None
+    """As of the checkpoint; from then on the source's EventTime knows."""
 
 
 @dataclass
@@ -113,6 +119,7 @@ class SubtaskRun:
         parallelism: int,
         state: StateStore,
         links: Links,
+        opened: Mapping[str, OpenSource],
         readings: list[Reading],
         throttle: Throttle,
     ) -> None:
@@ -126,6 +133,8 @@ class SubtaskRun:
         self._closed: dict[Epoch, dict[str, Stage]] = {}
         self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
         self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
+        self._watermarks = {i: watermark.begin(channels) for i, channels in self._inputs.items() if channels}
+        self._times = self._event_times(opened)
         self._turn = 0
         self.records_in = 0
 
@@ -143,12 +152,15 @@ class SubtaskRun:
             if operator.fragment == index:
                 self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
         self._close_stages(index, barrier.epoch)
-        positions = tuple(
-            SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.fragment == index
-        )
+        positions = tuple(self._position(r) for r in self._readings if r.fragment == index)
         for channel in self._outputs[index]:
             self.links.put(channel, barrier)
         return positions
+
+    def finish_time(self) -> None:
+        """Every source is read to its sealed end: send the last watermark, before the last barrier (P13)."""
+        for time in self._times.values():
+            time.finish()
 
     def take_stages(self, epoch: Epoch) -> dict[str, Stage]:
         """Return what the sinks collected for an epoch that every fragment has closed."""
@@ -168,7 +180,7 @@ class SubtaskRun:
 
     def positions(self) -> tuple[SourcePosition, ...]:
         """Return the next offset of every source partition."""
-        return tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings)
+        return tuple(self._position(reading) for reading in self._readings)
 
     def ends(self) -> tuple[SourcePosition, ...]:
         """Return the offset after the last record that exists now, of every source partition."""
@@ -191,10 +203,45 @@ class SubtaskRun:
         """Return rows in and out by operator."""
         return {name: count for run in self._fragments.values() for name, count in run.counters().items()}
 
+    def late(self) -> dict[str, int]:
+        """Return late rows by operator, of those that have windows."""
+        return {name: count for run in self._fragments.values() for name, count in run.late().items()}
+
     def _fragment(self, index: int) -> FragmentRuntime:
         fragment = self._plan.fragments[index]
         tables = {o.name: self._state.table(o.id) for o in self._plan.operators if o.fragment == index}
-        return FragmentRuntime(fragment, tables, self._send, self._write)
+        groups = KeyGroups(self._plan.key_groups, *self._state.owned)
+        return FragmentRuntime(fragment, tables, self._send, self._write, key_groups=groups)
+
+    def _event_times(self, opened: Mapping[str, OpenSource]) -> dict[int, EventTime]:
+        """Begin the event time of every source that has one, also where this subtask reads none of its partitions."""
+        times: dict[int, EventTime] = {}
+        for spec in self._plan.sources:
+            if spec.event_time is not None:
+                mine = [r for r in self._readings if r.source == spec.name]
+                at = [SourcePosition(r.source, r.partition, r.offset, r.watermark) for r in mine]
+                send = self._sends_to(spec.fragment)
+                times[spec.fragment] = EventTime(spec, opened[spec.name], at, self._throttle.clock, send)
+        return times
+
+    def _sends_to(self, index: int) -> Callable[[Watermark], None]:
+        return lambda at: self._forward(index, at)
+
+    def _forward(self, index: int, at: Watermark) -> None:
+        for channel in self._outputs[index]:
+            self.links.put(channel, at)
+
+    def _time_arrived(self, index: int, channel: ChannelId, at: Watermark) -> None:
+        state, changed = watermark.told(self._watermarks[index], channel, at)
+        if changed:
+            self._fragments[index].on_watermark(state.now.at_us)
+            self._forward(index, state.now)
+        self._watermarks[index] = state
+
+    def _position(self, reading: Reading) -> SourcePosition:
+        time = self._times.get(reading.fragment)
+        known = None if time is None else time.known(reading.partition)
+        return SourcePosition(reading.source, reading.partition, reading.offset, known)
 
     def _close_stages(self, index: int, epoch: Epoch) -> None:
         """Set the output of the fragment's sinks aside: what it emits from now on is of the next epoch."""
@@ -226,6 +273,8 @@ class SubtaskRun:
                 continue
             if isinstance(frame, Barrier):
                 arrived(index, channel, frame)
+            elif isinstance(frame, Watermark):
+                self._time_arrived(index, channel, frame)
             else:
                 self._fragments[index].on_batch(frame)
             return True
@@ -234,26 +283,50 @@ class SubtaskRun:
     def _read_one(self) -> bool:
         if self._throttle.wait_s() > 0:
             return False
-        self._turn += 1
-        for i in range(len(self._readings)):
-            reading = self._readings[(i + self._turn) % len(self._readings)]
+        time_moved = False
+        for reading in self._in_turn():
             if reading.ended or not self._has_room(reading.fragment):
                 continue
+            time = self._times.get(reading.fragment)
             batch, following = reading.opened.read(reading.partition, reading.offset, READ_BYTES_MAX)
             if batch is None:
                 reading.offset = following
                 reading.ended = reading.opened.ended(reading.partition, following)
+                if time is not None:
+                    time_moved |= time.found_nothing(reading.partition, following, reading.ended)
                 continue
-            rows_max = self._throttle.rows_max()
-            if rows_max is not None and batch.num_rows > rows_max:
-                following -= batch.num_rows - rows_max
-                batch = batch.slice(0, rows_max)
-            reading.offset = following
-            self._throttle.took(batch.num_rows)
-            self.records_in += batch.num_rows
-            self._fragments[reading.fragment].on_batch(batch)
+            self._emit(reading, time, batch, following)
             return True
-        return False
+        return time_moved
+
+    def _in_turn(self) -> list[Reading]:
+        """Return the partitions in the order to try: sources take turns, and so do partitions without event time."""
+        self._turn += 1
+        turn = self._turn % max(1, len(self._readings))
+        rotated = [*self._readings[turn:], *self._readings[:turn]]
+        if not self._times:
+            return rotated
+        place = {fragment: i for i, fragment in enumerate(dict.fromkeys(r.fragment for r in rotated))}
+
+        def before(reading: Reading) -> tuple[int, int]:
+            time = self._times.get(reading.fragment)
+            return place[reading.fragment], 0 if time is None else time.at(reading.partition)
+
+        return sorted(rotated, key=before)
+
+    def _emit(self, reading: Reading, time: EventTime | None, batch: pa.RecordBatch, following: int) -> None:
+        rows_max = self._throttle.rows_max()
+        if rows_max is not None and batch.num_rows > rows_max:
+            following -= batch.num_rows - rows_max
+            batch = batch.slice(0, rows_max)
+        reading.offset = following
+        self._throttle.took(batch.num_rows)
+        self.records_in += batch.num_rows
+        if time is not None:
+            time.woke(reading.partition)
+        self._fragments[reading.fragment].on_batch(batch)
+        if time is not None:
+            time.emitted(reading.partition, batch, following)
 
 
 def inputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:
@@ -277,7 +350,8 @@ def open_readings(
     for at in positions:
         source = opened[at.source]
         offset = source.retention_start(at.partition) if at.offset < 0 else at.offset
-        readings.append(Reading(at.source, fragments[at.source], at.partition, source, offset))
+        reading = Reading(at.source, fragments[at.source], at.partition, source, offset, watermark=at.watermark)
+        readings.append(reading)
     return readings
 
 

@@ -16,12 +16,24 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
+from holdfast.model import NEVER_US
 from holdfast.runtime.settings import duration_ms
+from holdfast.state.keys import KeyType
+from holdfast.state.spec import ColumnSpec
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
+TIME = pa.timestamp("us", tz="UTC")
+"""The only type of event time; what has no time zone is no point in time."""
+
+END_COLUMN = ColumnSpec(WINDOW_END, np.dtype(np.int64))
+"""The end of the window again, beside the values, where a scan finds it without decoding keys."""
+CLOCK_KEY = KeyType(("key_group",), (pa.int64(),))
+CLOCK_COLUMNS = (ColumnSpec("at", np.dtype(np.int64), NEVER_US),)
+"""One row per key group: the watermark up to which its windows are closed."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,9 @@ class Tumbling:
         since = np.mod(times - self.offset_us, self.size_us)  # never negative
         ends: NDArray[np.int64] = times - since + self.size_us
         return ends
+
+    def __str__(self) -> str:
+        return f"tumbling({self.size_us}us, offset={self.offset_us}us)"
 
 
 def tumbling(size: str, offset: str = "0s") -> Tumbling:

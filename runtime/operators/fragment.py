@@ -22,7 +22,19 @@ import pyarrow as pa
 
 from holdfast.runtime.operators.aggregate import AggregateOperator
 from holdfast.runtime.operators.stateless import OP_FIELD, Chain, Origin
-from holdfast.runtime.steps import INPUT, Aggregate, Exchange, Filter, Fragment, Project, SinkStep, Step
+from holdfast.runtime.operators.window import KeyGroups, WindowOperator
+from holdfast.runtime.steps import (
+    INPUT,
+    Aggregate,
+    Exchange,
+    Filter,
+    Fragment,
+    Late,
+    Project,
+    SinkStep,
+    Step,
+    WindowAggregate,
+)
 from holdfast.state.table import Table
 
 Consumer = Callable[[pa.RecordBatch], None]
@@ -38,18 +50,27 @@ class FragmentRuntime:
     """The steps of one fragment, ready to run on the operator thread.
 
     Args:
-        tables: One table per aggregate of the fragment, by operator name.
+        tables: One table per aggregate of the fragment, by operator name; windows also have one for their clock.
         job: Named in errors.
+        key_groups: Those of the job, and which of them this subtask owns.
     """
 
     def __init__(
-        self, fragment: Fragment, tables: Mapping[str, Table], send: Send, write: Write, job: str | None = None
+        self,
+        fragment: Fragment,
+        tables: Mapping[str, Table],
+        send: Send,
+        write: Write,
+        job: str | None = None,
+        key_groups: KeyGroups | None = None,
     ) -> None:
+        self._key_groups = key_groups
         self._tables, self._send, self._write, self._job = tables, send, write, job
         self._readers: dict[int, list[Step]] = {}
         for step in fragment.steps:
             self._readers.setdefault(step.input, []).append(step)
         self._aggregates: list[tuple[AggregateOperator, list[Consumer]]] = []
+        self._windows: list[WindowOperator] = []
         self._consumers = self._consumers_of(INPUT, fragment.schema, Origin(job, fragment.source))[0]
 
     def on_batch(self, batch: pa.RecordBatch) -> None:
@@ -70,10 +91,26 @@ class FragmentRuntime:
         for aggregate, consumers in self._aggregates:
             if consumers and (changes := aggregate.changes()) is not None:
                 _give(consumers, changes)
+        for window in self._windows:
+            window.note_clock()
+
+    def on_watermark(self, at_us: int) -> None:
+        """Event time has come this far: windows close.
+
+        Raises:
+            JobFailed: an expression cannot be computed.
+        """
+        for window in self._windows:
+            window.advance(at_us)
 
     def counters(self) -> dict[str, tuple[int, int]]:
         """Return rows in and rows out of every aggregate, by operator name."""
-        return {operator.name: (operator.rows_in, operator.rows_out) for operator, _ in self._aggregates}
+        operators = [*(operator for operator, _ in self._aggregates), *self._windows]
+        return {operator.name: (operator.rows_in, operator.rows_out) for operator in operators}
+
+    def late(self) -> dict[str, int]:
+        """Return the late rows of every operator that has windows, by name."""
+        return {operator.name: operator.late for operator in self._windows}
 
     def _consumers_of(self, point: int, schema: pa.Schema, origin: Origin) -> tuple[list[Consumer], frozenset[str]]:
         """Return what takes the rows that leave `point`, and the columns needed there, without `_op`."""
@@ -99,8 +136,29 @@ class FragmentRuntime:
                 behind = Origin(self._job, None, aggregate.operator)
                 self._aggregates.append((operator, self._consumers_of(step.id, step.schema, behind)[0]))
                 return operator.update, operator.reads
+            case WindowAggregate() as aggregate:
+                return self._window(step, aggregate)
+            case Late():
+                return None, frozenset()  # fed by the window that it stands behind
             case Filter() | Project():
                 return self._chain(step, schema, origin)
+
+    def _window(self, step: Step, aggregate: WindowAggregate) -> tuple[Consumer, frozenset[str]]:
+        assert self._key_groups is not None
+        behind = Origin(self._job, None, aggregate.operator)
+        results = self._consumers_of(step.id, step.schema, behind)[0]
+        late: list[Consumer] = []
+        wanted: frozenset[str] = frozenset()
+        for reader in self._readers.get(step.id, []):
+            if isinstance(reader.kind, Late):
+                late += self._consumers_of(reader.id, reader.schema, behind)[0]
+                wanted |= frozenset(reader.schema.names) if late else frozenset()
+        operator = WindowOperator(
+            aggregate, step.schema, step.upsert_key is not None, self._tables, self._key_groups, self._job,
+            lambda batch: _give(results, batch), (lambda batch: _give(late, batch)) if late else None,
+        )  # fmt: skip
+        self._windows.append(operator)
+        return operator.update, operator.reads | wanted
 
     def _chain(self, first: Step, schema: pa.Schema, origin: Origin) -> tuple[Consumer | None, frozenset[str]]:
         steps = [first]

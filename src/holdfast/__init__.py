@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.app import App
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.log import Log
+    from holdfast.runtime.windows import calendar, hopping, session, tumbling
     from holdfast.sinks.sqlite import SQLite
 
 _MODULES = {"errors": "holdfast.errors", "testing": "holdfast.runtime.testing"}
@@ -35,6 +36,10 @@ _HOMES = {
     "min": "holdfast.runtime.aggregates",
     "max": "holdfast.runtime.aggregates",
     "mean": "holdfast.runtime.aggregates",
+    "tumbling": "holdfast.runtime.windows",
+    "hopping": "holdfast.runtime.windows",
+    "session": "holdfast.runtime.windows",
+    "calendar": "holdfast.runtime.windows",
     "Log": "holdfast.runtime.sources.log",
     "Generator": "holdfast.runtime.sources.generator",
     "SQLite": "holdfast.sinks.sqlite",
@@ -57,13 +62,17 @@ __all__ = [
     "Log",
     "SQLite",
     "Unavailable",
+    "calendar",
     "count",
     "errors",
+    "hopping",
     "max",
     "mean",
     "min",
+    "session",
     "sum",
     "testing",
+    "tumbling",
 ]
 
 
