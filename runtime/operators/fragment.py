@@ -105,7 +105,7 @@ class FragmentRuntime:
 
     def counters(self) -> dict[str, tuple[int, int]]:
         """Return rows in and rows out of every aggregate, by operator name."""
-        operators = [*(operator for operator, _ in self._aggregates), *self._windows]
+        operators: list[AggregateOperator | WindowOperator] = [*(each for each, _ in self._aggregates), *self._windows]
         return {operator.name: (operator.rows_in, operator.rows_out) for operator in operators}
 
     def late(self) -> dict[str, int]:

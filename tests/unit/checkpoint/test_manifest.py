@@ -117,6 +117,12 @@ class TestPositions:
         )
 
 
+    def test_the_watermark_of_a_partition_goes_with_its_offset(self) -> None:
+        """P11"""
+        made = following(part(0, positions=(SourcePosition("s", 0, 40, 7),)), part(1))
+        assert made.positions == (SourcePosition("s", 0, 40, 7),)
+
+
 class TestPending:
     """P18: what no ack has confirmed as delivered is in every manifest."""
 

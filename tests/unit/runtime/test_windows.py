@@ -99,21 +99,21 @@ class TestClosing:
             assert counts(t) == [(10, 4)]
 
     def test_a_partition_without_records_holds_time_back_until_it_is_idle(self) -> None:
-        with TestDriver(app_of(idle_after="30s")) as t:
+        with TestDriver(app_of(idle_after="6s")) as t:
             t.push("bids", [bid(1), bid(12)])
-            t.advance("29s")
+            t.advance("4s")
             t.checkpoint()
             assert counts(t) == []
             t.push("bids", [bid(13)])
-            t.advance("5s")
+            t.advance("3s")
             t.checkpoint()
             assert counts(t) == [(10, 1)]
 
     def test_time_holds_while_all_partitions_are_idle(self) -> None:
-        with TestDriver(app_of(idle_after="30s")) as t:
+        with TestDriver(app_of(idle_after="3s")) as t:
             for partition in range(4):
                 t.push("bids", [bid(1), bid(11)], partition)
-            t.advance("5m")
+            t.advance("5s")
             t.checkpoint()
             assert counts(t) == []
             t.push("bids", [bid(12)])
@@ -177,8 +177,10 @@ class TestClosing:
 
 class TestRestoring:
     @pytest.mark.parametrize("workers", [[0], [0, 1]])
-    def test_a_closed_window_stays_closed_after_a_crash(self, workers: list[int]) -> None:
-        with TestDriver(app_of(emit="final", lateness="0s")) as t:
+    @pytest.mark.parametrize("seed", range(8))
+    def test_a_closed_window_stays_closed_after_a_crash(self, workers: list[int], seed: int) -> None:
+        """P11: also while a subtask's records come before the watermarks of the others."""
+        with TestDriver(app_of(emit="final", lateness="0s"), seed=seed) as t:
             t.push("bids", [bid(1, auction=str(n)) for n in range(8)])
             t.watermark("bids", at(10))
             t.checkpoint()
@@ -349,7 +351,7 @@ def by_window(rows: list[dict[str, Any]]) -> Mapping[tuple[str, datetime], tuple
 
 
 class TestAgainstAnOracle:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(
         st.lists(STEPS, min_size=3, max_size=14),
         st.sampled_from(["close", "final"]),
@@ -388,8 +390,8 @@ class TestColdState:
         again = Bare(cold, Epoch(1))
         again.fragment.on_batch(again.rows([bid(5), bid(25)]))
         again.fragment.on_watermark(us(30))
-        assert len(first.given) == 100
-        assert len(again.given) == 201
+        assert first.rows_out() == 100
+        assert again.rows_out() == 201
         assert again.late() == 1
         again.close(2)
         while again.state.apply():
@@ -399,14 +401,16 @@ class TestColdState:
 
     def test_slots_of_deleted_windows_are_dropped(self) -> None:
         run = Bare(MemoryKeyValue(), Epoch(0))
+        one = run.rows([bid(0, auction=str(n)) for n in range(1_000)])
+        place = one.schema.get_field_index("at")
         for number in range(40):
-            rows = [bid(10 * number, auction=str(n)) for n in range(1_000)]
-            run.fragment.on_batch(run.rows(rows))
+            times = pa.array([at(10 * number)] * 1_000, one.schema.field(place).type)
+            run.fragment.on_batch(one.set_column(place, one.schema.field(place), times))
             run.fragment.on_watermark(us(10 * number))
             run.close(number + 1, committed=number)
             while run.state.apply():
                 pass
-        assert len(run.given) == 39_000
+        assert run.rows_out() == 39_000
         assert len(run.state.table(run.operator)) < 25_000
 
 
@@ -426,7 +430,6 @@ class Bare:
             self.state.restore(base, [], base)
         self.schema, self.operators = plan.edges[0].schema, plan.operators
         self.operator = plan.operator("hot").id
-        self.given: list[dict[str, Any]] = []
         named = {operator.name: self.state.table(operator.id) for operator in plan.operators}
         groups = KeyGroups(plan.key_groups, 0, plan.key_groups)
         self.fragment = FragmentRuntime(plan.fragments[1], named, self._send, self._write, key_groups=groups)
@@ -441,6 +444,9 @@ class Bare:
             self.state.freeze(operator.id, Epoch(epoch), Epoch(committed))
         self.state.commit(Epoch(epoch))
 
+    def rows_out(self) -> int:
+        return self.fragment.counters()["hot"][1]
+
     def late(self) -> int:
         return self.fragment.late()["hot"]
 
@@ -448,4 +454,4 @@ class Bare:
         raise AssertionError("nothing is behind the windows but a sink")
 
     def _write(self, sink: str, batch: pa.RecordBatch) -> None:
-        self.given += batch.to_pylist()
+        assert sink == "out" and batch.num_rows > 0
