@@ -5,7 +5,7 @@ A partition that was read to its sealed end never does again.
 
 Invariants
     - What is sent behind a batch covers the batch; a partition that wakes is announced before its rows.
-    - The order of partitions is that of their watermarks, so none runs ahead of the others while all have records.
+    - Partitions that have records are read lowest watermark first, so none runs ahead of the others.
 
 Source: DESIGN sections 6 and 13; PROTOCOL P11, P13; docs/design/0006-watermarks.md.
 """
@@ -22,6 +22,9 @@ from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
 from holdfast.ports import Clock
 from holdfast.runtime import watermark
 from holdfast.runtime.steps import SourceSpec
+
+POLL_S = 0.05
+"""How long a partition in which nothing was found lets others go first: to look again may cost a request."""
 
 
 @runtime_checkable
@@ -54,28 +57,27 @@ class EventTime:
         self._column = spec.source.schema.get_field_index(spec.event_time)
         self._at = {p.partition: NEVER_US if p.watermark is None else p.watermark for p in positions}
         self._quiet_since: dict[int, float] = {}
+        self._looked_at: dict[int, float] = {}
         self._minimum = watermark.begin(self._at)
         for partition, at_us in self._at.items():
             self._minimum, _ = watermark.told(self._minimum, partition, Watermark(at_us))
         send(self._minimum.now)
 
-    def at(self, partition: int) -> int:
-        """Return the partition's watermark."""
-        return self._at[partition]
+    def turn(self, partition: int) -> tuple[bool, int]:
+        """Return what partitions are read in the order of: lowest watermark first, those just found empty last."""
+        looked_at = self._looked_at.get(partition)
+        rests = looked_at is not None and self._clock.monotonic() - looked_at < POLL_S
+        return rests, self._at[partition]
 
     def known(self, partition: int) -> int | None:
         """Return the partition's watermark, None if it has none yet."""
         at_us = self._at[partition]
         return None if at_us == NEVER_US else at_us
 
-    def idle_ms(self, partition: int) -> int | None:
-        """Return for how long nothing has been found in the partition."""
-        since = self._quiet_since.get(partition)
-        return None if since is None else round((self._clock.monotonic() - since) * 1000)
-
     def woke(self, partition: int) -> bool:
         """The partition has records, which are not emitted yet."""
         self._quiet_since.pop(partition, None)
+        self._looked_at.pop(partition, None)
         return self._tell(partition, idle=False)
 
     def emitted(self, partition: int, batch: pa.RecordBatch, following: int) -> None:
@@ -89,7 +91,7 @@ class EventTime:
     def found_nothing(self, partition: int, offset: int, ended: bool) -> bool:
         """Nothing was there to read; return whether anything was sent."""
         self._ask(partition, offset)
-        now = self._clock.monotonic()
+        now = self._looked_at[partition] = self._clock.monotonic()
         since = self._quiet_since.setdefault(partition, now)
         return self._tell(partition, idle=ended or now - since >= self._spec.idle_after_s)
 

@@ -308,9 +308,9 @@ class SubtaskRun:
             return rotated
         place = {fragment: i for i, fragment in enumerate(dict.fromkeys(r.fragment for r in rotated))}
 
-        def before(reading: Reading) -> tuple[int, int]:
+        def before(reading: Reading) -> tuple[int, bool, int]:
             time = self._times.get(reading.fragment)
-            return place[reading.fragment], 0 if time is None else time.at(reading.partition)
+            return place[reading.fragment], *((False, 0) if time is None else time.turn(reading.partition))
 
         return sorted(rotated, key=before)
 

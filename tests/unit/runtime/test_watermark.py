@@ -132,6 +132,15 @@ class TestEventTimeOfASource:
         assert reading.time.woke(1)
         assert reading.sent[1:] == [Watermark(us(7)), Watermark(us(7), idle=True), Watermark(us(7))]
 
+    def test_the_lowest_watermark_goes_first_but_for_what_was_just_found_empty(self) -> None:
+        reading = Reading(*FRESH)
+        reading.take(0, 9)
+        assert sorted([0, 1], key=reading.time.turn) == [1, 0]
+        reading.time.found_nothing(1, 0, ended=False)
+        assert sorted([0, 1], key=reading.time.turn) == [0, 1]
+        reading.clock.now += 0.1
+        assert sorted([0, 1], key=reading.time.turn) == [1, 0]
+
     def test_a_partition_that_was_read_to_its_end_leaves_at_once(self) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)
