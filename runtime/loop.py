@@ -20,13 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.checkpoint.repository import read_verified
+from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
-from holdfast.model import Barrier, ChannelId, Epoch, Generation, Subtask, Tag, WorkerId, Writer
+from holdfast.model import Barrier, ChannelId, Epoch, Generation, SegmentRef, Subtask, Tag, WorkerId, Writer
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime import messages as m
 from holdfast.runtime import worker
 from holdfast.runtime.channels import Network, OpenLinks
+from holdfast.runtime.compaction import CompactJob, restore
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.local import LocalState, identity_of
 from holdfast.runtime.metrics import rss_bytes
@@ -72,6 +73,7 @@ class Limits:
     records_per_second: float | None = None
     apply_after_idle: float = APPLY_AFTER_IDLE_S
     """Seconds without work after which the cold store is brought nearer."""
+    merging: Thresholds = Thresholds()
 
 
 @dataclass
@@ -230,16 +232,13 @@ class WorkerLoop:
             return "rolled back"
         self._close_state()
         base = self._ports.local.open(self._plan, deploy, self.worker_id)
-        covered = base.applied is not None and base.key_groups == owned
-        needed = [s for s in deploy.handle.segments if not covered or base.applied is None or s.epoch > base.applied]
-        segments = (read_verified(self._ports.store, segment.object) for segment in needed)
         try:
-            base.store.restore(deploy.base_epoch, segments, base.applied, base.key_groups)
+            restore(base, deploy, self._ports.store)
         except HoldfastError:
             base.close()  # half restored: the next generation must not take it for state to roll back to
             raise
         self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
-        return "restored" if deploy.handle.segments else "empty"
+        return "restored" if pieces(deploy.handle) else "empty"
 
     def _close_state(self) -> None:
         if self._state is not None:
@@ -274,6 +273,7 @@ class WorkerLoop:
         machine = worker.start(
             deploy.generation, deploy.timeline, subtask, deploy.base_epoch, deploy.first_epoch,
             {index: channels for index, channels in inputs.items() if channels}, sources,
+            deploy.handle, self._limits.merging,
         )  # fmt: skip
         return Active(deploy, machine, run)
 
@@ -306,31 +306,44 @@ class WorkerLoop:
             case worker.Seal(epoch):
                 job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages(epoch))
                 self._seal(active.deploy.generation, epoch, job)
+            case worker.Compact(merge):
+                self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge))
             case worker.SendAck():
                 part = worker.part_of(active.machine, effect, self._deliveries.confirmed())
                 self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))
 
     def _seal(self, generation: Generation, epoch: Epoch, job: SealJob) -> None:
-        store = self._ports.store
-
         def done(result: object) -> None:
+            assert isinstance(result, worker.Sealed) and self._active is not None
+            self._perform(*worker.output_sealed(self._active.machine, epoch, result))
+
+        self._store(generation, "upload", job.run, done)
+
+    def _compact(self, generation: Generation, job: CompactJob) -> None:
+        def done(result: object) -> None:
+            assert isinstance(result, SegmentRef) and self._active is not None
+            self._active.machine = worker.compacted(self._active.machine, result)
+
+        self._store(generation, "merge", job.run, done)
+
+    def _store(
+        self, generation: Generation, lane: str, run: Callable[[ObjectStore], object], done: Callable[[object], None]
+    ) -> None:
+        """Store something in the background. Names are this worker's own, so a repeated put is harmless."""
+
+        def ended(result: object) -> None:
             if not self._is_current(generation):
                 return
-            if isinstance(result, worker.Sealed):
-                assert self._active is not None
-                self._perform(*worker.output_sealed(self._active.machine, epoch, result))
-            elif isinstance(result, Unavailable):
-                # The names are this worker's own and the bytes the same, so a repeated put is harmless.
-                self._after(SEAL_RETRY_S, lambda: self._seal_again(generation, epoch, job))
-            else:
-                assert isinstance(result, BaseException)
+            if isinstance(result, Unavailable):
+                self._after(SEAL_RETRY_S, lambda: self._store(generation, lane, run, done))
+            elif isinstance(result, BaseException):
                 self._fail(result)
+            else:
+                done(result)
 
-        self._ports.lane("upload").submit(lambda: job.run(store), done)
-
-    def _seal_again(self, generation: Generation, epoch: Epoch, job: SealJob) -> None:
         if self._is_current(generation):
-            self._seal(generation, epoch, job)
+            store = self._ports.store
+            self._ports.lane(lane).submit(lambda: run(store), ended)
 
     def _barrier_arrived(self, fragment: int, channel: ChannelId, barrier: Barrier) -> None:
         assert self._active is not None
