@@ -46,7 +46,7 @@ class DriverProcess(Process):
         self.loop = DriverLoop(world.new_rules(), self.owner, self, PULSE_S)
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._launched: dict[int, WorkerProcess] = {}
-        self._lane: ProcessLane | None = None
+        self._lanes: dict[str, ProcessLane] = {}
         self._begun = False
 
     def start(self) -> None:
@@ -100,10 +100,9 @@ class DriverProcess(Process):
 
     def lane(self, name: str) -> Lane:
         """See DriverPorts.lane."""
-        assert name == "log"
-        if self._lane is None:
-            self._lane = ProcessLane(self._world, self, name, self._look)
-        return self._lane
+        if name not in self._lanes:
+            self._lanes[name] = ProcessLane(self._world, self, name, self._look)
+        return self._lanes[name]
 
     # Events
 

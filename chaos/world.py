@@ -59,7 +59,7 @@ class World:
         for spec in plan.sinks:
             self.tables[spec.name].prepare(spec.schema, spec.upsert_key)
         self.checks = Checks(scenario, self.plan, self.tables, self.schedule.journal)
-        self.objects = WatchedObjects(self._landed)
+        self.objects = WatchedObjects(self._landed, self.checks.history.deleted)
         self.checks.objects = self.objects
         if scenario.earlier_job:
             self._leave_earlier_tags()
@@ -94,6 +94,7 @@ class World:
             failures_max=10_000,
             backoff_first=0.05,
             backoff_max=0.4,
+            retention=scenario.retention,
         )
 
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:

@@ -20,6 +20,8 @@ from dataclasses import replace
 
 import msgspec
 
+from holdfast.checkpoint.bases import Thresholds
+from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import JobUuid, WorkerId
@@ -152,6 +154,8 @@ class Cluster:
         store: ObjectStore,
         checkpoint_every: float,
         partitions: Mapping[str, tuple[int, ...]],
+        merging: Thresholds = Thresholds(),
+        retention: Retention = Retention(),
     ) -> None:
         self.clock, self._store, self._random = VirtualClock(), store, random.Random(seed)
         self._plan = plan
@@ -163,7 +167,10 @@ class Cluster:
         self._lanes = InlineLanes()
         self.repository = Repository(store)
         job_uuid = JobUuid(f"{self._random.getrandbits(128):032x}")
-        self.rules = rules_of(plan, parallelism, partitions, job_uuid, checkpoint_every)
+        self._limits = Limits(merging=merging)
+        self.rules = replace(
+            rules_of(plan, parallelism, partitions, job_uuid, checkpoint_every), retention=retention
+        )
         self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
 
     def begin(self) -> None:
@@ -185,7 +192,7 @@ class Cluster:
             return
         worker = WorkerId(f"{self._random.getrandbits(48):012x}")
         ports = MemberPorts(self.clock, self._store, self.network, MemoryState(), self._from(worker))
-        self.members[worker] = Member(number, WorkerLoop(worker, self._plan, ports, Limits()), ports)
+        self.members[worker] = Member(number, WorkerLoop(worker, self._plan, ports, self._limits), ports)
         ports.send(m.Register(worker, number, "here", number, "boot", ("here", number)))
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:

@@ -74,6 +74,17 @@ class Deliveries:
         """Return how far each writer of this worker is known to have come."""
         return tuple(Confirmed(writer, tag) for writer, tag in self._confirmed.items())
 
+    def forget(self, through: Tag) -> None:
+        """Let every target drop before-images that no rewind can reach; a refusal is made up for by the next time."""
+        for writer, target in self._targets.items():
+
+            def ended(result: object) -> None:
+                if isinstance(result, BaseException) and not isinstance(result, HoldfastError):
+                    raise result
+
+            lane = self._ports.lane(f"deliver-{writer.sink}-{writer.subtask}")
+            lane.submit(lambda target=target: target.forget(through), ended)  # type: ignore[misc]
+
     def errors(self) -> dict[str, str]:
         """Return, per sink, why its last attempt failed; empty once it succeeds."""
         return dict(self._errors)

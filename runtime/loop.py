@@ -22,7 +22,7 @@ from typing import Protocol
 
 from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
-from holdfast.model import Barrier, ChannelId, Epoch, Generation, SegmentRef, Subtask, Tag, WorkerId, Writer
+from holdfast.model import Barrier, ChannelId, Epoch, Generation, SegmentRef, Subtask, WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime import messages as m
 from holdfast.runtime import worker
@@ -99,7 +99,7 @@ class WorkerLoop:
         self._opened: dict[str, OpenSource] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
-        self._deliveries = Deliveries(plan, ports, self._after, self._confirmed, self._fail)
+        self._deliveries = Deliveries(plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
         self._turns, self._busy_until = 0, 0.0
         self.exited: str | None = None
@@ -120,6 +120,8 @@ class WorkerLoop:
                 self._perform(*worker.triggered(active.machine, barrier))
             case m.Committed(generation, epoch) if active is not None and active.deploy.generation == generation:
                 self._perform(*worker.committed(active.machine, epoch))
+            case m.Expired(_, through):
+                self._deliveries.forget(through)
             case m.Exit(reason):
                 self.exited = reason
             case _:
@@ -348,9 +350,6 @@ class WorkerLoop:
     def _barrier_arrived(self, fragment: int, channel: ChannelId, barrier: Barrier) -> None:
         assert self._active is not None
         self._perform(*worker.barrier_arrived(self._active.machine, fragment, channel, barrier))
-
-    def _confirmed(self, writer: Writer, tag: Tag) -> None:
-        self.beat()
 
     def _after(self, delay_s: float, action: Callable[[], object]) -> None:
         due = self._ports.clock.monotonic() + delay_s

@@ -23,6 +23,7 @@ from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import NO_EPOCH, ObjectRef, Subtask, Tag, Timeline, WorkerId
 from holdfast.runtime import messages as m
+from holdfast.runtime import retention
 from holdfast.runtime.deployment import (
     all_ended,
     all_ready,
@@ -61,11 +62,12 @@ from holdfast.runtime.master_state import (
     Send,
     Step,
     StoreManifest,
+    Sweep,
 )
 
 __all__ = [
     "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "Hosted", "Launch", "LoadManifest",
-    "Master", "Opening", "Over", "Restart", "Rules", "Running", "Send", "Step", "StoreManifest", "begin",
+    "Master", "Opening", "Over", "Restart", "Rules", "Running", "Send", "Step", "StoreManifest", "Sweep", "begin",
     "end", "heard", "launch_ended", "lost", "tick",
 ]  # fmt: skip
 
@@ -223,8 +225,11 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
     match phase.epochs:
         case coordinator.Idle() as idle:
             over = state.stopping or all_ended(state)
-            if older_output_is_left(state, phase.base):
+            if older_output_is_left(state, phase.base) or not isinstance(state.log, append.Quiet):
                 return state, []
+            if (draft := retention.draft(state, at_us)) is not None:
+                log, appends = append.append(state.log, draft, at_us)
+                return _log_effects(replace(state, log=log), appends, now, at_us)
             if not over and now - phase.last_trigger < state.rules.checkpoint_every:
                 return state, []
             epochs, effects = coordinator.trigger(idle, now, over)
@@ -289,6 +294,8 @@ def _appended(state: Master, record: joblog.Record, now: float, at_us: int) -> S
             return _gather(state, now)
         case joblog.CheckpointCompleted():
             return _completed(state, now, at_us)
+        case joblog.Expired() | joblog.LogStart():
+            return state, retention.appended(state)
         case joblog.Finished():
             return end(state, "finished", None)
         case joblog.Stopped():
@@ -352,9 +359,11 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     last_barrier = phase.epochs.barrier.last
     epochs, effects = coordinator.appended(phase.epochs)
     final = phase.epochs.barrier.epoch if last_barrier else None
+    # The first of a generation decides what older ones left behind.
+    sweeps: list[Effect] = [Sweep(state.job)] if phase.last is phase.base else []
     phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final)
-    state = replace(state, phase=phase, failures_in_a_row=0)
-    return _coordinate(state, effects, now)
+    state, out = _coordinate(replace(state, phase=phase, failures_in_a_row=0), effects, now)
+    return state, out + sweeps
 
 
 def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:

@@ -24,6 +24,7 @@ from holdfast.model import (
     SnapshotHandle,
     SourcePosition,
     Subtask,
+    Tag,
     Timeline,
     WorkerId,
 )
@@ -149,6 +150,13 @@ class Committed(Message, frozen=True):
     epoch: Epoch
 
 
+class Expired(Message, frozen=True):
+    """No rewind goes back this far any more: before-images up to it are of no use."""
+
+    generation: Generation
+    through: Tag
+
+
 class Pulse(Message, frozen=True):
     """The driver is alive."""
 
@@ -160,4 +168,4 @@ class Exit(Message, frozen=True):
 
 
 FromWorker = Register | Heartbeat | Ready | Ack | Failed
-FromDriver = Deploy | Trigger | Committed | Pulse | Exit
+FromDriver = Deploy | Trigger | Committed | Expired | Pulse | Exit

@@ -18,6 +18,8 @@ from holdfast.errors import NotFound
 from holdfast.ports import ObjectStore
 
 FOLDER = "requests"
+KEPT_S = 3_600.0
+"""How long a request and its answer are kept after the driver first saw them."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,20 @@ class Inbox:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
+        self._since: dict[str, float] = {}
         self._seen: set[str] = set()
 
-    def poll(self) -> list[Request]:
-        """Return requests that were not returned before and have no answer yet."""
+    def poll(self, now: float = 0.0) -> list[Request]:
+        """Return requests that were not returned before and have no answer yet; remove old ones.
+
+        Args:
+            now: Seconds of a clock that never goes back.
+        """
         names = self._store.list(FOLDER)
+        self._since = {name: self._since.get(name, now) for name in names}
+        self._seen &= {name.removesuffix(".json") for name in names}
+        for name in [name for name, since in self._since.items() if now - since > KEPT_S]:
+            self._store.delete(name)
         answered = {name.removesuffix(".reply.json") for name in names if name.endswith(".reply.json")}
         found = []
         for name in names:

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from pyspark import SparkContext
 
 from holdfast.checkpoint import joblog
+from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Fenced, NotFound, Where
@@ -181,7 +182,7 @@ class _Run:
                 self._publish()
             if now() >= next_requests:
                 next_requests = now() + REQUESTS_EVERY_S
-                self._lanes.lane("requests").submit(self._inbox.poll, self._requested)
+                self._lanes.lane("requests").submit(lambda: self._inbox.poll(now()), self._requested)
             self._cancel_zombies(now())
             self._mailbox.wait(POLL_S)
         last = self._publish()
@@ -253,6 +254,8 @@ class _Run:
     def _publish(self) -> Mapping[str, Any]:
         host, pid, at = socket.gethostname(), os.getpid(), self.clock.wall_us()
         shown = status.of_run(self._loop.state, self._prepared.root, "continuous", host, pid, at)
+        if (swept := self._loop.sweep.problem) is not None:
+            shown["problems"].append({"code": swept.kind, "what": swept.what, "next": swept.next_step})
         data = json.dumps(shown).encode()
         if self._loop.outcome is None or self._loop.outcome[0] != "fenced":
             self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), lambda _: None)
@@ -280,6 +283,7 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         failures_window=settings.restart_window_ms / 1000,
         backoff_first=settings.restart_backoff_first_ms / 1000,
         backoff_max=settings.restart_backoff_max_ms / 1000,
+        retention=Retention(settings.retained_checkpoints, settings.retained_for_ms * 1000),
     )
 
 
