@@ -17,11 +17,10 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.bases import Thresholds
-from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import JobUuid, WorkerId
@@ -154,8 +153,6 @@ class Cluster:
         store: ObjectStore,
         checkpoint_every: float,
         partitions: Mapping[str, tuple[int, ...]],
-        merging: Thresholds = Thresholds(),
-        retention: Retention = Retention(),
     ) -> None:
         self.clock, self._store, self._random = VirtualClock(), store, random.Random(seed)
         self._plan = plan
@@ -167,10 +164,8 @@ class Cluster:
         self._lanes = InlineLanes()
         self.repository = Repository(store)
         job_uuid = JobUuid(f"{self._random.getrandbits(128):032x}")
-        self._limits = Limits(merging=merging)
-        self.rules = replace(
-            rules_of(plan, parallelism, partitions, job_uuid, checkpoint_every), retention=retention
-        )
+        self.limits = Limits()
+        self.rules = rules_of(plan, parallelism, partitions, job_uuid, checkpoint_every)
         self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
 
     def begin(self) -> None:
@@ -192,7 +187,7 @@ class Cluster:
             return
         worker = WorkerId(f"{self._random.getrandbits(48):012x}")
         ports = MemberPorts(self.clock, self._store, self.network, MemoryState(), self._from(worker))
-        self.members[worker] = Member(number, WorkerLoop(worker, self._plan, ports, self._limits), ports)
+        self.members[worker] = Member(number, WorkerLoop(worker, self._plan, ports, self.limits), ports)
         ports.send(m.Register(worker, number, "here", number, "boot", ("here", number)))
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:
@@ -247,6 +242,12 @@ class Cluster:
         held, self.held_launches = self.held_launches or [], None
         for number in held:
             self.launch(number)
+
+    def change_rules(self, **changed: Any) -> None:
+        """Let the next driver have other rules; before `begin`, this one."""
+        self.rules = replace(self.rules, **changed)
+        if not self.members:
+            self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
 
     def replace_driver(self) -> None:
         """Kill the driver with all workers, and start another one from the log."""
