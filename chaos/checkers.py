@@ -179,7 +179,7 @@ class Checks:
         specs = [spec.table for spec in self._plan.operators]
         store = StateStore(identity, specs, manifest.key_groups, handle.key_groups)
         segments = [
-            Piece(self.objects.get(piece.object.path), piece.key_groups or handle.key_groups) for piece in pieces(handle)
+            Piece(self.objects.get(each.object.path), each.key_groups or handle.key_groups) for each in pieces(handle)
         ]
         try:
             store.restore(manifest.epoch, segments, None)

@@ -41,6 +41,9 @@ from holdfast.model import (
 )
 
 
+DEFAULT_LIMITS = Thresholds()
+
+
 @dataclass(frozen=True)
 class Sealed:
     """What the background made durable for one epoch."""
@@ -71,7 +74,7 @@ class Worker:
     """Closed by every fragment and not durable yet; a refused write is tried again, so they may finish in any order."""
     sealed: Mapping[Epoch, Sealed] = field(default_factory=dict)
     """Durable and not known to be committed, oldest first."""
-    limits: Thresholds = Thresholds()
+    limits: Thresholds = DEFAULT_LIMITS
     handle: SnapshotHandle | None = None
     """What the manifest of epoch `committed` names for this subtask; None: nothing is ever merged."""
     merging: bool = False
@@ -155,7 +158,7 @@ def start(
     inputs: Mapping[int, frozenset[ChannelId]],
     sources: frozenset[int],
     handle: SnapshotHandle | None = None,
-    limits: Thresholds = Thresholds(),
+    limits: Thresholds = DEFAULT_LIMITS,
 ) -> Worker:
     """Return a worker that holds the state of epoch `base`, which `handle` names."""
     before = Epoch(first_epoch - 1)

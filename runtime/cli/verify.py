@@ -95,7 +95,8 @@ def orphans(stored: Stored, *, as_json: bool) -> int:
         print_json({"job": stored.name, "orphans": [{"path": path, "swept_next": path in doomed} for path in found]})
         return 0
     if found:
-        print(text.table(("object", "next sweep"), [(path, "deleted" if path in doomed else "stays") for path in found]))
+        rows = [(path, "deleted" if path in doomed else "stays") for path in found]
+        print(text.table(("object", "next sweep"), rows))
     advise(
         f"{text.plural(len(found), 'object')} of {stored.name} that no retained checkpoint names; what stays may be on "
         "its way into the next one. The running driver sweeps by itself"

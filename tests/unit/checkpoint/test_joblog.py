@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.joblog import (
     Body,
     CheckpointCompleted,
+    Expired,
     Finished,
     GenerationStarted,
     Job,
     JobCreated,
+    LogStart,
     Record,
     Stopped,
     decode,
@@ -209,3 +211,29 @@ def replace_seq(each: Record, seq: int) -> Record:
     return msgspec.structs.replace(each, seq=seq)
 
 
+
+
+class TestKeeping:
+    """P7, P16."""
+
+    LIFE = (*RUNNING, completed(4, 1, 2, 1), completed(5, 1, 3, 2))
+
+    def test_expired_checkpoints_are_forgotten_and_the_newest_never_is(self) -> None:
+        job = folded(*self.LIFE, record(6, 1, Expired(Epoch(2))))
+        assert ([each.body.epoch for each in job.completed], job.expired_through) == ([3], 2)
+        for through in (0, 3, 4):
+            with pytest.raises(Damaged, match="gives up"):
+                folded(*self.LIFE, record(6, 1, Expired(Epoch(through))))
+
+    def test_a_log_that_begins_anew_says_the_same(self) -> None:
+        before = folded(*self.LIFE, record(6, 1, Expired(Epoch(1))))
+        begin = record(7, 1, LogStart(before))
+        after = (completed(8, 1, 4, 3), started(9, 2, 105, 4, "b"))
+        stored = decode(encode(begin), "log/7.json")
+        assert stored == begin
+        assert folded(stored, *after) == folded(*self.LIFE, record(6, 1, Expired(Epoch(1))), begin, *after)
+
+    def test_a_log_that_begins_with_something_else_is_damaged(self) -> None:
+        other = folded(*RUNNING)
+        with pytest.raises(Damaged, match="does not say what"):
+            folded(*self.LIFE, record(6, 1, LogStart(other)))
