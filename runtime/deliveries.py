@@ -76,14 +76,10 @@ class Deliveries:
 
     def forget(self, through: Tag) -> None:
         """Let every target drop before-images that no rewind can reach; a refusal is made up for by the next time."""
-        for writer, target in self._targets.items():
-
-            def ended(result: object) -> None:
-                if isinstance(result, BaseException) and not isinstance(result, HoldfastError):
-                    raise result
-
-            lane = self._ports.lane(f"deliver-{writer.sink}-{writer.subtask}")
-            lane.submit(lambda target=target: target.forget(through), ended)  # type: ignore[misc]
+        sinks = {spec.name for spec in self._plan.sinks}
+        for writer in {**self._by_manifest, **self._machines}:  # writers that are gone have before-images too
+            if writer.sink in sinks:
+                self._submit(writer, lambda w=writer: self._target(w).forget(through), self._forgot)  # type: ignore[misc]
 
     def errors(self) -> dict[str, str]:
         """Return, per sink, why its last attempt failed; empty once it succeeds."""
@@ -152,6 +148,10 @@ class Deliveries:
                 self._failed(writer, result)
             case _:
                 raise AssertionError(f"a delivery ended with {result!r}")
+
+    def _forgot(self, writer: Writer, result: object) -> None:
+        if isinstance(result, BaseException) and not isinstance(result, HoldfastError):
+            raise result
 
     def _failed(self, writer: Writer, error: BaseException) -> None:
         if not isinstance(error, HoldfastError):

@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.checkpoint import append, coordinator, joblog
+from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import NO_EPOCH, ObjectRef, Subtask, Tag, Timeline, WorkerId
 from holdfast.runtime import messages as m
@@ -121,8 +122,8 @@ def manifest_stored(state: Master, manifest: Manifest, ref: ObjectRef, now: floa
     assert isinstance(state.log, append.Quiet)
     assert isinstance(phase.epochs, coordinator.Deciding)
     duration = round((now - phase.epochs.started) * 1000)
-    known = {segment.object.path for handle in (phase.last.state if phase.last else ()) for segment in handle.segments}
-    sizes = {s.object.path: s.object.size for handle in manifest.state for s in handle.segments}
+    known = {segment.object.path for handle in (phase.last.state if phase.last else ()) for segment in pieces(handle)}
+    sizes = {s.object.path: s.object.size for handle in manifest.state for s in pieces(handle)}
     bytes_new = sum(size for path, size in sizes.items() if path not in known)
     body = joblog.CheckpointCompleted(
         manifest.epoch, manifest.follows, ref, duration, bytes_new, sum(sizes.values())

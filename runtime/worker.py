@@ -40,7 +40,6 @@ from holdfast.model import (
     Writer,
 )
 
-
 DEFAULT_LIMITS = Thresholds()
 
 

@@ -14,10 +14,12 @@ from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import Epoch, WorkerId
+from holdfast.runtime import requests
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.testing import TestDriver
 from holdfast.state.keygroups import range_of
 from holdfast.state.store import Identity, Piece, StateStore
+from holdfast.storage.objects import MemoryObjects
 
 KEPT, SEGMENTS, RECORDS, GROUPS = 3, 6, 12, 16
 Totals = dict[int, int]
@@ -145,3 +147,17 @@ class TestALongLife:
             life.epoch()
             assert life.restored(life.manifests()[-1]) == life.totals
             assert life.stored()["log"] <= 1 + life.job.generation + 3 * RECORDS
+
+
+class TestRequests:
+    def test_they_go_with_their_answers_an_hour_after_they_were_seen(self) -> None:
+        store = MemoryObjects()
+        inbox = requests.Inbox(store)
+        requests.ask(store, "stop", {}, 1)
+        [request] = inbox.poll(now=50.0)
+        inbox.answer(request, {"accepted": True})
+        inbox.poll(now=60.0)
+        inbox.poll(now=50.0 + requests.KEPT_S)
+        assert len(store.list("requests")) == 2
+        inbox.poll(now=61.0 + requests.KEPT_S)
+        assert store.list("requests") == []
