@@ -361,7 +361,7 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     epochs, effects = coordinator.appended(phase.epochs)
     final = phase.epochs.barrier.epoch if last_barrier else None
     # The first of a generation decides what older ones left behind.
-    sweeps: list[Effect] = [Sweep(state.job)] if phase.last is phase.base else []
+    sweeps: list[Effect] = [Sweep(state.job)] if phase.last is phase.base and state.job.generation > 1 else []
     phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final)
     state, out = _coordinate(replace(state, phase=phase, failures_in_a_row=0), effects, now)
     return state, out + sweeps
