@@ -26,7 +26,7 @@ from pyspark import SparkContext
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, Where
+from holdfast.errors import ConfigError, Unavailable, Where
 from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import master, requests, status
@@ -35,7 +35,7 @@ from holdfast.runtime.admission import check_from, check_has_end, refuse_second_
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
-from holdfast.runtime.plan import Plan, check_against, describe_operators, with_operator_ids
+from holdfast.runtime.plan import Plan, SinkSpec, check_against, describe_operators, with_operator_ids
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.host import WorkerTask
@@ -132,9 +132,7 @@ def prepare(
             until[spec.name] = opened.end_offsets()
         opened.close()
     for sink in plan.sinks:
-        sink.sink.prepare(sink.schema, sink.upsert_key)
-        if isinstance(sink.sink, OwnedSink):
-            sink.sink.check_owner(None if job is None else job.uuid, sink.name)
+        _prepare_sink(sink, job)
     return Prepared(plan, settings, root, store, repository, job, operators, partitions, until)
 
 
@@ -321,6 +319,18 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         backoff_max=settings.restart_backoff_max_ms / 1000,
         until=prepared.until,
     )
+
+
+def _prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
+    """Create or check a target. One that the job has used before and that is away or locked now, by a stopped
+    process of an older run perhaps, keeps nobody from running: only its deliveries wait (P24)."""
+    try:
+        spec.sink.prepare(spec.schema, spec.upsert_key)
+        if isinstance(spec.sink, OwnedSink):
+            spec.sink.check_owner(None if job is None else job.uuid, spec.name)
+    except Unavailable:
+        if job is None or not job.completed:
+            raise
 
 
 def _check_sinks(plan: Plan, before: Manifest) -> None:

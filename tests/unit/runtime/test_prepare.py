@@ -1,0 +1,42 @@
+"""What is checked before a run: a target that is locked stops a new job, not one that has used it before."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.checkpoint import joblog
+from holdfast.errors import Unavailable
+from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.runtime import run
+from holdfast.runtime.steps import SinkSpec
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
+NEW = joblog.Job(JobUuid("job"), "counts", 128, 0, 2)
+DONE = joblog.CheckpointCompleted(Epoch(1), Epoch(0), ObjectRef("m", 1, "0"), 1, 1, 1)
+USED = replace(NEW, completed=(joblog.Completed(DONE, Generation(1), Timeline(1), 0),))
+
+
+class TestLockedTarget:
+    def spec(self, path: Path) -> SinkSpec:
+        return SinkSpec("out", hf.SQLite(str(path), table="t", key=["k"]), 0, SCHEMA, ("k",))
+
+    def test_stops_a_job_that_never_used_it(self, tmp_path: Path) -> None:
+        with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(Unavailable):
+                run._prepare_sink(self.spec(tmp_path / "out.db"), None)
+
+    def test_lets_a_job_run_that_has_used_it_before(self, tmp_path: Path) -> None:
+        """P24: processing does not wait for a target, each writer's delivery does."""
+        spec = self.spec(tmp_path / "out.db")
+        run._prepare_sink(spec, None)
+        with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            run._prepare_sink(spec, USED)
