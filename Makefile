@@ -41,7 +41,7 @@ clean: ## remove .venv, caches and what the demo left
 check: $(READY)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --quiet || $(BIN)/lint-imports
+	@out="$$($(BIN)/lint-imports --no-logo 2>&1)" || { echo "$$out"; exit 1; }
 
 java: $(READY)
 	@(cd $(VENV) && [ -f java-home ] && [ -x "$$(cat java-home)/bin/java" ] && [ "$$(cat java-asked)" = "$$JAVA_HOME" ]) \

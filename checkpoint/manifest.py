@@ -117,7 +117,7 @@ def decode(data: bytes, ref: ObjectRef) -> Manifest:
 
 def follow(
     handles: Iterable[SnapshotHandle],
-    positions: Mapping[tuple[str, int], int],
+    positions: Iterable[SourcePosition],
     pending: Iterable[Pending],
     confirmed: Mapping[Writer, Tag],
     header: Manifest,
@@ -127,7 +127,7 @@ def follow(
 
     Args:
         handles: State of each subtask as of the epoch before.
-        positions: Next offset by (source, partition) as of the epoch before.
+        positions: Where each partition was read to as of the epoch before.
         pending: Undelivered output as of the epoch before.
         confirmed: Newest known tag of every writer.
         header: A manifest whose identity fields are the new one's; its other fields are ignored.
@@ -135,12 +135,12 @@ def follow(
     """
     parts = sorted(parts, key=lambda part: part.subtask)
     assert [part.subtask for part in parts] == list(range(header.parallelism)), "a part is missing"
-    offsets = dict(positions)
+    offsets = {(at.source, at.partition): at for at in positions}
     tags = dict(confirmed)
     fresh: list[Pending] = []
     segments: dict[Subtask, SegmentRef] = {}
     for part in parts:
-        offsets.update({(at.source, at.partition): at.offset for at in part.positions})
+        offsets.update({(at.source, at.partition): at for at in part.positions})
         for done in part.delivered:
             tags[done.writer] = max(done.tag, tags.get(done.writer, done.tag))
         if part.segment is not None:
@@ -153,7 +153,7 @@ def follow(
     open_pending = [item for item in pending if item.writer not in tags or tags[item.writer] < item.tag]
     return msgspec.structs.replace(
         header,
-        positions=tuple(SourcePosition(source, p, offset) for (source, p), offset in sorted(offsets.items())),
+        positions=tuple(offsets[partition] for partition in sorted(offsets)),
         state=tuple(_extended(handle, segments.get(handle.subtask)) for handle in handles),
         pending=(*open_pending, *fresh),
         confirmed=tuple(

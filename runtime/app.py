@@ -10,12 +10,14 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import KEY_GROUPS_MAX
-from holdfast.runtime.dataflow import FromSource, Graph, Stream, check_name, position
+from holdfast.runtime.dataflow import Stream
 from holdfast.runtime.expressions import check_column_name, unknown_column
+from holdfast.runtime.graph import FromSource, Graph, check_name, position
 from holdfast.runtime.plan import compile_plan
 from holdfast.runtime.settings import duration_ms
 from holdfast.runtime.sources.source import Source
 from holdfast.runtime.steps import Plan
+from holdfast.runtime.windows import TIME
 
 
 class App:
@@ -72,7 +74,7 @@ class App:
         Args:
             name: Identity of the source: offsets are kept under it.
             source: For example `hf.Log("data/bids", Bid)`.
-            event_time: Column that says when a record happened. Not supported so far.
+            event_time: Column that says when a record happened: timestamp[us, UTC], without nulls.
             out_of_orderness: How late records may come behind newer ones.
             idle_after: Silence after which a partition no longer holds back time.
 
@@ -91,6 +93,8 @@ class App:
         check_columns(schema, where)
         if event_time is not None and event_time not in schema.names:
             raise unknown_column(event_time, schema.names, where)
+        if event_time is not None:
+            check_event_time(schema.field(event_time), where)
         kind = FromSource(
             self._graph.claim(name, "source"),
             source,
@@ -98,7 +102,8 @@ class App:
             duration_ms(out_of_orderness, "out_of_orderness"),
             duration_ms(idle_after, "idle_after"),
         )
-        return Stream(self._graph, self._graph.add(kind, None, name, schema, None, _row_type(source)))
+        node = self._graph.add(kind, None, name, schema, row_type=_row_type(source), event_time=event_time)
+        return Stream(self._graph, node)
 
     def plan(self) -> Plan:
         """Compile what the code has built. Reads and writes nothing.
@@ -119,10 +124,6 @@ class App:
         asked = {
             f"standbys={self.standbys}": self.standbys != 0,
             "dlq": self.dlq is not None,
-        } | {
-            f"event_time={node.kind.event_time!r} of source {node.kind.name!r}": node.kind.event_time is not None
-            for node in self._graph.nodes
-            if isinstance(node.kind, FromSource)
         }
         for what, used in asked.items():
             if used:
@@ -137,6 +138,24 @@ def _row_type(source: Source) -> type | None:
     """Return the dataclass in which a source's rows were described, if it was one."""
     described = getattr(source, "row_type", None)
     return described if isinstance(described, type) else None
+
+
+def check_event_time(column: pa.Field, where: str) -> None:
+    """Refuse an event time that is no point in time.
+
+    Raises:
+        ConfigError: another type than timestamp[us, UTC], or it may be null.
+    """
+    if column.type == TIME and not column.nullable:
+        return
+    naive = pa.types.is_timestamp(column.type) and column.type.tz is None
+    fault = "has no time zone" if naive else "may be null" if column.type == TIME else f"is {column.type}"
+    raise ConfigError(
+        f"{where}: the event time {column.name!r} {fault}; it must be timestamp[us, UTC] without nulls",
+        not_done="the job was not planned",
+        next_step="write times in UTC, in a column that is never null, when the log is filled; "
+        "in a dataclass: datetime, in a pyarrow schema: pa.timestamp('us', 'UTC'), nullable=False",
+    )
 
 
 def check_columns(schema: pa.Schema, where: str) -> None:

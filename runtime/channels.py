@@ -1,6 +1,6 @@
 """The data plane as the loop sees it: ordered channels, opened anew for every generation.
 
-A channel carries record batches and barriers, in order. All channels of a generation close together
+A channel carries record batches, barriers and watermarks, in order. All channels of a generation close together
 at rollback, so no batch from before it can be taken after it (P2).
 
 Invariants
@@ -18,9 +18,9 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Subtask
+from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Subtask, Watermark
 
-Frame: TypeAlias = pa.RecordBatch | Barrier
+Frame: TypeAlias = pa.RecordBatch | Barrier | Watermark
 
 CHANNEL_BYTES_MAX = 8 << 20
 
@@ -69,7 +69,7 @@ class OpenLinks:
 
 def size_of(frame: Frame) -> int:
     """Return the bytes that a frame counts for against a queue's limit."""
-    return 64 if isinstance(frame, Barrier) else int(frame.nbytes) + 64
+    return 64 if isinstance(frame, Barrier | Watermark) else int(frame.nbytes) + 64
 
 
 class Queue:

@@ -30,7 +30,7 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
         job.key_groups, (), (), (), (), rules.operators,
     )  # fmt: skip
     handles = recovery.handles_for(last, list(rules.key_ranges)) if last is None or _moved(state, last) else last.state
-    positions = {(at.source, at.partition): at.offset for at in (last.positions if last else ())}
+    positions = last.positions if last else ()
     return follow(handles, positions, last.pending if last else (), state.confirmed, header, decided.parts)
 
 
@@ -43,9 +43,9 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
     subtask = state.workers[worker].subtask
     assert subtask is not None
     peers = tuple(m.Peer(h.subtask, w, h.address) for w, h in state.workers.items() if h.subtask is not None)
-    known = {(at.source, at.partition): at.offset for at in (base.positions if base else ())}
+    known = {(at.source, at.partition): at for at in (base.positions if base else ())}
     positions = tuple(
-        SourcePosition(source, p, known.get((source, p), -1))
+        known.get((source, p), SourcePosition(source, p, -1))
         for source, partitions in sorted(rules.partitions.items())
         for i, p in enumerate(partitions)
         if i % rules.parallelism == subtask

@@ -71,6 +71,8 @@ def check_against(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> None
         now = _described(operator)
         if before is None:
             continue
+        if (before.get("window"), operator.window) != (None, None) and before.get("window") != operator.window:
+            raise _other_windows(plan.app, operator, str(before.get("window")))
         for part in ("key", "columns"):
             if [list(column) for column in before[part]] != now[part]:
                 called = "key" if part == "key" else "state columns"
@@ -90,7 +92,17 @@ def _described(operator: OperatorSpec) -> dict[str, Any]:
         "id": operator.id,
         "key": [[name, str(kind)] for name, kind in zip(table.key.names, table.key.types, strict=True)],
         "columns": [[column.name, column.dtype.name] for column in table.columns],
-    }
+    } | ({} if operator.window is None else {"window": operator.window})
+
+
+def _other_windows(app: str, operator: OperatorSpec, before: str) -> ConfigError:
+    return ConfigError(
+        f"operator {operator.name!r} had the windows {before} and now has {operator.window}; "
+        "windows that are closed already would be opened again",
+        not_done="the job was not started; its state is unchanged",
+        next_step=f"take back the change, or give the operator a new name instead of {operator.name!r}",
+        where=Where(job=app, operator=operator.name),
+    )
 
 
 def _listed(columns: Sequence[Sequence[str]]) -> str:

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from holdfast.checkpoint.repository import read_verified
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, Subtask, Tag, WorkerId, Writer
@@ -31,9 +33,10 @@ from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.local import LocalState, identity_of
 from holdfast.runtime.metrics import rss_bytes
 from holdfast.runtime.plan import Plan
+from holdfast.runtime.reading import Throttle, open_readings
 from holdfast.runtime.seal import SealJob, segment_job
 from holdfast.runtime.sources.source import OpenSource
-from holdfast.runtime.subtask import SubtaskRun, Throttle, inputs_of, open_readings, outputs_of
+from holdfast.runtime.subtask import SubtaskRun, inputs_of, outputs_of
 from holdfast.state.store import StateStore
 
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
@@ -111,8 +114,10 @@ class WorkerLoop:
                     self._deploy(message)
                 elif message.generation == active.deploy.generation and not active.broken:
                     self._ports.send(m.Ready(self.worker_id, message.generation, "already running", 0))
-            case m.Trigger(generation, barrier) if self._is_current(generation):
+            case m.Trigger(generation, barrier, finishing) if self._is_current(generation):
                 assert active is not None
+                if finishing:
+                    active.run.finish_time()
                 self._perform(*worker.triggered(active.machine, barrier))
             case m.Committed(generation, epoch) if active is not None and active.deploy.generation == generation:
                 self._perform(*worker.committed(active.machine, epoch))
@@ -275,7 +280,7 @@ class WorkerLoop:
         rate = self._limits.records_per_second
         throttle = Throttle(None if rate is None else rate / parallelism, self._ports.clock)
         readings = open_readings(plan, deploy.positions, self._opened, deploy.until)
-        run = SubtaskRun(plan, subtask, parallelism, self._state, links, readings, throttle)
+        run = SubtaskRun(plan, subtask, parallelism, self._state, links, self._opened, readings, throttle)
         sources = frozenset(f.index for f in plan.fragments if f.source is not None)
         machine = worker.start(
             deploy.generation, deploy.timeline, subtask, deploy.base_epoch, deploy.first_epoch,
@@ -376,18 +381,12 @@ class WorkerLoop:
         if active is None:
             return m.Heartbeat(self.worker_id, Generation(0), False, False, delivered, m.Progress())
         run = active.run
-        dropped = run.dropped()
-        operators = tuple(m.OperatorProgress(n, *counts, 0, dropped.get(n)) for n, counts in run.counters().items())
-        progress = m.Progress(
-            records_in=run.records_in,
+        progress = msgspec.structs.replace(
+            run.progress(),
             rss_bytes=rss_bytes(),
-            positions=run.positions(),
-            ends=run.ends(),
-            operators=operators,
             lag_epochs=worker.durable_epochs(active.machine),
             sink_errors=self._deliveries.errors(),
             first_record_at=active.first_record_at,
-            ended=run.ended_at(),
             held_by=self._held_by(active),
         )
         return m.Heartbeat(

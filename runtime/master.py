@@ -250,7 +250,8 @@ def _coordinate(state: Master, effects: list[coordinator.Effect], now: float) ->
     for effect in effects:
         match effect:
             case coordinator.Trigger(barrier):
-                out += [Send(w, m.Trigger(generation, barrier)) for w in assigned(state)]
+                finishing = isinstance(state.phase, Running) and state.phase.finishing
+                out += [Send(w, m.Trigger(generation, barrier, finishing)) for w in assigned(state)]
             case coordinator.Announce(epoch):
                 out += [Send(w, m.Committed(generation, epoch)) for w in assigned(state)]
             case coordinator.Decide(_, started, _):

@@ -54,6 +54,8 @@ class OperatorProgress(msgspec.Struct, frozen=True):
     state_bytes: int
     dropped: int | None = None
     """Rows left out because a function failed; None where nothing can be dropped."""
+    late: int | None = None
+    """Records that came after their windows were over; None for operators without windows."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -150,6 +152,8 @@ class Trigger(Message, frozen=True):
 
     generation: Generation
     barrier: Barrier
+    finishing: bool = False
+    """All input is read to its sealed end: sources also send the last watermark (P13)."""
 
 
 class Committed(Message, frozen=True):

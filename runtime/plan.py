@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.aggregates import state_columns
-from holdfast.runtime.dataflow import FromSource, Graph, Node, ToSink
+from holdfast.runtime.graph import FromSource, Graph, Node, ToSink
 from holdfast.runtime.identity import assign_operator_ids, check_against, describe_operators
 from holdfast.runtime.report import describe, render
 from holdfast.runtime.steps import (
@@ -33,6 +33,7 @@ from holdfast.runtime.steps import (
     Edge,
     Exchange,
     Fragment,
+    Late,
     OperatorSpec,
     Plan,
     SinkSpec,
@@ -41,7 +42,9 @@ from holdfast.runtime.steps import (
     Step,
     StepKind,
     Union,
+    WindowAggregate,
 )
+from holdfast.runtime.windows import CLOCK_COLUMNS, CLOCK_KEY, END_COLUMN, TIME, WINDOW_END
 from holdfast.state.keys import KeyType
 from holdfast.state.spec import TableSpec
 
@@ -97,7 +100,7 @@ class _Compilation:
     growing: list[_Growing] = field(default_factory=list)
     sources: list[SourceSpec] = field(default_factory=list)
     sinks: list[SinkSpec] = field(default_factory=list)
-    operators: list[tuple[Aggregate, int, pa.Schema]] = field(default_factory=list)
+    operators: list[tuple[Aggregate | WindowAggregate, int, pa.Schema]] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Node number to (fragment, step)."""
@@ -123,7 +126,7 @@ def compile_plan(graph: Graph, key_groups: int, previous_ids: Mapping[str, int] 
         match node.kind:
             case FromSource():
                 pass
-            case Aggregate() as aggregate:
+            case Aggregate() | WindowAggregate() as aggregate:
                 _take_aggregate(work, node, aggregate, columns[_edge_key(node, aggregate)])
             case ToSink(name=name, sink=sink):
                 at = _append(work, node, SinkStep(name))
@@ -136,35 +139,41 @@ def compile_plan(graph: Graph, key_groups: int, previous_ids: Mapping[str, int] 
 def with_operator_ids(plan: Plan, previous_ids: Mapping[str, int]) -> Plan:
     """Return the plan with the ids that its operators had in the job's last run, and fresh ones for new operators."""
     ids = assign_operator_ids([operator.name for operator in plan.operators], previous_ids)
-    operators = tuple(
-        dataclasses.replace(
-            operator, id=ids[operator.name], table=dataclasses.replace(operator.table, operator=ids[operator.name])
-        )
-        for operator in plan.operators
-    )
+    operators = tuple(_numbered(operator, ids[operator.name]) for operator in plan.operators)
     return dataclasses.replace(plan, operators=operators)
 
 
 def _finished(work: _Compilation, key_groups: int, previous_ids: Mapping[str, int]) -> Plan:
-    ids = assign_operator_ids([aggregate.operator for aggregate, _, _ in work.operators], previous_ids)
+    drafts = [draft for kind, fragment, schema in work.operators for draft in _operators(kind, schema, fragment)]
+    ids = assign_operator_ids([draft.name for draft in drafts], previous_ids)
     return Plan(
         app=work.graph.app,
         key_groups=key_groups,
         sources=tuple(work.sources),
         sinks=tuple(work.sinks),
-        operators=tuple(
-            _operator(aggregate, schema, ids[aggregate.operator], fragment)
-            for aggregate, fragment, schema in work.operators
-        ),
+        operators=tuple(_numbered(draft, ids[draft.name]) for draft in drafts),
         fragments=tuple(fragment.finished() for fragment in work.growing),
         edges=tuple(work.edges),
     )
 
 
-def _operator(aggregate: Aggregate, schema: pa.Schema, id: int, fragment: int) -> OperatorSpec:
-    key = KeyType.of(schema.field(name) for name in aggregate.keys)
+def _operators(aggregate: Aggregate | WindowAggregate, schema: pa.Schema, fragment: int) -> list[OperatorSpec]:
+    """Return the tables behind a step, not numbered yet."""
+    name, fields = aggregate.operator, [schema.field(key) for key in aggregate.keys]
     columns = tuple(column for bound in aggregate.aggregations for column in state_columns(bound))
-    return OperatorSpec(aggregate.operator, id, fragment, TableSpec(id, aggregate.operator, key, columns))
+    if isinstance(aggregate, Aggregate):
+        return [OperatorSpec(name, 0, fragment, TableSpec(0, name, KeyType.of(fields), columns))]
+    key = KeyType.of([pa.field(WINDOW_END, TIME, nullable=False), *fields], unrouted=1)
+    window = f"{aggregate.window}, allowed_lateness={aggregate.lateness_us}us, emit={aggregate.emit}"
+    clock = aggregate.clock
+    return [
+        OperatorSpec(name, 0, fragment, TableSpec(0, name, key, (END_COLUMN, *columns)), window),
+        OperatorSpec(clock, 0, fragment, TableSpec(0, clock, CLOCK_KEY, CLOCK_COLUMNS)),
+    ]
+
+
+def _numbered(operator: OperatorSpec, id: int) -> OperatorSpec:
+    return dataclasses.replace(operator, id=id, table=dataclasses.replace(operator.table, operator=id))
 
 
 def _live(graph: Graph) -> list[Node]:
@@ -177,7 +186,7 @@ def _live(graph: Graph) -> list[Node]:
         )
     wanted: set[int] = set()
     for node in reversed(graph.nodes):
-        if isinstance(node.kind, ToSink | Aggregate) or node.number in wanted:
+        if isinstance(node.kind, ToSink | Aggregate | WindowAggregate) or node.number in wanted:
             wanted.add(node.number)
             if node.input is not None:
                 wanted.update(each.number for each in (node.input, *node.others))
@@ -194,7 +203,12 @@ def _live(graph: Graph) -> list[Node]:
 def _take_source(work: _Compilation, node: Node, source: FromSource) -> None:
     fragment = _Growing(len(work.growing), source.name, None, node.schema)
     work.growing.append(fragment)
-    work.sources.append(SourceSpec(source.name, source.source, fragment.index))
+    work.sources.append(
+        SourceSpec(
+            source.name, source.source, fragment.index,
+            source.event_time, 1_000 * source.out_of_orderness_ms, source.idle_after_ms / 1_000,
+        )
+    )  # fmt: skip
     work.places[node.number] = (fragment.index, INPUT)
 
 
@@ -214,23 +228,32 @@ def _append(work: _Compilation, node: Node, kind: StepKind) -> int:
     return at
 
 
-def _edge_key(node: Node, aggregate: Aggregate) -> tuple[int, tuple[str, ...]]:
+def _edge_key(node: Node, aggregate: Aggregate | WindowAggregate) -> tuple[int, tuple[str, ...]]:
     assert node.input is not None
     return node.input.number, aggregate.keys
 
 
 def _columns_over_edges(live: list[Node]) -> dict[tuple[int, tuple[str, ...]], tuple[str, ...]]:
-    """Return which columns each shuffle has to carry: its keys, and what any aggregate behind it reads."""
+    """Return which columns each shuffle carries: keys, what aggregates behind it read, all if late rows are used."""
     columns: dict[tuple[int, tuple[str, ...]], tuple[str, ...]] = {}
     for node in live:
-        if isinstance(node.kind, Aggregate):
+        before = node.input
+        if isinstance(node.kind, Late):
+            assert before is not None and before.input is not None and isinstance(before.kind, WindowAggregate)
+            key = _edge_key(before, before.kind)
+            columns[key] = tuple(dict.fromkeys((*columns[key], *before.input.schema.names)))
+        elif isinstance(node.kind, Aggregate | WindowAggregate):
             read = tuple(bound.column for bound in node.kind.aggregations if bound.column is not None)
+            if isinstance(node.kind, WindowAggregate):
+                read = (node.kind.time, *read)
             key = _edge_key(node, node.kind)
             columns[key] = tuple(dict.fromkeys((*columns.get(key, node.kind.keys), *read)))
     return columns
 
 
-def _take_aggregate(work: _Compilation, node: Node, aggregate: Aggregate, columns: tuple[str, ...]) -> None:
+def _take_aggregate(
+    work: _Compilation, node: Node, aggregate: Aggregate | WindowAggregate, columns: tuple[str, ...]
+) -> None:
     assert node.input is not None
     edge = _edge(work, node.input, aggregate.keys, columns)
     fragment = work.growing[edge.to_fragment]

@@ -18,11 +18,13 @@ from holdfast.runtime.steps import (
     Exchange,
     Filter,
     Fragment,
+    Late,
     Plan,
     Project,
     SinkStep,
     Step,
     Union,
+    WindowAggregate,
 )
 
 
@@ -116,6 +118,12 @@ def _text(step: Step) -> str:
         case Aggregate(operator=operator, keys=keys, aggregations=aggregations):
             parts = [f"{bound.result.name} = {bound.kind}({bound.column or ''})" for bound in aggregations]
             return f"aggregate {operator} by {', '.join(keys)}: {', '.join(parts)}"
+        case WindowAggregate() as windowed:
+            parts = [f"{bound.result.name} = {bound.kind}({bound.column or ''})" for bound in windowed.aggregations]
+            over = f"{windowed.window} of {windowed.time}, lateness {windowed.lateness_us}us, emit {windowed.emit}"
+            return f"aggregate {windowed.operator} by {', '.join(windowed.keys)} over {over}: {', '.join(parts)}"
+        case Late():
+            return "late records"
         case SinkStep(sink=sink):
             return f"sink {sink}"
         case Exchange(edge=edge):

@@ -127,7 +127,7 @@ def _sources(state: master.Master) -> list[dict[str, Any]]:
                     "end_offset": end,
                     "lag": None if end is None else max(0, end - at.offset),
                     "oldest_offset": None,
-                    "watermark": None,
+                    "watermark": at.watermark,
                     "idle_ms": None,
                 }
             )
@@ -170,4 +170,6 @@ def _operators(state: master.Master) -> list[dict[str, Any]]:
             row["rows_out"] += each.rows_out
             if each.dropped is not None:
                 row["dropped"] = (row["dropped"] or 0) + each.dropped
+            if each.late is not None:
+                row["late"] = (row["late"] or 0) + each.late
     return [rows[name] for name in sorted(rows)]

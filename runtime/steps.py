@@ -7,8 +7,8 @@ ship a plan to its workers and compare two plans.
 Invariants
     - Sources' fragments come first; an edge leads from a fragment to one with a higher number.
     - Steps are in topological order: a step's input is `INPUT` or a step before it.
-    - An Aggregate's input is always `INPUT` of a fragment that begins at an edge keyed by its keys: all rows of one key
-      meet in one subtask, also when there is only one.
+    - The input of an Aggregate or WindowAggregate is always `INPUT` of a fragment that begins at an edge keyed by its
+      keys: all rows of one key meet in one subtask, also when there is only one.
     - Batches of an upsert stream carry the int8 column `_op` last; the schemas here leave it out.
 
 Pure.
@@ -26,6 +26,7 @@ import pyarrow as pa
 from holdfast.runtime.aggregates import BoundAggregation
 from holdfast.runtime.expressions import Column, Use
 from holdfast.runtime.sources.source import Source
+from holdfast.runtime.windows import Tumbling
 from holdfast.sinks.contract import Sink
 from holdfast.state.spec import TableSpec
 
@@ -88,6 +89,31 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
+class WindowAggregate:
+    """Keep aggregates per window and key, and give them when event time has passed the window."""
+
+    operator: str
+    keys: tuple[str, ...]
+    aggregations: tuple[BoundAggregation, ...]
+    time: str
+    """Column with the event time."""
+    window: Tumbling
+    lateness_us: int
+    emit: str
+    """`close` or `final`."""
+
+    @property
+    def clock(self) -> str:
+        """Name of the table with the watermark of each key group."""
+        return f"{self.operator}.clock"
+
+
+@dataclass(frozen=True)
+class Late:
+    """The records that came too late for the windows before it."""
+
+
+@dataclass(frozen=True)
 class SinkStep:
     """Hand the rows to the sink."""
 
@@ -102,7 +128,7 @@ class Exchange:
     columns: tuple[str, ...]
 
 
-StepKind = Filter | Project | Call | Check | Union | Aggregate | SinkStep | Exchange
+StepKind = Filter | Project | Call | Check | Union | Aggregate | WindowAggregate | Late | SinkStep | Exchange
 
 
 @dataclass(frozen=True)
@@ -148,6 +174,9 @@ class SourceSpec:
     name: str
     source: Source
     fragment: int
+    event_time: str | None = None
+    out_of_orderness_us: int = 0
+    idle_after_s: float = 30.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +198,8 @@ class OperatorSpec:
     id: int
     fragment: int
     table: TableSpec
+    window: str | None = None
+    """What its windows are; state of other windows cannot be read."""
 
 
 @dataclass(frozen=True, eq=False)

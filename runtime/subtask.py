@@ -9,25 +9,29 @@ Invariants
     - Output of a fragment belongs to the epoch that the fragment is in; another fragment may be in another.
     - Tables are frozen after operators have emitted for the epoch, and before any later row.
     - Source positions are noted at the barrier, by the thread that reads.
+    - A watermark goes into an output channel after the rows that it covers or that it made operators emit.
 
-Source: DESIGN sections 3 to 5; PROTOCOL P8, P9.
+Source: DESIGN sections 3 to 5; PROTOCOL P8, P9, P11, P13; docs/design/0006-watermarks.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import Unavailable
-from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask
-from holdfast.ports import Clock
+from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
+from holdfast.runtime import messages as m
+from holdfast.runtime import watermark
 from holdfast.runtime.channels import Links
+from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.functions import Arrival
+from holdfast.runtime.operators.window import KeyGroups
 from holdfast.runtime.plan import Edge, Plan
+from holdfast.runtime.reading import Reading, Throttle, no_further
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.staging import Stage
 from holdfast.state.keygroups import owners
@@ -37,55 +41,6 @@ from holdfast.state.store import StateStore
 READ_BYTES_MAX = 2 << 20
 UNAVAILABLE_PAUSE_S = 0.5
 """How long a source that is away is left alone."""
-
-
-@dataclass
-class Reading:
-    """One source partition of this subtask."""
-
-    source: str
-    fragment: int
-    partition: int
-    opened: OpenSource
-    offset: int
-    ended: bool = False
-    until: int | None = None
-    """Read no further than this offset."""
-
-    def caught_up(self) -> bool:
-        """Return whether there is nothing left that this run has to read."""
-        return self.ended or (self.until is not None and self.offset >= self.until)
-
-
-@dataclass
-class Throttle:
-    """A token bucket: how many records a subtask may take from its sources per second."""
-
-    rate: float | None
-    clock: Clock
-    _since: float = field(init=False)
-    _taken: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self._since = self.clock.monotonic()
-
-    def wait_s(self) -> float:
-        """Return for how long nothing may be read, 0 if reading is allowed."""
-        if self.rate is None:
-            return 0.0
-        elapsed = self.clock.monotonic() - self._since
-        if elapsed > 1.0 and self._taken < self.rate * (elapsed - 1.0):
-            # What was not used for more than a second is not saved up for a burst.
-            self._since, self._taken = self._since + elapsed - 1.0, 0
-        return max(0.0, self._taken / self.rate - (self.clock.monotonic() - self._since))
-
-    def rows_max(self) -> int | None:
-        """Return how many rows to take at most in one read, a twentieth of a second's worth."""
-        return None if self.rate is None else max(1, int(self.rate / 20))
-
-    def took(self, rows: int) -> None:
-        """Count rows that were read."""
-        self._taken += rows
 
 
 class Router:
@@ -123,6 +78,7 @@ class SubtaskRun:
         parallelism: int,
         state: StateStore,
         links: Links,
+        opened: Mapping[str, OpenSource],
         readings: list[Reading],
         throttle: Throttle,
     ) -> None:
@@ -136,6 +92,8 @@ class SubtaskRun:
         self._closed: dict[Epoch, dict[str, Stage]] = {}
         self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
         self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
+        self._watermarks = {i: watermark.begin(channels) for i, channels in self._inputs.items() if channels}
+        self._times = self._event_times(opened)
         self._turn = 0
         self.records_in = 0
         self._away_until = 0.0
@@ -154,12 +112,15 @@ class SubtaskRun:
             if operator.fragment == index:
                 self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
         self._close_stages(index, barrier.epoch)
-        positions = tuple(
-            SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.fragment == index
-        )
+        positions = tuple(self._position(r) for r in self._readings if r.fragment == index)
         for channel in self._outputs[index]:
             self.links.put(channel, barrier)
         return positions
+
+    def finish_time(self) -> None:
+        """Every source is read to its sealed end: send the last watermark, before the last barrier (P13)."""
+        for time in self._times.values():
+            time.finish()
 
     def take_stages(self, epoch: Epoch) -> dict[str, Stage]:
         """Return what the sinks collected for an epoch that every fragment has closed."""
@@ -191,13 +152,9 @@ class SubtaskRun:
         held = ["throttle"] if self._throttle.wait_s() > 0 else []
         return (*held, *(["channel"] if any(not self._has_room(r.fragment) for r in self._readings) else []))
 
-    def ended_at(self) -> tuple[SourcePosition, ...]:
-        """Return the partitions of which nothing more will come."""
-        return tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.ended)
-
     def positions(self) -> tuple[SourcePosition, ...]:
         """Return the next offset of every source partition."""
-        return tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings)
+        return tuple(self._position(reading) for reading in self._readings)
 
     def ends(self) -> tuple[SourcePosition, ...]:
         """Return the offset after the last record that exists now, of every source partition."""
@@ -219,18 +176,51 @@ class SubtaskRun:
         for opened in {id(r.opened): r.opened for r in self._readings}.values():
             opened.close()
 
-    def counters(self) -> dict[str, tuple[int, int]]:
-        """Return rows in and out by operator."""
-        return {name: count for run in self._fragments.values() for name, count in run.counters().items()}
-
-    def dropped(self) -> dict[str, int]:
-        """Return rows dropped by function step; the same function step runs in one fragment only."""
-        return {name: count for run in self._fragments.values() for name, count in run.dropped().items()}
+    def progress(self) -> m.Progress:
+        """Return what the fragments and sources have to tell; an operator runs in one fragment only."""
+        return m.Progress(
+            records_in=self.records_in,
+            positions=self.positions(),
+            ends=self.ends(),
+            operators=tuple(each for run in self._fragments.values() for each in run.progress()),
+            ended=tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.ended),
+        )
 
     def _fragment(self, index: int) -> FragmentRuntime:
         fragment = self._plan.fragments[index]
         tables = {o.name: self._state.table(o.id) for o in self._plan.operators if o.fragment == index}
-        return FragmentRuntime(fragment, tables, self._send, self._write)
+        groups = KeyGroups(self._plan.key_groups, *self._state.owned)
+        return FragmentRuntime(fragment, tables, self._send, self._write, key_groups=groups)
+
+    def _event_times(self, opened: Mapping[str, OpenSource]) -> dict[int, EventTime]:
+        """Begin the event time of every source that has one, also where this subtask reads none of its partitions."""
+        times: dict[int, EventTime] = {}
+        for spec in self._plan.sources:
+            if spec.event_time is not None:
+                mine = [r for r in self._readings if r.source == spec.name]
+                at = [SourcePosition(r.source, r.partition, r.offset, r.watermark) for r in mine]
+                send = self._sends_to(spec.fragment)
+                times[spec.fragment] = EventTime(spec, opened[spec.name], at, self._throttle.clock, send)
+        return times
+
+    def _sends_to(self, index: int) -> Callable[[Watermark], None]:
+        return lambda at: self._forward(index, at)
+
+    def _forward(self, index: int, at: Watermark) -> None:
+        for channel in self._outputs[index]:
+            self.links.put(channel, at)
+
+    def _time_arrived(self, index: int, channel: ChannelId, at: Watermark) -> None:
+        state, changed = watermark.told(self._watermarks[index], channel, at)
+        if changed:
+            self._fragments[index].on_watermark(state.now.at_us)
+            self._forward(index, state.now)
+        self._watermarks[index] = state
+
+    def _position(self, reading: Reading) -> SourcePosition:
+        time = self._times.get(reading.fragment)
+        known = None if time is None else time.known(reading.partition)
+        return SourcePosition(reading.source, reading.partition, reading.offset, known)
 
     def _close_stages(self, index: int, epoch: Epoch) -> None:
         """Set the output of the fragment's sinks aside: what it emits from now on is of the next epoch."""
@@ -262,6 +252,8 @@ class SubtaskRun:
                 continue
             if isinstance(frame, Barrier):
                 arrived(index, channel, frame)
+            elif isinstance(frame, Watermark):
+                self._time_arrived(index, channel, frame)
             else:
                 self._fragments[index].on_batch(frame)
             return True
@@ -270,11 +262,11 @@ class SubtaskRun:
     def _read_one(self) -> bool:
         if self._throttle.wait_s() > 0 or self._throttle.clock.monotonic() < self._away_until:
             return False
-        self._turn += 1
-        for i in range(len(self._readings)):
-            reading = self._readings[(i + self._turn) % len(self._readings)]
+        time_moved = False
+        for reading in self._in_turn():
             if reading.caught_up() or not self._has_room(reading.fragment):
                 continue
+            time = self._times.get(reading.fragment)
             try:
                 batch, following = reading.opened.read(reading.partition, reading.offset, READ_BYTES_MAX)
             except Unavailable:
@@ -284,29 +276,46 @@ class SubtaskRun:
             if batch is None:
                 reading.offset = following
                 reading.ended = reading.opened.ended(reading.partition, following)
+                if time is not None:
+                    time_moved |= time.found_nothing(reading.partition, following, reading.ended)
                 continue
-            rows_max = self._throttle.rows_max()
-            if rows_max is not None and batch.num_rows > rows_max:
-                following -= batch.num_rows - rows_max
-                batch = batch.slice(0, rows_max)
-            batch, following = _no_further(reading, batch, following)
-            contiguous = following - reading.offset == batch.num_rows
-            arrival = Arrival(reading.partition, reading.offset, following, contiguous)
-            reading.offset = following
-            if reading.caught_up():
-                reading.ended = reading.opened.ended(reading.partition, following)
-            self._throttle.took(batch.num_rows)
-            self.records_in += batch.num_rows
-            self._fragments[reading.fragment].on_batch(batch, arrival)
+            self._emit(reading, time, batch, following)
             return True
-        return False
+        return time_moved
 
+    def _in_turn(self) -> list[Reading]:
+        """Return the partitions in the order to try: sources take turns, and so do partitions without event time."""
+        self._turn += 1
+        turn = self._turn % max(1, len(self._readings))
+        rotated = [*self._readings[turn:], *self._readings[:turn]]
+        if not self._times:
+            return rotated
+        place = {fragment: i for i, fragment in enumerate(dict.fromkeys(r.fragment for r in rotated))}
 
-def _no_further(reading: Reading, batch: pa.RecordBatch, following: int) -> tuple[pa.RecordBatch, int]:
-    """Cut what lies behind `until` off, where offsets count rows; where they have gaps the batch is taken whole."""
-    if reading.until is None or following <= reading.until or following - reading.offset != batch.num_rows:
-        return batch, following
-    return batch.slice(0, reading.until - reading.offset), reading.until
+        def before(reading: Reading) -> tuple[int, bool, int]:
+            time = self._times.get(reading.fragment)
+            return place[reading.fragment], *((False, 0) if time is None else time.turn(reading.partition))
+
+        return sorted(rotated, key=before)
+
+    def _emit(self, reading: Reading, time: EventTime | None, batch: pa.RecordBatch, following: int) -> None:
+        rows_max = self._throttle.rows_max()
+        if rows_max is not None and batch.num_rows > rows_max:
+            following -= batch.num_rows - rows_max
+            batch = batch.slice(0, rows_max)
+        batch, following = no_further(reading, batch, following)
+        contiguous = following - reading.offset == batch.num_rows
+        arrival = Arrival(reading.partition, reading.offset, following, contiguous)
+        reading.offset = following
+        if reading.caught_up():
+            reading.ended = reading.opened.ended(reading.partition, following)
+        self._throttle.took(batch.num_rows)
+        self.records_in += batch.num_rows
+        if time is not None:
+            time.woke(reading.partition)
+        self._fragments[reading.fragment].on_batch(batch, arrival)
+        if time is not None:
+            time.emitted(reading.partition, batch, following)
 
 
 def inputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:
@@ -319,24 +328,3 @@ def outputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) ->
     """Return the output channels of one fragment of one subtask."""
     edges = [edge.index for edge in plan.edges if edge.from_fragment == fragment]
     return [ChannelId(edge, subtask, Subtask(s)) for edge in edges for s in range(parallelism)]
-
-
-def open_readings(
-    plan: Plan,
-    positions: tuple[SourcePosition, ...],
-    opened: Mapping[str, OpenSource],
-    until: tuple[SourcePosition, ...] = (),
-) -> list[Reading]:
-    """Return the partitions to read; an unknown position (-1) is the partition's first record."""
-    fragments = {spec.name: spec.fragment for spec in plan.sources}
-    ends = {(at.source, at.partition): at.offset for at in until}
-    readings = []
-    for at in positions:
-        source = opened[at.source]
-        offset = source.retention_start(at.partition) if at.offset < 0 else at.offset
-        end = ends.get((at.source, at.partition))
-        ended = end is not None and offset >= end and source.ended(at.partition, offset)
-        readings.append(Reading(at.source, fragments[at.source], at.partition, source, offset, ended, end))
-    return readings
-
-

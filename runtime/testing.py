@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from holdfast.sinks.memory import MemorySink
 from holdfast.storage.objects import MemoryObjects
 
 PARTITIONS = 4
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = Mapping[str, Any]
 
 
@@ -41,6 +43,7 @@ class PushedSource:
         self.name, self.schema, self._random = name, schema, rng
         self.tables: list[pa.Table] = [schema.empty_table() for _ in range(PARTITIONS)]
         self.over = False
+        self._marks: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
 
     def check(self) -> None:
         """There is nothing outside to look at."""
@@ -72,8 +75,20 @@ class PushedSource:
         if left <= 0:
             return None, offset
         count = self._random.randint(1, min(left, 64))
+        # A watermark that the test gave stands between two records; a batch must not span it.
+        ahead = [at - offset for at, _ in self._marks[partition] if at > offset]
+        count = min([count, *ahead])
         batch = table.slice(offset, count).combine_chunks().to_batches()[0]
         return batch, offset + batch.num_rows
+
+    def watermark(self, partition: int, offset: int) -> int | None:
+        """Return the newest watermark that the test gave before this offset."""
+        return max((at_us for mark, at_us in self._marks[partition] if mark <= offset), default=None)
+
+    def mark(self, at_us: int) -> None:
+        """From here on no record is to come that is older, in any partition."""
+        for partition, table in enumerate(self.tables):
+            self._marks[partition].append((table.num_rows, at_us))
 
     def ended(self, partition: int, offset: int) -> bool:
         """Nothing follows once the test has said so."""
@@ -100,6 +115,7 @@ class TestDriver:
         self.sources = {s.name: PushedSource(s.name, s.source.schema, rng) for s in plan.sources}
         self.sinks = {s.name: MemorySink(key=s.upsert_key) for s in plan.sinks}
         plan = _with_doubles(plan, self.sources, self.sinks)
+        self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}
         self._operators = {operator.name: operator.id for operator in plan.operators}
         partitions = {name: tuple(range(PARTITIONS)) for name in self.sources}
         every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000
@@ -136,6 +152,22 @@ class TestDriver:
                 next_step=f"give each row the columns {pushed.schema.names}",
             ) from error
         pushed.tables[partition] = pa.concat_tables([pushed.tables[partition], table])
+        self._settle()
+
+    def watermark(self, source: str, at: datetime) -> None:
+        """Bring the watermark of every partition of a source to `at`, behind all that was pushed.
+
+        Raises:
+            ConfigError: no such source, it has no event time, or `at` has no time zone.
+        """
+        pushed = self._source(source)
+        if source not in self._timed or at.tzinfo is None:
+            fault = "no event time" if source not in self._timed else f"no use for {at!r}, which has no time zone"
+            raise ConfigError(
+                f"source {source!r} has {fault}",
+                next_step="give app.source(..., event_time=...) and a datetime such as datetime(..., tzinfo=UTC)",
+            )
+        pushed.mark((at - _EPOCH) // timedelta(microseconds=1))
         self._settle()
 
     def advance(self, duration: str) -> None:

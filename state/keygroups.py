@@ -74,6 +74,16 @@ def key_groups_of(hashes: NDArray[np.uint64], count: int) -> NDArray[np.uint16]:
     return (((hashes >> _32) * np.uint64(count)) >> _32).astype(np.uint16)
 
 
+def key_of_group(groups: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return for every key group one integer key that lies in it, always the same: a key for what the group itself has.
+
+    The lowest hash whose multiply-shift gives the group, taken back through splitmix64.
+    """
+    _check_count(count)
+    high = (groups.astype(np.uint64) << _32) + np.uint64(count - 1)
+    return splitmix64_inverse((high // np.uint64(count)) << _32)
+
+
 def range_of(subtask: int, parallelism: int, count: int) -> tuple[int, int]:
     """Return the key groups [first, end) that a subtask owns; may be empty if parallelism > count."""
     _check_count(count)

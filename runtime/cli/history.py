@@ -165,9 +165,10 @@ def _add_manifest(shown: dict[str, Any], manifest: Manifest, *, ended: bool) -> 
     Args:
         ended: The log holds the end of the run, which is appended only when everything is delivered (PROTOCOL P13).
     """
-    unknown = dict.fromkeys(("end_offset", "lag", "oldest_offset", "watermark", "idle_ms"))
+    unknown = dict.fromkeys(("end_offset", "lag", "oldest_offset", "idle_ms"))
     shown["sources"] = [
-        {"name": at.source, "partition": at.partition, "offset": at.offset, **unknown} for at in manifest.positions
+        {"name": at.source, "partition": at.partition, "offset": at.offset, "watermark": at.watermark, **unknown}
+        for at in manifest.positions
     ]
     delivered: dict[str, int] = {}
     staged: dict[str, int] = {}

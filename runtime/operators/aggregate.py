@@ -30,6 +30,7 @@ from holdfast.runtime.aggregates import BoundAggregation
 from holdfast.runtime.operators.stateless import OP_FIELD
 from holdfast.runtime.steps import Aggregate
 from holdfast.sinks.contract import PUT
+from holdfast.state.keys import Keys
 from holdfast.state.table import Table
 
 INT64_MAX = (1 << 63) - 1
@@ -72,7 +73,14 @@ class AggregateOperator:
         """
         if batch.num_rows == 0:
             return
-        keys = self._table.spec.key.encode([batch.column(name) for name in self._aggregate.keys])
+        self.fold(self._table.spec.key.encode([batch.column(name) for name in self._aggregate.keys]), batch)
+
+    def fold(self, keys: Keys, batch: pa.RecordBatch) -> Slots:
+        """Take rows into the state of these keys, one per row; return their slots.
+
+        Raises:
+            JobFailed: a sum does not fit.
+        """
         slots = self._table.slots(keys)
         columns = {bound.column for bound in self._aggregate.aggregations if bound.column is not None}
         inputs = {name: _Input(batch.column(name), slots) for name in columns}
@@ -86,17 +94,21 @@ class AggregateOperator:
             else:
                 self._fold(bound, inputs[bound.column])
         self.rows_in += batch.num_rows
+        return slots
 
     def changes(self) -> pa.RecordBatch | None:
         """Return keys and results of every key changed since the last barrier; None if there is none."""
         slots = self._table.changed()
         if slots.size == 0:
             return None
-        arrays = self._table.key_columns(slots)
-        arrays = [*arrays, *(self._result(bound, slots) for bound in self._aggregate.aggregations)]
+        arrays = [*self._table.key_columns(slots), *self.results(slots)]
         arrays.append(pa.array(np.full(slots.size, PUT, np.int8)))
         self.rows_out += slots.size
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def results(self, slots: Slots) -> list[pa.Array]:
+        """Return the result columns of these slots."""
+        return [self._result(bound, slots) for bound in self._aggregate.aggregations]
 
     def _fold(self, bound: BoundAggregation, given: _Input) -> None:
         column, slots = self._table.column(bound.value), given.slots

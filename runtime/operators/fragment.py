@@ -21,10 +21,12 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
+from holdfast.runtime.messages import OperatorProgress
 from holdfast.runtime.operators.aggregate import AggregateOperator
 from holdfast.runtime.operators.checks import checking, relabelling
 from holdfast.runtime.operators.functions import Arrival, FunctionOperator
 from holdfast.runtime.operators.stateless import OP_FIELD, Chain, Origin
+from holdfast.runtime.operators.window import KeyGroups, WindowOperator
 from holdfast.runtime.steps import (
     INPUT,
     Aggregate,
@@ -33,10 +35,12 @@ from holdfast.runtime.steps import (
     Exchange,
     Filter,
     Fragment,
+    Late,
     Project,
     SinkStep,
     Step,
     Union,
+    WindowAggregate,
 )
 from holdfast.state.table import Table
 
@@ -53,13 +57,21 @@ class FragmentRuntime:
     """The steps of one fragment, ready to run on the operator thread.
 
     Args:
-        tables: One table per aggregate of the fragment, by operator name.
+        tables: One table per aggregate of the fragment, by operator name; windows also have one for their clock.
         job: Named in errors.
+        key_groups: Those of the job, and which of them this subtask owns.
     """
 
     def __init__(
-        self, fragment: Fragment, tables: Mapping[str, Table], send: Send, write: Write, job: str | None = None
+        self,
+        fragment: Fragment,
+        tables: Mapping[str, Table],
+        send: Send,
+        write: Write,
+        job: str | None = None,
+        key_groups: KeyGroups | None = None,
     ) -> None:
+        self._key_groups = key_groups
         self._tables, self._send, self._write, self._job = tables, send, write, job
         self._readers: dict[int, list[Step]] = {}
         for step in fragment.steps:
@@ -70,6 +82,7 @@ class FragmentRuntime:
         self._functions: list[FunctionOperator] = []
         self._unions: dict[int, tuple[list[Consumer], frozenset[str]]] = {}
         self._aggregates: list[tuple[AggregateOperator, list[Consumer]]] = []
+        self._windows: list[WindowOperator] = []
         self._consumers = self._consumers_of(INPUT, fragment.schema, Origin(job, fragment.source))[0]
 
     def on_batch(self, batch: pa.RecordBatch, arrival: Arrival | None = None) -> None:
@@ -95,15 +108,26 @@ class FragmentRuntime:
         for aggregate, consumers in self._aggregates:
             if consumers and (changes := aggregate.changes()) is not None:
                 _give(consumers, changes)
+        for window in self._windows:
+            window.note_clock()
 
-    def counters(self) -> dict[str, tuple[int, int]]:
-        """Return rows in and rows out of every aggregate and function, by operator name."""
-        functions = {operator.name: (operator.rows_in, operator.rows_out) for operator in self._functions}
-        return functions | {operator.name: (operator.rows_in, operator.rows_out) for operator, _ in self._aggregates}
+    def on_watermark(self, at_us: int) -> None:
+        """Event time has come this far: windows close.
 
-    def dropped(self) -> dict[str, int]:
-        """Return how many rows every function step has dropped, by operator name."""
-        return {operator.name: operator.dropped for operator in self._functions}
+        Raises:
+            JobFailed: an expression cannot be computed.
+        """
+        self._arrival.take(Arrival())
+        for window in self._windows:
+            window.advance(at_us)
+
+    def progress(self) -> list[OperatorProgress]:
+        """Return what every operator has taken, given and left out since it was deployed."""
+        return [
+            *(OperatorProgress(o.name, o.rows_in, o.rows_out, 0, dropped=o.dropped) for o in self._functions),
+            *(OperatorProgress(o.name, o.rows_in, o.rows_out, 0) for o, _ in self._aggregates),
+            *(OperatorProgress(o.name, o.rows_in, o.rows_out, 0, late=o.late) for o in self._windows),
+        ]
 
     def _consumers_of(self, point: int, schema: pa.Schema, origin: Origin) -> tuple[list[Consumer], frozenset[str]]:
         """Return what takes the rows that leave `point`, and the columns needed there, without `_op`."""
@@ -129,6 +153,10 @@ class FragmentRuntime:
                 behind = Origin(self._job, None, aggregate.operator)
                 self._aggregates.append((operator, self._consumers_of(step.id, step.schema, behind)[0]))
                 return operator.update, operator.reads
+            case WindowAggregate() as aggregate:
+                return self._window(step, aggregate)
+            case Late():
+                return None, frozenset()  # fed by the window that it stands behind
             case Filter() | Project():
                 return self._chain(step, schema, origin)
             case Call() as call:
@@ -173,6 +201,23 @@ class FragmentRuntime:
         if not consumers:
             return None, frozenset()
         return relabelling([field for field in step.schema if field.name in needed], _to(consumers)), needed
+
+    def _window(self, step: Step, aggregate: WindowAggregate) -> tuple[Consumer, frozenset[str]]:
+        assert self._key_groups is not None
+        behind = Origin(self._job, None, aggregate.operator)
+        results = self._consumers_of(step.id, step.schema, behind)[0]
+        late: list[Consumer] = []
+        wanted: frozenset[str] = frozenset()
+        for reader in self._readers.get(step.id, []):
+            if isinstance(reader.kind, Late):
+                late += self._consumers_of(reader.id, reader.schema, behind)[0]
+                wanted |= frozenset(reader.schema.names) if late else frozenset()
+        operator = WindowOperator(
+            aggregate, step.schema, step.upsert_key is not None, self._tables, self._key_groups, self._job,
+            lambda batch: _give(results, batch), (lambda batch: _give(late, batch)) if late else None,
+        )  # fmt: skip
+        self._windows.append(operator)
+        return operator.update, operator.reads | wanted
 
     def _chain(self, first: Step, schema: pa.Schema, origin: Origin) -> tuple[Consumer | None, frozenset[str]]:
         steps = [first]

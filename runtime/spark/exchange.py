@@ -22,12 +22,12 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.errors import Unavailable
-from holdfast.model import Barrier, ChannelId, Generation, JobUuid
+from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Watermark
 from holdfast.runtime.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue
 from holdfast.runtime.mailbox import Mailbox
 from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen
 
-_BATCH, _BARRIER = 1, 2
+_BATCH, _BARRIER, _WATERMARK = 1, 2, 3
 _log = logging.getLogger("holdfast.exchange")
 
 
@@ -162,8 +162,10 @@ class _TcpLinks:
                 kind, data = stream.receive()
                 if kind == _BATCH:
                     queue.put(pa.ipc.read_record_batch(pa.py_buffer(data), schema))
-                else:
+                elif kind == _BARRIER:
                     queue.put(msgspec.msgpack.decode(data, type=Barrier))
+                else:
+                    queue.put(msgspec.msgpack.decode(data, type=Watermark))
                 self._wake()
         except Exception as error:  # noqa: BLE001 - whatever ends this thread, the channel is broken
             self._report(channel, error)
@@ -178,6 +180,8 @@ class _TcpLinks:
             while (frame := queue.wait_and_take()) is not None:
                 if isinstance(frame, Barrier):
                     stream.send(_BARRIER, msgspec.msgpack.encode(frame))
+                elif isinstance(frame, Watermark):
+                    stream.send(_WATERMARK, msgspec.msgpack.encode(frame))
                 else:
                     stream.send(_BATCH, memoryview(frame.serialize()))
                 self._wake()

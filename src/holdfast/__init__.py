@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.rowtypes import Row
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.log import Log
+    from holdfast.runtime.windows import calendar, hopping, session, tumbling
     from holdfast.sinks.sqlite import SQLite
 
 _MODULES = {"errors": "holdfast.errors", "testing": "holdfast.runtime.testing"}
@@ -37,6 +38,10 @@ _HOMES = {
     "max": "holdfast.runtime.aggregates",
     "mean": "holdfast.runtime.aggregates",
     "Row": "holdfast.runtime.rowtypes",
+    "tumbling": "holdfast.runtime.windows",
+    "hopping": "holdfast.runtime.windows",
+    "session": "holdfast.runtime.windows",
+    "calendar": "holdfast.runtime.windows",
     "Log": "holdfast.runtime.sources.log",
     "Generator": "holdfast.runtime.sources.generator",
     "SQLite": "holdfast.sinks.sqlite",
@@ -60,13 +65,17 @@ __all__ = [
     "Row",
     "SQLite",
     "Unavailable",
+    "calendar",
     "count",
     "errors",
+    "hopping",
     "max",
     "mean",
     "min",
+    "session",
     "sum",
     "testing",
+    "tumbling",
 ]
 
 

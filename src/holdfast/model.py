@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
+import msgspec
+
 JobUuid = NewType("JobUuid", str)
 WorkerId = NewType("WorkerId", str)
 """One incarnation of a worker process; a restarted one has another."""
@@ -107,10 +109,26 @@ class Barrier:
     """No record follows: the job finishes or stops with this epoch."""
 
 
+NEVER_US = -(1 << 63)
+"""Event time of a watermark before the first record."""
+LAST_US = (1 << 63) - 1
+"""Event time of the last watermark: no record follows."""
+
+
 @dataclass(frozen=True)
-class SourcePosition:
+class Watermark:
+    """How far event time has come in a channel; microseconds since 1970, UTC (docs/design/0006)."""
+
+    at_us: int
+    idle: bool = False
+    """The sender holds nothing back, whatever `at_us` says."""
+
+
+class SourcePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where reading goes on: the next offset of one partition of one source."""
 
     source: str
     partition: int
     offset: int
+    watermark: int | None = None
+    """Watermark of the partition at this offset, in microseconds since 1970, UTC; None before its first record."""

@@ -71,12 +71,12 @@ def part(subtask: int, **fields: Any) -> SubtaskPart:
 
 def following(
     *parts: SubtaskPart,
-    positions: Mapping[tuple[str, int], int] | None = None,
+    positions: Iterable[SourcePosition] = (),
     waiting: Iterable[Pending] = (),
     confirmed: Mapping[Writer, Tag] | None = None,
 ) -> Manifest:
     """Epoch 7 after epoch 6, with these acks."""
-    return follow(HANDLES, positions or {}, waiting, confirmed or {}, header(), parts)
+    return follow(HANDLES, positions, waiting, confirmed or {}, header(), parts)
 
 
 class TestState:
@@ -97,10 +97,10 @@ class TestState:
 
     def test_a_segment_that_builds_on_an_epoch_never_completed_stops_the_driver(self) -> None:
         """P8: the changes of an epoch given up would be lost."""
-        made = follow(HANDLES, {}, (), {}, header(9, 6), (part(0, segment=segment(0, 9, follows=6)), part(1)))
+        made = follow(HANDLES, (), (), {}, header(9, 6), (part(0, segment=segment(0, 9, follows=6)), part(1)))
         assert made.state[0].segments[-1] == segment(0, 9, follows=6)
         with pytest.raises(AssertionError, match="between two completed epochs"):
-            follow(HANDLES, {}, (), {}, header(9, 6), (part(0, segment=segment(0, 9, follows=8)), part(1)))
+            follow(HANDLES, (), (), {}, header(9, 6), (part(0, segment=segment(0, 9, follows=8)), part(1)))
 
 
 class TestPositions:
@@ -108,13 +108,19 @@ class TestPositions:
         made = following(
             part(1, positions=(SourcePosition("s", 1, 50),)),
             part(0, positions=(SourcePosition("s", 0, 40),)),
-            positions={("s", 0): 10, ("s", 1): 11, ("r", 0): 12},
+            positions=[SourcePosition("s", 0, 10), SourcePosition("s", 1, 11), SourcePosition("r", 0, 12)],
         )
         assert made.positions == (
             SourcePosition("r", 0, 12),
             SourcePosition("s", 0, 40),
             SourcePosition("s", 1, 50),
         )
+
+
+    def test_the_watermark_of_a_partition_goes_with_its_offset(self) -> None:
+        """P11"""
+        made = following(part(0, positions=(SourcePosition("s", 0, 40, 7),)), part(1))
+        assert made.positions == (SourcePosition("s", 0, 40, 7),)
 
 
 class TestPending:

@@ -688,7 +688,8 @@ class TestEnd:
         run.beat(A, ended=True)
         assert run.pass_time(0.0) == []
         run.beat(B, ended=True)
-        assert kinds(run.pass_time(0.0)) == [m.Trigger, m.Trigger]
+        trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), True), finishing=True)
+        assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
         run.ack(A, 1)
         run.ack(B, 1)
         run.store()

@@ -216,7 +216,7 @@ class TestFinish:
         assert run.pass_time(1.0) == []
         run.beat(A, ended=True)
         run.beat(B, ended=True)
-        trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), True))
+        trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), True), finishing=True)
         assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
         closed(run, 1)
         run.pass_time(0.0)

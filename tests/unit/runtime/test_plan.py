@@ -185,13 +185,18 @@ class TestRefusals:
         with pytest.raises(hf.ConfigError, match="does not support"):
             app.plan()
 
-    def test_event_time_is_refused(self) -> None:
-        app = hf.App("hot")
-        app.source("bids", Rows(pa.schema([("at", pa.timestamp("us", "UTC"))])), event_time="at").sink(
-            "out", Anywhere()
-        )
-        with pytest.raises(hf.ConfigError, match="event_time='at' of source 'bids'"):
-            app.plan()
+    @pytest.mark.parametrize(
+        ("column", "fault"),
+        [
+            (pa.field("at", pa.timestamp("us"), nullable=False), "has no time zone"),
+            (pa.field("at", pa.timestamp("us", "UTC")), "may be null"),
+            (pa.field("at", pa.timestamp("ms", "UTC"), nullable=False), "is timestamp"),
+            (pa.field("at", pa.int64(), nullable=False), "is int64"),
+        ],
+    )
+    def test_an_event_time_that_is_no_point_in_time_is_refused(self, column: pa.Field, fault: str) -> None:
+        with pytest.raises(hf.ConfigError, match=f"the event time 'at' {fault}"):
+            hf.App("hot").source("bids", Rows(pa.schema([column])), event_time="at")
 
 
 class TestShipping:

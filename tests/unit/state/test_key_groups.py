@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.state.keygroups import key_groups_of, owners, range_of, splitmix64, splitmix64_inverse
+from holdfast.model import KEY_GROUPS_MAX
+from holdfast.state.keygroups import (
+    key_groups_of,
+    key_of_group,
+    owners,
+    range_of,
+    splitmix64,
+    splitmix64_inverse,
+)
 
 int64s = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -57,3 +65,11 @@ class TestOwnership:
         for subtask in range(parallelism):
             first, end = range_of(subtask, parallelism, count)
             assert (table[first:end] == subtask).all()
+
+
+class TestKeysOfGroups:
+    @settings(deadline=None)
+    @given(st.integers(1, KEY_GROUPS_MAX))
+    def test_every_group_has_a_key_of_its_own(self, count: int) -> None:
+        groups = np.arange(count)
+        assert np.array_equal(key_groups_of(splitmix64(key_of_group(groups, count)), count), groups)

@@ -1,0 +1,118 @@
+"""Event time of one source in one subtask: a watermark per partition, and what the channels are told.
+
+Idleness is by clock: a partition in which nothing was found for `idle_after` holds nothing back until its next record.
+A partition that was read to its sealed end never does again.
+
+Invariants
+    - What is sent behind a batch covers the batch; a partition that wakes is announced before its rows.
+    - Partitions that have records are read lowest watermark first, so none runs ahead of the others.
+
+Source: DESIGN sections 6 and 13; PROTOCOL P11, P13; docs/design/0006-watermarks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
+from holdfast.ports import Clock
+from holdfast.runtime import watermark
+from holdfast.runtime.steps import SourceSpec
+
+POLL_S = 0.05
+"""How long a partition in which nothing was found lets others go first: to look again may cost a request."""
+
+
+@runtime_checkable
+class TellsTime(Protocol):
+    """An open source that knows more about event time than its records show."""
+
+    def watermark(self, partition: int, offset: int) -> int | None:
+        """Return up to which time, in microseconds since 1970, no record follows at or after the offset."""
+
+
+class EventTime:
+    """The partitions of one source that one subtask reads.
+
+    Args:
+        positions: These partitions, with the watermarks of the checkpoint.
+        send: Puts a watermark behind everything that the source has emitted.
+    """
+
+    def __init__(
+        self,
+        spec: SourceSpec,
+        opened: object,
+        positions: list[SourcePosition],
+        clock: Clock,
+        send: Callable[[Watermark], None],
+    ) -> None:
+        assert spec.event_time is not None
+        self._spec, self._clock, self._send = spec, clock, send
+        self._told = opened if isinstance(opened, TellsTime) else None
+        self._column = spec.source.schema.get_field_index(spec.event_time)
+        self._at = {p.partition: NEVER_US if p.watermark is None else p.watermark for p in positions}
+        self._quiet_since: dict[int, float] = {}
+        self._looked_at: dict[int, float] = {}
+        self._minimum = watermark.begin(self._at)
+        for partition, at_us in self._at.items():
+            self._minimum, _ = watermark.told(self._minimum, partition, Watermark(at_us))
+        send(self._minimum.now)
+
+    def turn(self, partition: int) -> tuple[bool, int]:
+        """Return what partitions are read in the order of: lowest watermark first, those just found empty last."""
+        looked_at = self._looked_at.get(partition)
+        rests = looked_at is not None and self._clock.monotonic() - looked_at < POLL_S
+        return rests, self._at[partition]
+
+    def known(self, partition: int) -> int | None:
+        """Return the partition's watermark, None if it has none yet."""
+        at_us = self._at[partition]
+        return None if at_us == NEVER_US else at_us
+
+    def woke(self, partition: int) -> bool:
+        """The partition has records, which are not emitted yet."""
+        self._quiet_since.pop(partition, None)
+        self._looked_at.pop(partition, None)
+        return self._tell(partition, idle=False)
+
+    def emitted(self, partition: int, batch: pa.RecordBatch, following: int) -> None:
+        """The batch was emitted; the partition is read up to `following`."""
+        times = batch.column(self._column)
+        micros = np.frombuffer(times.buffers()[1], np.int64, len(times), times.offset * 8)
+        self._raise_to(partition, int(micros.max()) - self._spec.out_of_orderness_us)
+        self._ask(partition, following)
+        self._tell(partition, idle=False)
+
+    def found_nothing(self, partition: int, offset: int, ended: bool) -> bool:
+        """Nothing was there to read; return whether anything was sent."""
+        self._ask(partition, offset)
+        now = self._looked_at[partition] = self._clock.monotonic()
+        since = self._quiet_since.setdefault(partition, now)
+        return self._tell(partition, idle=ended or now - since >= self._spec.idle_after_s)
+
+    def finish(self) -> None:
+        """No record follows anywhere: send the last watermark (P13)."""
+        for partition in self._at:
+            self._minimum, _ = watermark.told(self._minimum, partition, Watermark(LAST_US))
+        self._send(Watermark(LAST_US))
+
+    def _ask(self, partition: int, offset: int) -> None:
+        if self._told is not None and (at_us := self._told.watermark(partition, offset)) is not None:
+            self._raise_to(partition, at_us)
+
+    def _raise_to(self, partition: int, at_us: int) -> None:
+        self._at[partition] = max(self._at[partition], at_us)
+
+    def _tell(self, partition: int, idle: bool) -> bool:
+        part = Watermark(self._at[partition], idle)
+        if self._minimum.parts[partition] == part:
+            return False
+        self._minimum, changed = watermark.told(self._minimum, partition, part)
+        if changed:
+            self._send(self._minimum.now)
+        return changed

@@ -1,0 +1,139 @@
+"""The graph that a job's code builds: one node per call, and the names that it has taken.
+
+Invariants
+    - Nodes are numbered in the order of the calls; a node's input has a lower number.
+    - A name belongs to one source, operator or sink of the app, for all time: it is the identity of state and output.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.sources.source import Source
+from holdfast.runtime.steps import Aggregate, Call, Check, Filter, Late, Project, Union, WindowAggregate
+from holdfast.sinks.contract import Sink
+
+NAME_LENGTH_MAX = 100
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+@dataclass(frozen=True, eq=False)
+class FromSource:
+    """The beginning of a stream."""
+
+    name: str
+    source: Source
+    event_time: str | None
+    out_of_orderness_ms: int
+    idle_after_ms: int
+
+
+@dataclass(frozen=True, eq=False)
+class ToSink:
+    """The end of a stream."""
+
+    name: str
+    sink: Sink
+
+
+NodeKind = FromSource | Filter | Project | Call | Check | Union | Aggregate | WindowAggregate | Late | ToSink
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One call of the job's code, and the stream that comes out of it."""
+
+    number: int
+    input: Node | None
+    kind: NodeKind
+    stream: str
+    """The source or operator that the rows last came from; messages name the stream by it."""
+    schema: pa.Schema
+    upsert_key: tuple[str, ...] | None
+    row_type: type | None = None
+    """The dataclass of the rows in Python functions; None is `hf.Row`."""
+    others: tuple[Node, ...] = ()
+    """Further inputs of a union."""
+    event_time: str | None = None
+    """The column that says when a row happened, as the source has it."""
+
+
+@dataclass
+class Graph:
+    """Everything that an app's code has built so far."""
+
+    app: str
+    nodes: list[Node] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    """Name to what it names, such as "sink"."""
+
+    def add(
+        self,
+        kind: NodeKind,
+        input: Node | None,
+        stream: str,
+        schema: pa.Schema,
+        upsert_key: tuple[str, ...] | None = None,
+        *,
+        row_type: type | None = None,
+        others: tuple[Node, ...] = (),
+        event_time: str | None = None,
+    ) -> Node:
+        """Append a node and return it."""
+        node = Node(len(self.nodes), input, kind, stream, schema, upsert_key, row_type, others, event_time)
+        self.nodes.append(node)
+        return node
+
+    def claim(self, name: object, what: str) -> str:
+        """Take a name for a source, operator or sink; return it.
+
+        Raises:
+            ConfigError: the name is missing, malformed or taken.
+        """
+        if isinstance(name, str) and name in self.names:
+            raise ConfigError(
+                f"the name {name!r} at {position()} is already that of the app's {self.names[name]}; "
+                "names are the identity of state and output, so each is used once",
+                not_done="the job was not planned",
+                next_step=f"give the {what} another name",
+            )
+        checked = check_name(name, what)
+        self.names[checked] = what
+        return checked
+
+
+def check_name(name: object, what: str) -> str:
+    """Return the name of an app, source, operator or sink.
+
+    Raises:
+        ConfigError: it is missing or malformed.
+    """
+    if not isinstance(name, str):
+        raise refused(
+            f"a {what} at {position()} has no name: its first argument is {name!r}",
+            "put a name first: it is the identity of its state or output",
+        )
+    if not _NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
+        raise refused(
+            f"{name!r} at {position()} cannot be the name of a {what}",
+            f"use small letters, digits, '-' and '_', beginning with a letter or digit, at most {NAME_LENGTH_MAX}",
+        )
+    return name
+
+
+def position() -> str:
+    """Return file and line of the nearest caller outside Holdfast."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "holdfast":
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+
+
+def refused(what: str, next_step: str) -> ConfigError:
+    """Return the error for a call that cannot be planned."""
+    return ConfigError(what, not_done="the job was not planned", next_step=next_step)

@@ -1,0 +1,99 @@
+"""The source partitions that one subtask reads: where each stands, and how fast it may be read.
+
+Invariants
+    - A partition is read no further than its `until`, where one is given and offsets count rows.
+    - What was not used of the rate for more than a second is not saved up for a burst.
+
+Source: DESIGN sections 6 and 13; docs/design/0008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from holdfast.model import SourcePosition
+from holdfast.ports import Clock
+from holdfast.runtime.plan import Plan
+from holdfast.runtime.sources.source import OpenSource
+
+
+@dataclass
+class Reading:
+    """One source partition of this subtask."""
+
+    source: str
+    fragment: int
+    partition: int
+    opened: OpenSource
+    offset: int
+    ended: bool = False
+    watermark: int | None = None
+    """As of the checkpoint; from then on the source's EventTime knows."""
+    until: int | None = None
+    """Read no further than this offset."""
+
+    def caught_up(self) -> bool:
+        """Return whether there is nothing left that this run has to read."""
+        return self.ended or (self.until is not None and self.offset >= self.until)
+
+
+@dataclass
+class Throttle:
+    """A token bucket: how many records a subtask may take from its sources per second."""
+
+    rate: float | None
+    clock: Clock
+    _since: float = field(init=False)
+    _taken: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._since = self.clock.monotonic()
+
+    def wait_s(self) -> float:
+        """Return for how long nothing may be read, 0 if reading is allowed."""
+        if self.rate is None:
+            return 0.0
+        elapsed = self.clock.monotonic() - self._since
+        if elapsed > 1.0 and self._taken < self.rate * (elapsed - 1.0):
+            # What was not used for more than a second is not saved up for a burst.
+            self._since, self._taken = self._since + elapsed - 1.0, 0
+        return max(0.0, self._taken / self.rate - (self.clock.monotonic() - self._since))
+
+    def rows_max(self) -> int | None:
+        """Return how many rows to take at most in one read, a twentieth of a second's worth."""
+        return None if self.rate is None else max(1, int(self.rate / 20))
+
+    def took(self, rows: int) -> None:
+        """Count rows that were read."""
+        self._taken += rows
+
+
+def no_further(reading: Reading, batch: pa.RecordBatch, following: int) -> tuple[pa.RecordBatch, int]:
+    """Cut what lies behind `until` off, where offsets count rows; where they have gaps the batch is taken whole."""
+    if reading.until is None or following <= reading.until or following - reading.offset != batch.num_rows:
+        return batch, following
+    return batch.slice(0, reading.until - reading.offset), reading.until
+
+
+def open_readings(
+    plan: Plan,
+    positions: tuple[SourcePosition, ...],
+    opened: Mapping[str, OpenSource],
+    until: tuple[SourcePosition, ...] = (),
+) -> list[Reading]:
+    """Return the partitions to read; an unknown position (-1) is the partition's first record."""
+    fragments = {spec.name: spec.fragment for spec in plan.sources}
+    ends = {(at.source, at.partition): at.offset for at in until}
+    readings = []
+    for at in positions:
+        source = opened[at.source]
+        offset = source.retention_start(at.partition) if at.offset < 0 else at.offset
+        end = ends.get((at.source, at.partition))
+        ended = end is not None and offset >= end and source.ended(at.partition, offset)
+        readings.append(
+            Reading(at.source, fragments[at.source], at.partition, source, offset, ended, at.watermark, end)
+        )
+    return readings

@@ -1,0 +1,490 @@
+"""Tumbling windows in whole jobs: what they give and when, what is late, and that a crash changes neither."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.runtime.identity import check_against, describe_operators
+from holdfast.runtime.operators.fragment import FragmentRuntime
+from holdfast.runtime.operators.window import KeyGroups
+from holdfast.runtime.sources.source import OpenSource
+from holdfast.runtime.windows import Tumbling
+from holdfast.sinks.memory import MemorySink
+from holdfast.state.keygroups import range_of
+from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.store import Identity, StateStore
+from holdfast.testing import TestDriver
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Bid:
+    auction: str
+    bit: int
+    at: datetime
+
+
+def bid(second: float, bit: int = 1, auction: str = "a") -> Bid:
+    return Bid(auction, bit, at(second))
+
+
+def at(second: float) -> datetime:
+    return START + timedelta(seconds=second)
+
+
+class Columns:
+    """A source that is only planned with."""
+
+    schema = hf.Generator(Bid, lambda i: bid(i)).schema
+
+    def check(self) -> None:
+        """Nothing to look at."""
+
+    def open(self) -> OpenSource:
+        raise AssertionError("the test driver reads from its own source")
+
+
+def app_of(
+    emit: str = "close", lateness: str = "5s", late: bool = True, out_of_orderness: str = "2s", idle_after: str = "1h"
+) -> hf.App:
+    app = hf.App("windows", key_groups=8)
+    bids = app.source(
+        "bids", Columns(), event_time="at", out_of_orderness=out_of_orderness, idle_after=idle_after
+    ).with_columns(twice=pl.col("bit") * 2)
+    window = bids.key_by("auction").window(hf.tumbling("10s"), allowed_lateness=lateness)
+    counted = window.agg("hot", emit=emit, n=hf.count(), bits=hf.sum("bit"), top=hf.max("bit"), low=hf.min("twice"))
+    counted.sink("out", MemorySink(key=counted.upsert_key))
+    if late:
+        counted.late.sink("late", MemorySink())
+    return app
+
+
+def counts(driver: TestDriver) -> list[tuple[float, int]]:
+    return [((row["window_end"] - START).total_seconds(), row["n"]) for row in driver.rows("out")]
+
+
+class TestClosing:
+    def test_a_window_is_given_when_the_watermark_reaches_its_end_and_not_before(self) -> None:
+        with TestDriver(app_of()) as t:
+            t.push("bids", [bid(1), bid(9.5), bid(10)])
+            t.watermark("bids", at(9.999999))
+            t.checkpoint()
+            assert t.rows("out") == []
+            t.watermark("bids", at(10))
+            t.checkpoint()
+            assert t.rows("out") == [
+                {"auction": "a", "window_start": at(0), "window_end": at(10), "n": 2, "bits": 2, "top": 1, "low": 2}
+            ]
+
+    def test_records_in_all_partitions_move_time_on(self) -> None:
+        with TestDriver(app_of()) as t:
+            for partition in range(4):
+                t.push("bids", [bid(1), bid(12)], partition)
+            t.checkpoint()
+            assert counts(t) == [(10, 4)]
+
+    def test_a_partition_without_records_holds_time_back_until_it_is_idle(self) -> None:
+        with TestDriver(app_of(idle_after="6s")) as t:
+            t.push("bids", [bid(1), bid(12)])
+            t.advance("4s")
+            t.checkpoint()
+            assert counts(t) == []
+            t.push("bids", [bid(13)])
+            t.advance("3s")
+            t.checkpoint()
+            assert counts(t) == [(10, 1)]
+
+    def test_time_holds_while_all_partitions_are_idle(self) -> None:
+        with TestDriver(app_of(idle_after="3s")) as t:
+            for partition in range(4):
+                t.push("bids", [bid(1), bid(11)], partition)
+            t.advance("5s")
+            t.checkpoint()
+            assert counts(t) == []
+            t.push("bids", [bid(12)])
+            t.checkpoint()
+            assert counts(t) == [(10, 4)]
+
+    def test_a_record_within_the_lateness_corrects_its_window(self) -> None:
+        with TestDriver(app_of()) as t:
+            t.push("bids", [bid(1)])
+            t.watermark("bids", at(14))
+            t.checkpoint()
+            t.push("bids", [bid(2), bid(3, auction="b")])
+            t.checkpoint()
+            assert [(row["auction"], row["n"]) for row in t.rows("out")] == [("a", 2), ("b", 1)]
+
+    def test_a_record_after_the_lateness_is_late_and_its_window_gone_from_state(self) -> None:
+        with TestDriver(app_of()) as t:
+            t.push("bids", [bid(1, bit=4)])
+            t.checkpoint()
+            assert t.state("hot", (at(10), "a")) is not None
+            t.watermark("bids", at(15))
+            t.push("bids", [bid(2, bit=8)])
+            t.checkpoint()
+            assert t.rows("late") == [{"auction": "a", "bit": 8, "at": at(2), "twice": 16}]
+            assert counts(t) == [(10, 1)]
+            assert t.state("hot", (at(10), "a")) is None
+
+    def test_final_gives_a_window_once_after_the_lateness(self) -> None:
+        with TestDriver(app_of(emit="final")) as t:
+            t.push("bids", [bid(1)])
+            t.watermark("bids", at(14))
+            t.push("bids", [bid(2)])
+            t.checkpoint()
+            assert counts(t) == []
+            t.watermark("bids", at(15))
+            t.checkpoint()
+            assert counts(t) == [(10, 2)]
+
+    def test_finishing_closes_every_window(self) -> None:
+        with TestDriver(app_of(emit="final")) as t:
+            t.push("bids", [bid(1), bid(11), bid(21)], partition=3)
+            t.finish()
+            assert counts(t) == [(10, 1), (20, 1), (30, 1)]
+
+    def test_a_stop_that_finishes_closes_them_all(self) -> None:
+        with TestDriver(app_of(emit="final")) as t:
+            t.push("bids", [bid(1), bid(11)])
+            t.checkpoint()
+            driver = t.cluster.driver
+            driver.asked("stop", {"how": "finish"}, driver.state.job.generation, driver.state.job.generation)
+            while driver.outcome is None:
+                t.advance("1s")
+            assert driver.outcome[0] == "finished"
+            assert counts(t) == [(10, 1), (20, 1)]
+
+    def test_stopping_closes_none(self) -> None:
+        with TestDriver(app_of()) as t:
+            t.push("bids", [bid(1), bid(11)])
+            t.cluster.driver.stop()
+            while t.cluster.driver.outcome is None:
+                t.advance("1s")
+            assert counts(t) == []
+
+    def test_a_function_that_gives_the_time_as_it_was_keeps_it(self) -> None:
+        app = hf.App("windows", key_groups=8)
+        bids = app.source("bids", Columns(), event_time="at", idle_after="1h")
+        twice = bids.map(lambda b: Bid(b.auction, 2 * b.bit, b.at), to=Bid).union(bids.as_(Bid))
+        counted = twice.key_by("auction").window(hf.tumbling("10s")).agg("hot", n=hf.count(), bits=hf.sum("bit"))
+        counted.sink("out", MemorySink(key=counted.upsert_key))
+        with TestDriver(app) as t:
+            t.push("bids", [bid(1), bid(2)])
+            t.crash(0)
+            t.recover()
+            t.watermark("bids", at(10))
+            t.checkpoint()
+            assert [(row["n"], row["bits"]) for row in t.rows("out")] == [(4, 6)]
+
+    def test_late_records_without_a_sink_are_counted(self) -> None:
+        with TestDriver(app_of(late=False)) as t:
+            t.watermark("bids", at(20))
+            t.push("bids", [bid(1), bid(2), bid(19)])
+            t.checkpoint()
+            workers = t.cluster.driver.state.workers.values()
+            assert sum(o.late or 0 for w in workers for o in w.progress.operators) == 2
+
+
+class TestRestoring:
+    @pytest.mark.parametrize("workers", [[0], [0, 1]])
+    @pytest.mark.parametrize("seed", range(8))
+    def test_a_closed_window_stays_closed_after_a_crash(self, workers: list[int], seed: int) -> None:
+        """P11: also while a subtask's records come before the watermarks of the others."""
+        with TestDriver(app_of(emit="final", lateness="0s"), seed=seed) as t:
+            t.push("bids", [bid(1, auction=str(n)) for n in range(8)])
+            t.watermark("bids", at(10))
+            t.checkpoint()
+            for worker in workers:
+                t.crash(worker)
+            t.push("bids", [bid(2, auction=str(n)) for n in range(8)], partition=1)
+            t.recover()
+            t.checkpoint()
+            assert sorted(counts(t)) == [(10, 1)] * 8
+            assert len(t.rows("late")) == 8
+
+    def test_the_watermark_of_a_partition_is_restored(self) -> None:
+        with TestDriver(app_of()) as t:
+            for partition in range(4):
+                t.push("bids", [bid(8)], partition)
+            t.checkpoint()
+            t.crash(0)
+            t.crash(1)
+            t.recover()
+            manifest = t.cluster.driver.state.phase.last  # type: ignore[union-attr]
+            assert manifest is not None
+            assert {at_.watermark for at_ in manifest.positions} == {int(at(6).timestamp()) * 1_000_000}
+
+    @pytest.mark.parametrize("parallelism", [1, 3])
+    def test_a_closed_window_stays_closed_with_another_parallelism(self, parallelism: int) -> None:
+        """P11: the clock moves with its key group."""
+        with TestDriver(app_of(emit="final", lateness="0s")) as t:
+            t.push("bids", [bid(1, auction=str(n)) for n in range(8)])
+            t.watermark("bids", at(10))
+            t.checkpoint()
+            ranges = tuple(range_of(i, parallelism, 8) for i in range(parallelism))
+            t.cluster.rules = replace(t.cluster.rules, key_ranges=ranges)
+            t.cluster.replace_driver()
+            t.push("bids", [bid(2, auction=str(n)) for n in range(8)], partition=1)
+            t.checkpoint()
+            t.finish()
+            assert sorted(counts(t)) == [(10, 1)] * 8
+            assert len(t.rows("late")) == 8
+
+
+class TestRefusals:
+    def test_a_stream_without_event_time(self) -> None:
+        bids = hf.App("x").source("bids", Columns())
+        with pytest.raises(hf.ConfigError, match="has no event time"):
+            bids.key_by("auction").window(hf.tumbling("1s"))
+
+    def test_a_function_that_gives_rows_without_the_time(self) -> None:
+        bids = hf.App("x").source("bids", Columns(), event_time="at")
+        bare = bids.map(lambda b: (b.auction,), to=pa.schema([pa.field("auction", pa.string(), nullable=False)]))
+        with pytest.raises(hf.ConfigError, match="has no event time"):
+            bare.key_by("auction").window(hf.tumbling("1s"))
+
+    def test_an_event_time_that_was_changed_on_the_way(self) -> None:
+        bids = hf.App("x").source("bids", Columns(), event_time="at")
+        moved = bids.with_columns(at=pl.col("at") + pl.duration(seconds=1))
+        with pytest.raises(hf.ConfigError, match="has no event time"):
+            moved.key_by("auction").window(hf.tumbling("1s"))
+
+    def test_an_event_time_that_was_only_renamed_is_taken(self) -> None:
+        bids = hf.App("x").source("bids", Columns(), event_time="at").select("auction", when=pl.col("at"))
+        assert bids.key_by("auction").window(hf.tumbling("1s")).time == "when"
+
+    def test_an_upsert_stream(self) -> None:
+        counted = hf.App("x").source("bids", Columns(), event_time="at").key_by("auction").agg("n", last=hf.max("at"))
+        with pytest.raises(hf.ConfigError, match="replaces rows by auction"):
+            counted.key_by("auction").window(hf.tumbling("1s"))
+
+    @pytest.mark.parametrize(
+        "window", [lambda: hf.hopping("10s", every="2s"), lambda: hf.session("5s"), lambda: hf.calendar("day", "UTC")]
+    )
+    def test_other_windows(self, window: Any) -> None:
+        with pytest.raises(hf.ConfigError, match="is not supported by this version"):
+            window()
+
+    @pytest.mark.parametrize(("size", "offset"), [("0s", "0s"), ("10s", "10s"), ("10s", "11s")])
+    def test_sizes_and_offsets_that_make_no_windows(self, size: str, offset: str) -> None:
+        with pytest.raises(hf.ConfigError, match="the size must be above 0"):
+            hf.tumbling(size, offset)
+
+    def test_late_records_of_what_has_no_windows(self) -> None:
+        with pytest.raises(hf.ConfigError, match="not the result of a window"):
+            _ = hf.App("x").source("bids", Columns()).late
+
+    def test_state_of_other_windows(self) -> None:
+        before = describe_operators(app_of(lateness="5s").plan())
+        check_against(app_of(lateness="5s").plan(), before)
+        with pytest.raises(hf.ConfigError, match="would be opened again"):
+            check_against(app_of(lateness="6s").plan(), before)
+
+
+class TestTumbling:
+    @given(st.integers(-(10**15), 10**15), st.integers(1, 10**9), st.data())
+    def test_a_time_is_in_one_window_that_is_aligned(self, time: int, size: int, data: st.DataObject) -> None:
+        offset = data.draw(st.integers(0, size - 1))
+        end = int(Tumbling(size, offset).ends(np.array([time]))[0])
+        assert end - size <= time < end
+        assert (end - offset) % size == 0
+
+
+@dataclass
+class Input:
+    """What a test pushed, and what must be so of each record; plain Python, no code of the runtime."""
+
+    lateness: float
+    bids: dict[int, Bid]
+    surely_in: set[int]
+    surely_late: set[int]
+    newest: dict[int, float]
+    mark: float = -math.inf
+    committed_mark: float = -math.inf
+
+    def take(self, bids: Iterable[Bid], partition: int, out_of_orderness: float) -> None:
+        for each in bids:
+            bit, second = each.bit, (each.at - START).total_seconds()
+            over = (second // 10 + 1) * 10 + self.lateness
+            self.bids[bit] = each
+            if over > max(self.newest.get(partition, -math.inf) - out_of_orderness, self.mark):
+                self.surely_in.add(bit)
+            if over <= self.committed_mark:
+                self.surely_late.add(bit)
+            self.newest[partition] = max(self.newest.get(partition, -math.inf), second)
+
+    def windows(self, without: set[int]) -> dict[tuple[str, datetime], tuple[int, int, int, int]]:
+        groups: dict[tuple[str, datetime], list[int]] = defaultdict(list)
+        for bit, each in self.bids.items():
+            if bit not in without:
+                end = at(((each.at - START).total_seconds() // 10 + 1) * 10)
+                groups[each.auction, end].append(bit)
+        return {key: (len(bits), sum(bits), max(bits), 2 * min(bits)) for key, bits in groups.items()}
+
+
+STEPS = st.one_of(
+    st.tuples(
+        st.just("push"),
+        st.integers(0, 3),
+        st.lists(st.tuples(st.sampled_from("abc"), st.integers(-20, 60)), min_size=1, max_size=6),
+    ),
+    st.tuples(st.just("watermark"), st.integers(0, 60)),
+    st.tuples(st.just("checkpoint")),
+    st.tuples(st.just("crash"), st.integers(0, 1)),
+    st.tuples(st.just("driver")),
+)
+
+
+def play(t: TestDriver, steps: list[Any], seen: Input) -> None:
+    for step in steps:
+        match step:
+            case ("push", partition, rows) if len(seen.bids) < 55:
+                bids = [Bid(key, 1 << (len(seen.bids) + n), at(second)) for n, (key, second) in enumerate(rows)]
+                seen.take(bids, partition, out_of_orderness=2)
+                t.push("bids", bids, partition)
+            case ("watermark", second):
+                t.watermark("bids", at(second))
+                seen.mark = max(seen.mark, second)
+            case ("checkpoint",):
+                t.checkpoint()
+                seen.committed_mark = seen.mark
+            case ("crash", worker):
+                t.crash(worker)
+                t.recover()
+            case ("driver",):
+                t.cluster.replace_driver()
+                t.advance("1s")
+
+
+def by_window(rows: list[dict[str, Any]]) -> Mapping[tuple[str, datetime], tuple[int, int, int, int]]:
+    found: dict[tuple[str, datetime], tuple[int, int, int, int]] = {}
+    for row in rows:
+        assert row["window_end"] - row["window_start"] == timedelta(seconds=10)
+        key = row["auction"], row["window_end"]
+        assert key not in found, "a window was given twice"
+        found[key] = row["n"], row["bits"], row["top"], row["low"]
+    return found
+
+
+class TestAgainstAnOracle:
+    @settings(max_examples=40, deadline=None)
+    @given(
+        st.lists(STEPS, min_size=3, max_size=14),
+        st.sampled_from(["close", "final"]),
+        st.sampled_from([0, 5, 12]),
+        st.integers(1, 3),
+        st.integers(0, 2**16),
+    )
+    def test_every_record_is_in_its_window_or_late_and_never_both(
+        self, steps: list[Any], emit: str, lateness: int, parallelism: int, seed: int
+    ) -> None:
+        seen = Input(lateness, {}, set(), set(), {})
+        steps = [s if s[0] != "crash" else ("crash", s[1] % parallelism) for s in steps]
+        with TestDriver(app_of(emit, f"{lateness}s"), parallelism, seed) as t:
+            play(t, steps, seen)
+            t.finish()
+            late = [row["bit"] for row in t.rows("late")]
+            assert len(set(late)) == len(late), "a record is late twice"
+            assert by_window(t.rows("out")) == seen.windows(without=set(late))
+            assert not seen.surely_in & set(late)
+            assert seen.surely_late <= set(late)
+            for auction, end in seen.windows(without=set()):  # expired windows leave nothing behind
+                assert t.state("hot", (end, auction)) is None
+
+
+class TestColdState:
+    """Windows that are in the cold store only: found, closed and deleted there as well."""
+
+    def test_windows_from_the_cold_store_close_once(self) -> None:
+        cold = MemoryKeyValue()
+        first = Bare(cold, Epoch(0))
+        first.fragment.on_batch(first.rows([bid(n % 30, auction=str(n)) for n in range(300)]))
+        first.fragment.on_watermark(us(10))
+        first.close(1)
+        while first.state.apply():
+            pass
+        again = Bare(cold, Epoch(1))
+        again.fragment.on_batch(again.rows([bid(5), bid(25)]))
+        again.fragment.on_watermark(us(30))
+        assert first.rows_out() == 100
+        assert again.rows_out() == 201
+        assert again.late() == 1
+        again.close(2)
+        while again.state.apply():
+            pass
+        restored = Bare(cold, Epoch(2))
+        assert restored.state.table(restored.operator).present().size == 0
+
+    def test_slots_of_deleted_windows_are_dropped(self) -> None:
+        run = Bare(MemoryKeyValue(), Epoch(0))
+        one = run.rows([bid(0, auction=str(n)) for n in range(1_000)])
+        place = one.schema.get_field_index("at")
+        for number in range(40):
+            times = pa.array([at(10 * number)] * 1_000, one.schema.field(place).type)
+            run.fragment.on_batch(one.set_column(place, one.schema.field(place), times))
+            run.fragment.on_watermark(us(10 * number))
+            run.close(number + 1, committed=number)
+            while run.state.apply():
+                pass
+        assert run.rows_out() == 39_000
+        assert len(run.state.table(run.operator)) < 25_000
+
+
+def us(second: float) -> int:
+    return int(at(second).timestamp() * 1_000_000)
+
+
+class Bare:
+    """The fragment behind the shuffle with real state, without a driver."""
+
+    def __init__(self, cold: MemoryKeyValue, base: Epoch) -> None:
+        plan = app_of(lateness="0s", late=False).plan()
+        identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))
+        tables = [operator.table for operator in plan.operators]
+        self.state = StateStore(identity, tables, plan.key_groups, (0, plan.key_groups), cold)
+        if base:
+            self.state.restore(base, [], base)
+        self.schema, self.operators = plan.edges[0].schema, plan.operators
+        self.operator = plan.operator("hot").id
+        named = {operator.name: self.state.table(operator.id) for operator in plan.operators}
+        groups = KeyGroups(plan.key_groups, 0, plan.key_groups)
+        self.fragment = FragmentRuntime(plan.fragments[1], named, self._send, self._write, key_groups=groups)
+
+    def rows(self, bids: list[Bid]) -> pa.RecordBatch:
+        rows = [asdict(each) | {"twice": 2 * each.bit} for each in bids]
+        return pa.RecordBatch.from_pylist(rows, schema=self.schema)
+
+    def close(self, epoch: int, committed: int = 0) -> None:
+        self.fragment.on_barrier()
+        for operator in self.operators:
+            self.state.freeze(operator.id, Epoch(epoch), Epoch(committed))
+        self.state.commit(Epoch(epoch))
+
+    def rows_out(self) -> int:
+        return next(each.rows_out for each in self.fragment.progress() if each.name == "hot")
+
+    def late(self) -> int:
+        late = next(each.late for each in self.fragment.progress() if each.name == "hot")
+        assert late is not None
+        return late
+
+    def _send(self, edge: int, batch: pa.RecordBatch) -> None:
+        raise AssertionError("nothing is behind the windows but a sink")
+
+    def _write(self, sink: str, batch: pa.RecordBatch) -> None:
+        assert sink == "out" and batch.num_rows > 0
