@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from holdfast.chaos.world import World
 
 RETRY_S = 0.1
+WAITS_S, LOOKS_MAX = 0.3, 10
+"""How he waits for a job that has no checkpoint yet."""
 
 
 class NamingProcess(Process):
@@ -27,7 +29,7 @@ class NamingProcess(Process):
 
     def __init__(self, world: World, savepoint: str, delay: float) -> None:
         super().__init__(f"naming {savepoint}", world.schedule.journal)
-        self._world, self._delay = world, delay
+        self._world, self._delay, self._patience = world, delay, LOOKS_MAX
         self._naming = Naming(Repository(ProcessStore(world, self)), savepoint, f"somebody-{savepoint}", 0)
 
     def look(self) -> None:
@@ -37,7 +39,11 @@ class NamingProcess(Process):
         except Unavailable:
             self._world.schedule.after(RETRY_S, self, "looks again", self.look)
         except ConfigError as error:
-            self.end(error.what)
+            self._patience -= 1
+            if self._patience:
+                self._world.schedule.after(WAITS_S, self, f"waits: {error.what}", self.look)
+            else:
+                self.end(error.what)
         else:
             if named:
                 self.end("the name is in the log")

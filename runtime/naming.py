@@ -31,13 +31,14 @@ class Naming:
         """Read the log, unless a record is under way; return the job if it has the name already.
 
         Raises:
-            ConfigError: there is no checkpoint, or the name is taken.
+            ConfigError: there is no job or no checkpoint, or the name is taken.
             Unavailable: the log cannot be read now.
         """
         if self._record is not None:
             return None
         job = self._repository.read_log()
-        assert job is not None, "a job log does not vanish"
+        if job is None:
+            raise ConfigError("there is no job here yet", not_done="nothing was named", next_step="run the job first")
         if self._pruned is not None and job.savepoint(self._name) == joblog.Savepoint(self._name, self._pruned.epoch):
             return job
         check_name(job, self._name)
