@@ -29,12 +29,13 @@ from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.visible import Added, Upserted
 from holdfast.chaos.workload import ADDED, UPSERTS, Scenario, operator_of
 from holdfast.checkpoint import joblog
+from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest, decode
 from holdfast.errors import Damaged, HoldfastError
 from holdfast.model import Epoch, Generation, JobUuid, Tag, WorkerId, Writer
 from holdfast.runtime.steps import Plan
 from holdfast.sinks.contract import OP
-from holdfast.state.store import Identity, StateStore
+from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.storage.objects import MemoryObjects
 
 RESTORED_MAX = 8
@@ -117,9 +118,13 @@ class Checks:
             upserted.at_end(self._tables[name].rows())
         if self._fold is not None and self._fold.completed:
             self._restore(self._fold.completed[-1])
+            for done in self._fold.completed[:-1]:
+                if done.body.epoch in self.history.savepoints.values():
+                    self._restore(done)
 
     def _record_landed(self, path: str, data: bytes) -> None:
-        self.history.record(path, data, self.objects, self._standing)
+        if not self.history.record(path, data, self.objects, self._standing):
+            return
         try:
             self._fold = joblog.fold(self._fold, joblog.decode(data, path))
         except HoldfastError as error:
@@ -176,7 +181,9 @@ class Checks:
         identity = Identity(manifest.job_uuid, manifest.generation, manifest.timeline, WorkerId("checker"))
         specs = [spec.table for spec in self._plan.operators]
         store = StateStore(identity, specs, manifest.key_groups, handle.key_groups)
-        segments = [self.objects.get(segment.object.path) for segment in handle.segments]
+        segments = [
+            Piece(self.objects.get(each.object.path), each.key_groups or handle.key_groups) for each in pieces(handle)
+        ]
         try:
             store.restore(manifest.epoch, segments, None)
         except Damaged as error:

@@ -46,7 +46,7 @@ class DriverProcess(Process):
         self.loop = DriverLoop(world.new_rules(), self.owner, self, PULSE_S)
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._launched: dict[int, WorkerProcess] = {}
-        self._lane: ProcessLane | None = None
+        self._lanes: dict[str, ProcessLane] = {}
         self._begun = False
 
     def start(self) -> None:
@@ -100,10 +100,9 @@ class DriverProcess(Process):
 
     def lane(self, name: str) -> Lane:
         """See DriverPorts.lane."""
-        assert name == "log"
-        if self._lane is None:
-            self._lane = ProcessLane(self._world, self, name, self._look)
-        return self._lane
+        if name not in self._lanes:
+            self._lanes[name] = ProcessLane(self._world, self, name, self._look)
+        return self._lanes[name]
 
     # Events
 
@@ -128,6 +127,12 @@ class DriverProcess(Process):
         """The Spark job of a worker ended."""
         if self._begun and not self.left:
             self.loop.launch_ended(number, why)
+            self._look()
+
+    def asked_for(self, savepoint: str) -> None:
+        """A request for a savepoint came; refused by a driver that is not that far, it is not repeated."""
+        if self._begun and not self.left and (job := self.loop.state.log.job) is not None:
+            self.loop.asked("savepoint", {"name": savepoint}, job.generation, job.generation)
             self._look()
 
     def ended(self, why: str) -> None:

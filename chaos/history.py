@@ -1,6 +1,6 @@
 """A second reading of the job log and its manifests: plain JSON, by the rules of PROTOCOL, without the runtime's code.
 
-Source: PROTOCOL P1, P2, P6, P13, P18; research I6 to I8.
+Source: PROTOCOL P1, P2, P6, P7, P13, P16, P18; research I6 to I8.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from holdfast.ports import ObjectStore
 Fail = Callable[[str, str], None]
 Standing = Callable[[str, int], tuple[int, int]]
 """standing(sink, subtask): the writer's tag in its target."""
+BY_ANYBODY = ("JobCreated", "SavepointNamed")
 
 
 class History:
@@ -31,6 +32,11 @@ class History:
         self.owner: str | None = None
         self.generation = 0
         self._records = 0
+        self._log_start = 0
+        self.named: dict[int, set[str]] = {}
+        """By retained epoch: paths of all that its manifest names, and its own."""
+        self.savepoints: dict[str, int] = {}
+        """Which epoch has which name."""
         self._triggers: dict[int, tuple[int, str]] = {}
         self._manifest: dict[str, Any] | None = None
 
@@ -45,25 +51,62 @@ class History:
         if first != (generation, owner):
             self._fail("I6 epochs", f"epoch {epoch} of generation {first[0]} is triggered again in {generation}")
 
-    def record(self, path: str, data: bytes, objects: ObjectStore, standing: Standing) -> None:
-        """A record was appended."""
+    def record(self, path: str, data: bytes, objects: ObjectStore, standing: Standing) -> bool:
+        """A record was appended. Return whether it has any effect: in a hole below a LogStart it has none (P7)."""
         record = json.loads(data)
+        if record["seq"] <= self._log_start:
+            return False
         self._records += 1
         if path != f"log/{self._records:020d}.json" or record["seq"] != self._records:
             self._fail("I6 log", f"{path} is record {self._records}")
         self.job_uuid = self.job_uuid or record["job_uuid"]
         if record["job_uuid"] != self.job_uuid:
             self._fail("P1", f"{path} is of another job")
-        if self.finished:
-            self._fail("P13", f"{path} follows the end of the job")
         kind = record["body"]["kind"]
+        if self.finished and kind != "SavepointNamed":
+            self._fail("P13", f"{path} follows the end of the job")
         if kind == "GenerationStarted":
             self._started(record)
-        elif kind != "JobCreated" and (record["generation"], record["owner"]) != (self.generation, self.owner):
+        elif kind not in BY_ANYBODY and (record["generation"], record["owner"]) != (self.generation, self.owner):
             self._fail("I7 fence", f"{path}: {kind} of generation {record['generation']} in {self.generation}")
         if kind == "CheckpointCompleted":
             self._completed(record, objects, standing)
+            if (name := record["body"].get("savepoint")) is not None:
+                self._named(path, name, record["body"]["epoch"])
+        elif kind == "SavepointNamed":
+            self._named(path, record["body"]["name"], record["body"]["epoch"])
+        elif kind == "Expired":
+            self._expired(record["body"]["through"])
+        elif kind == "LogStart":
+            self._log_start = record["seq"]
+            self._began(record["body"]["job"])
         self.finished = self.finished or kind == "Finished"
+        return True
+
+    def deleted(self, path: str) -> None:
+        """An object was deleted: no retained checkpoint may name it (P16)."""
+        for epoch, named in self.named.items():
+            if path in named:
+                self._fail("P16 sweep", f"{path} was deleted, but the retained checkpoint {epoch} names it")
+        if path.startswith("log/") and int(path[4:-5]) >= self._log_start:
+            self._fail("P7", f"{path} was pruned, but the log begins at {self._log_start}")
+
+    def _named(self, path: str, name: str, epoch: int) -> None:
+        if name in self.savepoints or epoch not in self.named:
+            self._fail("P6", f"{path} gives epoch {epoch} of {sorted(self.named)} the name {name}: {self.savepoints}")
+        self.savepoints[name] = epoch
+
+    def _expired(self, through: int) -> None:
+        if not self.named or not min(self.named) <= through < max(self.named):
+            self._fail("P16", f"epochs through {through} of {sorted(self.named)} expired")
+        pinned = set(self.savepoints.values())
+        self.named = {epoch: named for epoch, named in self.named.items() if epoch > through or epoch in pinned}
+
+    def _began(self, job: dict[str, Any]) -> None:
+        if {each["name"]: each["epoch"] for each in job["savepoints"]} != self.savepoints:
+            self._fail("P7", f"the log begins anew without the savepoints {self.savepoints}")
+        if [each["body"]["epoch"] for each in job["completed"]] != sorted(self.named):
+            self._fail("P7", f"the log begins anew without {sorted(self.named)}")
 
     def _started(self, record: dict[str, Any]) -> None:
         body = record["body"]
@@ -87,6 +130,7 @@ class History:
             self.cuts[epoch] = {}
             return
         manifest = json.loads(data)
+        self.named[epoch] = {body["manifest"]["path"], *(ref["path"] for ref in _named(manifest))}
         for ref in _named(manifest):
             self._verified(ref, objects)
         cut = {at["partition"]: at["offset"] for at in manifest["positions"]}

@@ -21,7 +21,7 @@ import msgspec
 from holdfast.chaos import network, simulator
 from holdfast.chaos.stores import ProcessStore
 from holdfast.chaos.targets import SharedTable
-from holdfast.checkpoint import append, coordinator, joblog
+from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
@@ -238,6 +238,21 @@ def _finishes_early(right: Right) -> Right:
     return finish
 
 
+# Retention
+
+
+def _takes_all_for_decided(_: Right) -> Right:
+    return lambda job, path: True
+
+
+def _expires_savepoints(_: Right) -> Right:
+    return lambda job, epoch, through: epoch > through
+
+
+def _starts_in_holes(_: Right) -> Right:
+    return lambda repository, record: None
+
+
 # Channels
 
 
@@ -328,6 +343,12 @@ MUTANTS = (
             Swap(subtask.SubtaskRun, "take_stages", _takes_open_stages))),
     Mutant("ack-overtakes-left-over-output", "P8", "an epoch is acked while an earlier one's output is not durable",
            (Swap(worker, "output_sealed", _acks_what_is_sealed),)),
+    Mutant("sweep-of-uploads-in-flight", "P16", "a sweep deletes whatever no manifest names yet",
+           (Swap(catalogue, "_is_decided", _takes_all_for_decided),)),
+    Mutant("sweep-of-savepoints", "P16", "what expires takes the savepoints before it along",
+           (Swap(joblog, "_outlives", _expires_savepoints),)),
+    Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
+           (Swap(Repository, "_refuse_hole", _starts_in_holes),), rare=True),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
            (Swap(marker, "overlap", _takes_any_range),), rare=True),
 )  # fmt: skip

@@ -98,6 +98,7 @@ def _counts(world: World) -> dict[str, int]:
         "records": world.scenario.records,
         "epochs_triggered": history.triggers,
         "epochs_completed": len(history.cuts),
+        "savepoints": len(history.savepoints),
         "generations": history.generation,
         "drivers": len(world.drivers),
         "drivers_fenced": world.checks.outcomes.get("fenced", 0),

@@ -30,9 +30,9 @@ LATE_S = (0.05, 0.4, 2.0, 6.0)
 class WatchedObjects(MemoryObjects):
     """The objects themselves; everything that lands is shown to the checkers."""
 
-    def __init__(self, landed: Callable[[str, bytes], None]) -> None:
+    def __init__(self, landed: Callable[[str, bytes], None], deleted: Callable[[str], None]) -> None:
         super().__init__()
-        self._landed = landed
+        self._landed, self._deleted = landed, deleted
 
     def create(self, path: str, data: bytes) -> None:
         super().create(path, data)
@@ -41,6 +41,10 @@ class WatchedObjects(MemoryObjects):
     def put(self, path: str, data: bytes) -> None:
         super().put(path, data)
         self._landed(path, data)
+
+    def delete(self, path: str) -> None:
+        super().delete(path)
+        self._deleted(path)
 
 
 class ProcessStore:

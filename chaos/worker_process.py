@@ -130,7 +130,8 @@ class WorkerProcess(Process):
         self.ports = WorkerPorts(world, self)
         plan = world.plan
         sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec.name)) for spec in plan.sinks)
-        self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, LIMITS)
+        limits = replace(LIMITS, merging=world.scenario.merging)
+        self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, limits)
         self.stream = ControlStream(world, self, driver)
         self._heard = world.schedule.now
         self._turn_due = math.inf

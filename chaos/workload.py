@@ -25,6 +25,8 @@ import holdfast as hf
 from holdfast.chaos import faults
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.oracle import Input
+from holdfast.checkpoint.bases import Thresholds
+from holdfast.checkpoint.catalogue import Retention
 from holdfast.ports import Clock
 from holdfast.runtime.steps import Plan
 from holdfast.sinks.memory import MemorySink
@@ -33,6 +35,8 @@ SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("id"
 SOURCE, ADDED = "in", "added"
 UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
 """Upsert sinks, each behind an operator, with their key column."""
+APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
+"""How long somebody who names a checkpoint looks at the log before he appends."""
 PARTITION_STRIDE = 1_000_000
 """Ids are partition * stride + offset, so that a row tells where it came from."""
 
@@ -44,6 +48,15 @@ class Moment:
     at: float
     fault: Fault
     seconds: float
+
+
+@dataclass(frozen=True)
+class SavepointAsked:
+    """Somebody wants a savepoint: of the driver if `delay` is None, else by naming the last checkpoint himself."""
+
+    at: float
+    delay: float | None
+    """Seconds between his look at the log and his record."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,9 @@ class Scenario:
     earlier_job: bool
     """A deleted job of the same name left its tags in the targets (P1)."""
     verify_every_checkpoint: bool
+    merging: Thresholds
+    retention: Retention
+    savepoints: tuple[SavepointAsked, ...]
     folders: bool
     """Workers keep committed state in folders that outlive them."""
     armed: dict[Fault, float]
@@ -91,6 +107,7 @@ def scenario(seed: int) -> Scenario:
     arrivals = tuple(tuple(sorted(rng.uniform(0.0, span) for _ in range(count))) for count in counts)
     armed = faults.draw(rng)
     heal_at = rng.uniform(1.5, 6.0)
+    keeping = random.Random(seed ^ 0xBA5E)
     return Scenario(
         seed=seed,
         parallelism=parallelism,
@@ -104,10 +121,32 @@ def scenario(seed: int) -> Scenario:
         channel_frames_max=rng.choice((1, 4, 1_000)),
         earlier_job=rng.random() < 0.2,
         verify_every_checkpoint=rng.random() < 0.1,
+        merging=_merging(keeping),
+        retention=_retention(keeping),
+        savepoints=_savepoints(keeping),
         folders=rng.random() < 0.4,
         armed=armed,
         moments=tuple(sorted(_moments(rng, armed, heal_at), key=lambda moment: moment.at)),
         heal_at=heal_at,
+    )
+
+
+def _merging(rng: random.Random) -> Thresholds:
+    """In half of the seeds merge very often."""
+    tiny = Thresholds(rng.choice((1, 3_000, 1 << 20)), rng.choice((2, 3, 5)))
+    return rng.choice((tiny, Thresholds()))
+
+
+def _retention(rng: random.Random) -> Retention:
+    """In half of the seeds keep next to nothing."""
+    tiny = Retention(rng.choice((1, 2, 4)), rng.choice((0, 0, 500_000)), rng.choice((2, 6)))
+    return rng.choice((tiny, Retention()))
+
+
+def _savepoints(rng: random.Random) -> tuple[SavepointAsked, ...]:
+    return tuple(
+        SavepointAsked(rng.uniform(0.2, 6.0), rng.choice((None, None, *APPENDS_AFTER_S)))
+        for _ in range(rng.choice((0, 1, 2, 4)))
     )
 
 

@@ -16,11 +16,13 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from holdfast.chaos.checkers import Checks
 from holdfast.chaos.disks import Disk
 from holdfast.chaos.driver_process import DriverProcess
 from holdfast.chaos.faults import Fault, Faults
+from holdfast.chaos.namings import NamingProcess
 from holdfast.chaos.network import Address, Endpoint
 from holdfast.chaos.schedule import Process, Schedule
 from holdfast.chaos.stores import WatchedObjects
@@ -59,7 +61,7 @@ class World:
         for spec in plan.sinks:
             self.tables[spec.name].prepare(spec.schema, spec.upsert_key)
         self.checks = Checks(scenario, self.plan, self.tables, self.schedule.journal)
-        self.objects = WatchedObjects(self._landed)
+        self.objects = WatchedObjects(self._landed, self.checks.history.deleted)
         self.checks.objects = self.objects
         if scenario.earlier_job:
             self._leave_earlier_tags()
@@ -74,6 +76,8 @@ class World:
         self._supervise()
         for moment in self.scenario.moments:
             self.schedule.after(moment.at, None, "", lambda moment=moment: self._strike(moment))  # type: ignore[misc]
+        for number, asked in enumerate(self.scenario.savepoints):
+            self.schedule.after(asked.at, None, "", partial(self._want_savepoint, f"s{number}", asked.delay))
         self.schedule.after(self.scenario.heal_at, None, "THE WORLD HEALS", self._heal)
 
     def over(self) -> bool:
@@ -94,6 +98,7 @@ class World:
             failures_max=10_000,
             backoff_first=0.05,
             backoff_max=0.4,
+            retention=scenario.retention,
         )
 
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
@@ -117,6 +122,17 @@ class World:
         if not self.checks.finished and not any(driver.alive and not driver.paused for driver in self.drivers):
             self._start_driver()
         self.schedule.after(SUPERVISE_S, None, "", self._supervise)
+
+    def _want_savepoint(self, name: str, delay: float | None) -> None:
+        """Somebody asks the newest driver, or names the last checkpoint himself, whatever runs."""
+        if delay is not None:
+            process = NamingProcess(self, name, delay)
+            self.schedule.after(0.0, process, "looks at the log", process.look)
+            return
+        alive = [driver for driver in self.drivers if driver.alive]
+        if alive:
+            driver = alive[-1]
+            self.schedule.after(0.0, driver, f"is asked for savepoint {name}", lambda: driver.asked_for(name))
 
     def _start_driver(self) -> None:
         driver = DriverProcess(self, f"d{len(self.drivers) + 1}")

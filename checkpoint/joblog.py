@@ -7,12 +7,13 @@ is remembered.
 Invariants
     - The first record holds a random job UUID, and every later one repeats it (P1).
     - `first_epoch` of a generation lies above every epoch number that an older one can have used (P2).
+    - What a `LogStart` holds is what the records before it say, so either gives the same fold (P7).
     - Only the owner of the newest generation appends after its `GenerationStarted`; `SavepointNamed` alone
       may come from anybody, at any time after a checkpoint, also after the end of a run (P6).
-    - A savepoint's name belongs to one checkpoint, for good.
+    - A savepoint's name belongs to one checkpoint, for good, and that checkpoint never expires (P16).
 
 Pure: no clock, thread or I/O. The bytes are moved by checkpoint/repository.py.
-Source: PROTOCOL P1, P2, P6; DESIGN section 13 for the record's form.
+Source: PROTOCOL P1, P2, P6, P7; DESIGN section 13 for the record's form.
 """
 
 from __future__ import annotations
@@ -81,7 +82,25 @@ class Finished(msgspec.Struct, frozen=True, tag="Finished", tag_field="kind"):
     epoch: Epoch
 
 
-Body = JobCreated | GenerationStarted | CheckpointCompleted | SavepointNamed | Stopped | Finished
+class Expired(msgspec.Struct, frozen=True, tag="Expired", tag_field="kind"):
+    """Checkpoints up to this epoch that have no name are given up: what only they name may be deleted (P16)."""
+
+    through: Epoch
+
+
+class LogStart(msgspec.Struct, frozen=True, tag="LogStart", tag_field="kind"):
+    """The fold of everything before: readers begin here, and what is prunable behind it is pruned (P7)."""
+
+    job: Job
+
+
+Body = (
+    JobCreated | GenerationStarted | CheckpointCompleted | SavepointNamed | Stopped | Finished | Expired | LogStart
+)
+PRUNABLE = (CheckpointCompleted, Expired, LogStart)
+"""A generation's own driver alone appends these, so a stale driver's next record never meets one of them (P7)."""
+STARTS_KEPT = 100
+"""How many starts the fold remembers, for people."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -156,6 +175,9 @@ class Job:
     ended_at: int | None = None
     savepoints: tuple[Savepoint, ...] = ()
     """In the order they were named; a checkpoint may have several names."""
+    expired_through: Epoch = NO_EPOCH
+    log_start: int = 0
+    """Sequence number of the newest LogStart; 0 if there is none."""
 
     @property
     def base_epoch(self) -> Epoch:
@@ -219,6 +241,8 @@ def _last_usable(job: Job) -> Epoch:
 def fold(job: Job | None, record: Record) -> Job:
     """Take the next record; return the job after it. Raises Damaged if no correct run can have written it."""
     body = record.body
+    if job is None and isinstance(body, LogStart):
+        return replace(body.job, next_seq=record.seq + 1, log_start=record.seq)
     if job is None:
         if not isinstance(body, JobCreated) or record.seq != 1:
             raise _broken(f"the job log begins with {record.kind} at {record.seq}")
@@ -256,8 +280,22 @@ def fold(job: Job | None, record: Record) -> Job:
             if epoch != job.base_epoch:
                 raise _broken(f"job log record {record.seq} ends the run at epoch {epoch}, not at {job.base_epoch}")
             return replace(job, ended=body, ended_at=record.at)
+        case Expired(through=through):
+            if not job.expired_through < through < job.base_epoch:
+                raise _broken(f"job log record {record.seq} gives up epochs through {through} of {job.base_epoch}")
+            kept = tuple(each for each in job.completed if _outlives(job, each.body.epoch, through))
+            return replace(job, completed=kept, expired_through=through)
+        case LogStart(job=said):
+            if replace(said, next_seq=job.next_seq) != job:
+                raise _broken(f"job log record {record.seq} does not say what the records before it say")
+            return replace(job, log_start=record.seq)
         case JobCreated():
             raise _broken(f"job log record {record.seq} creates the job a second time")
+
+
+def _outlives(job: Job, epoch: Epoch, through: Epoch) -> bool:
+    """P16: a savepoint is pinned, whatever expires around it."""
+    return epoch > through or bool(job.names_of(epoch))
 
 
 def _named(job: Job, record: Record, name: str, epoch: Epoch) -> Job:
@@ -279,7 +317,7 @@ def _fold_start(job: Job, record: Record, body: GenerationStarted) -> Job:
         generation=record.generation,
         owner=record.owner,
         first_epoch=body.first_epoch,
-        starts=(*job.starts, start),
+        starts=(*job.starts, start)[-STARTS_KEPT:],
         ended=None,
         ended_at=None,
     )

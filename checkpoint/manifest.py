@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint.bases import advanced
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import (
     Epoch,
@@ -89,6 +90,8 @@ class SubtaskPart(msgspec.Struct, frozen=True):
     staged: dict[str, Staged]
     """Per sink; sinks without output are absent."""
     delivered: tuple[Confirmed, ...]
+    compacted: SegmentRef | None = None
+    """Replaces everything of this subtask after the epoch it follows, up to its own (DESIGN section 5)."""
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -139,6 +142,7 @@ def follow(
     tags = dict(confirmed)
     fresh: list[Pending] = []
     segments: dict[Subtask, SegmentRef] = {}
+    compacted: dict[Subtask, SegmentRef] = {}
     for part in parts:
         offsets.update({(at.source, at.partition): at for at in part.positions})
         for done in part.delivered:
@@ -147,6 +151,9 @@ def follow(
             assert part.segment.epoch == header.epoch, "a segment of another epoch"
             assert part.segment.follows <= header.follows, "changes between two completed epochs are missing"
             segments[part.subtask] = part.segment
+        if part.compacted is not None:
+            assert part.compacted.epoch <= header.follows, "a merge of what is not completed"
+            compacted[part.subtask] = part.compacted
         for sink, staged in sorted(part.staged.items()):
             if staged.parts:
                 fresh.append(Pending(Writer(sink, part.subtask), Tag(header.timeline, header.epoch), staged))
@@ -154,19 +161,13 @@ def follow(
     return msgspec.structs.replace(
         header,
         positions=tuple(offsets[partition] for partition in sorted(offsets)),
-        state=tuple(_extended(handle, segments.get(handle.subtask)) for handle in handles),
+        state=tuple(
+            advanced(handle, segments.get(handle.subtask), compacted.get(handle.subtask)) for handle in handles
+        ),
         pending=(*open_pending, *fresh),
         confirmed=tuple(
             Confirmed(writer, tag) for writer, tag in sorted(tags.items(), key=lambda kv: (kv[0].sink, kv[0].subtask))
         ),
-    )
-
-
-def _extended(handle: SnapshotHandle, segment: SegmentRef | None) -> SnapshotHandle:
-    if segment is None:
-        return handle
-    return SnapshotHandle(
-        handle.subtask, handle.key_groups, handle.base, handle.base_epoch, (*handle.segments, segment)
     )
 
 

@@ -2,7 +2,8 @@
 
 One answer for every kind of start: restart, failover, another parallelism. Key groups never split,
 so with another parallelism a subtask reads the pieces of all old subtasks that overlap its range
-and keeps only its own key groups.
+and keeps only its own key groups. Each piece counts only for the key groups that its last owner had:
+another owner may have a newer base, and a base has no tombstones against what is older.
 
 Pure: no clock, thread or I/O.
 Source: DESIGN section 5 (restore, rescale); PROTOCOL P5, P10, P18.
@@ -10,8 +11,11 @@ Source: DESIGN section 5 (restore, rescale); PROTOCOL P5, P10, P18.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.model import NO_EPOCH, Pending, SnapshotHandle, Subtask
+from holdfast.model import NO_EPOCH, Pending, SegmentRef, SnapshotHandle, Subtask
 
 
 def handles_for(base: Manifest | None, ranges: list[tuple[int, int]]) -> tuple[SnapshotHandle, ...]:
@@ -23,17 +27,33 @@ def _handle_for(base: Manifest | None, subtask: Subtask, owned: tuple[int, int])
     if base is None:
         return SnapshotHandle(subtask, owned, (), NO_EPOCH, ())
     overlapping = [old for old in base.state if old.key_groups[0] < owned[1] and owned[0] < old.key_groups[1]]
-    segments = {segment.object.path: segment for old in overlapping for segment in old.segments}
-    bases = {ref.path: ref for old in overlapping for ref in old.base}
+    alone = overlapping[0] if len(overlapping) == 1 else None
+    spans: dict[str, list[SegmentRef]] = {}
+    for old in sorted(overlapping, key=lambda each: each.key_groups):
+        for piece in old.segments if alone is not None else pieces(old):
+            span = piece.key_groups or old.key_groups
+            first, end = max(span[0], old.key_groups[0], owned[0]), min(span[1], old.key_groups[1], owned[1])
+            if first < end:
+                _add(spans.setdefault(piece.object.path, []), piece, (first, end))
+    found = [_restricted(piece, owned) for each in spans.values() for piece in each]
     return SnapshotHandle(
         subtask,
         owned,
-        tuple(bases.values()),
-        # The oldest one: a segment above it may still be missing from one of the bases, and values
-        # are absolute, so those that a newer base holds already do no harm.
-        min((old.base_epoch for old in overlapping), default=NO_EPOCH),
-        tuple(sorted(segments.values(), key=lambda segment: (segment.epoch, segment.object.path))),
+        () if alone is None else alone.base,
+        NO_EPOCH if alone is None else alone.base_epoch,
+        tuple(sorted(found, key=lambda piece: (piece.epoch, piece.object.path))),
     )
+
+
+def _restricted(piece: SegmentRef, owned: tuple[int, int]) -> SegmentRef:
+    return replace(piece, key_groups=None) if piece.key_groups == owned else piece
+
+
+def _add(spans: list[SegmentRef], piece: SegmentRef, span: tuple[int, int]) -> None:
+    """Name the piece for these key groups too; neighbours become one."""
+    if spans and spans[-1].key_groups is not None and spans[-1].key_groups[1] == span[0]:
+        span = (spans.pop().key_groups[0], span[1])  # type: ignore[index]
+    spans.append(replace(piece, key_groups=span))
 
 
 def pending_of(base: Manifest | None, subtask: Subtask, parallelism: int) -> tuple[Pending, ...]:

@@ -13,10 +13,11 @@ Source: DESIGN section 4 (job log); PROTOCOL P4, P7 (a missing record means: loo
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, decode, encode
-from holdfast.errors import AlreadyExists, Damaged, NotFound
+from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable
 from holdfast.model import ObjectRef
 from holdfast.ports import ObjectStore
 
@@ -41,29 +42,60 @@ class Repository:
         return job
 
     def records(self) -> list[joblog.Record]:
-        """Return all records in order, those appended while reading included.
+        """Return the records from the newest `LogStart` on, else all, in order, those appended meanwhile included.
 
-        Read by number, since a listing may miss a record that is created meanwhile and show its
-        successor. Then listed, since the end is not where the first record is missing but where no
-        higher one exists (P7): appending into a hole would rewrite history.
+        Read backwards from the highest number that is listed, then forwards by number, since a listing may miss
+        a record that is created meanwhile and show its successor. Then listed again, since the end is not where
+        the first record is missing but where no higher one exists (P7): appending into a hole would rewrite
+        history. A record that is missing may have been pruned meanwhile: then a higher `LogStart` is there.
 
         Raises:
             Damaged: a record is missing before another one.
         """
-        found: list[joblog.Record] = []
+        missing: set[str] = set()
         while True:
-            while (record := self.read_record(len(found) + 1)) is not None:
+            listed = self._numbers()
+            found: list[joblog.Record] = []
+            at = listed[-1] if listed else 0
+            while at > 0 and (not found or not isinstance(found[0].body, joblog.LogStart)):
+                if (record := self.read_record(at)) is None:
+                    break
+                found.insert(0, record)
+                at -= 1
+            if at > 0 and (not found or not isinstance(found[0].body, joblog.LogStart)):
+                _look_again(record_path(at), listed, missing)
+                continue
+            following = (listed[-1] if listed else 0) + 1
+            while (record := self.read_record(following)) is not None:
                 found.append(record)
-            path = record_path(len(found) + 1)
-            higher = [name for name in self._store.list("log") if name.endswith(".json") and name >= path]
+                following += 1
+            higher = [number for number in self._numbers() if number >= following]
             if not higher:
                 return found
-            if self.read_record(len(found) + 1) is None:
-                raise Damaged(
-                    f"the job log has {higher[0]}, but not {path}",
-                    not_done="the job was not started and nothing was written",
-                    next_step="restore the job's log folder from a copy, or start under another name",
-                )
+            if self.read_record(following) is None:
+                _look_again(record_path(following), higher, missing)
+
+    def prune(self, below: int, kept: set[int]) -> int:
+        """Delete the records behind the `LogStart` with this number that may go; return how many (P7).
+
+        Args:
+            kept: Numbers of records known to stay; those found are added.
+        """
+        pruned = 0
+        for number in self._numbers():
+            if number >= below or number in kept:
+                continue
+            record = self.read_record(number)
+            if record is not None and not isinstance(record.body, joblog.PRUNABLE):
+                kept.add(number)
+            elif record is not None:
+                self._store.delete(record_path(number))
+                pruned += 1
+        return pruned
+
+    def _numbers(self) -> list[int]:
+        names = self._store.list("log")
+        return sorted(int(name[4:-5]) for name in names if name.endswith(".json") and name[4:-5].isdigit())
 
     def read_record(self, seq: int) -> joblog.Record | None:
         """Return the record with this number, None if there is none yet."""
@@ -77,13 +109,33 @@ class Repository:
 
         Raises:
             Unavailable: the outcome is unknown; call again with the same record (P4).
+            Fenced: the number was free only because its record was pruned: the log is far ahead.
         """
         path = record_path(record.seq)
+        found = record
         try:
             self._store.create(path, joblog.encode(record))
         except AlreadyExists:
-            return joblog.decode(self._store.get(path), path)
-        return record
+            there = self.read_record(record.seq)
+            if there is None:
+                raise Unavailable(f"{path} was pruned while it was looked at", next_step="try again") from None
+            found = there
+        own = found.owner == record.owner and not isinstance(record.body, joblog.PRUNABLE)
+        if own or isinstance(found.body, joblog.SavepointNamed):  # a name may come from one who read long ago
+            self._refuse_hole(record)
+        return found
+
+    def _refuse_hole(self, record: joblog.Record) -> None:
+        """P7: below a `LogStart` there are holes, and no record that comes to lie in one has any effect."""
+        for number in reversed([number for number in self._numbers() if number > record.seq]):
+            above = self.read_record(number)
+            if above is None or isinstance(above.body, joblog.LogStart):  # listed and gone: it was pruned just now
+                where = "further" if above is None else f"to generation {above.generation}"
+                raise Fenced(
+                    f"the job log went on {where} while this {record.kind} was under way",
+                    not_done="it has no effect; nothing was changed",
+                    next_step="let this process exit, do not retry it",
+                )
 
     def store_manifest(self, manifest: Manifest, owner: str) -> ObjectRef:
         """Store the manifest under a name of its own; return how the log names it."""
@@ -96,6 +148,14 @@ class Repository:
         """Read a manifest and verify it."""
         return decode(read_verified(self._store, ref), ref)
 
+    def names(self, folder: str) -> Sequence[str]:
+        """Return the paths of all objects in one of the job's folders."""
+        return self._store.list(folder)
+
+    def delete(self, path: str) -> None:
+        """Delete an object that nothing needs; the caller has made sure (P16)."""
+        self._store.delete(path)
+
 
 def read_verified(store: ObjectStore, ref: ObjectRef) -> bytes:
     """Return the object's bytes. Raises Damaged if they are not those that were named."""
@@ -106,6 +166,17 @@ def read_verified(store: ObjectStore, ref: ObjectRef) -> bytes:
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
         raise _damaged(ref, f"is not what was written ({len(data)} bytes, {ref.size} expected)")
     return data
+
+
+def _look_again(path: str, listed: list[int], missing: set[str]) -> None:
+    """A record is missing below others: once it may have been pruned just now, twice it is lost."""
+    if path in missing:
+        raise Damaged(
+            f"the job log has {record_path(listed[-1])}, but not {path}",
+            not_done="the job was not started and nothing was written",
+            next_step="restore the job's log folder from a copy, or start under another name",
+        )
+    missing.add(path)
 
 
 def _damaged(ref: ObjectRef, what: str) -> Damaged:

@@ -17,6 +17,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -163,6 +164,7 @@ class Cluster:
         self._lanes = InlineLanes()
         self.repository = Repository(store)
         job_uuid = JobUuid(f"{self._random.getrandbits(128):032x}")
+        self.limits = Limits()
         self.rules = rules_of(plan, parallelism, partitions, job_uuid, checkpoint_every)
         self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
 
@@ -185,7 +187,7 @@ class Cluster:
             return
         worker = WorkerId(f"{self._random.getrandbits(48):012x}")
         ports = MemberPorts(self.clock, self._store, self.network, MemoryState(), self._from(worker))
-        self.members[worker] = Member(number, WorkerLoop(worker, self._plan, ports, Limits()), ports)
+        self.members[worker] = Member(number, WorkerLoop(worker, self._plan, ports, self.limits), ports)
         ports.send(m.Register(worker, number, "here", number, "boot", ("here", number)))
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:
@@ -240,6 +242,12 @@ class Cluster:
         held, self.held_launches = self.held_launches or [], None
         for number in held:
             self.launch(number)
+
+    def change_rules(self, **changed: Any) -> None:
+        """Let the next driver have other rules; before `begin`, this one."""
+        self.rules = replace(self.rules, **changed)
+        if not self.members:
+            self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
 
     def replace_driver(self) -> None:
         """Kill the driver with all workers, and start another one from the log."""

@@ -74,6 +74,13 @@ class Deliveries:
         """Return how far each writer of this worker is known to have come."""
         return tuple(Confirmed(writer, tag) for writer, tag in self._confirmed.items())
 
+    def forget(self, through: Tag) -> None:
+        """Let every target drop before-images that no rewind can reach; a refusal is made up for by the next time."""
+        sinks = {spec.name for spec in self._plan.sinks}
+        for writer in {**self._by_manifest, **self._machines}:  # writers that are gone have before-images too
+            if writer.sink in sinks:
+                self._submit(writer, lambda w=writer: self._target(w).forget(through), self._forgot)  # type: ignore[misc]
+
     def errors(self) -> dict[str, str]:
         """Return, per sink, why its last attempt failed; empty once it succeeds."""
         return dict(self._errors)
@@ -142,6 +149,10 @@ class Deliveries:
                 self._failed(writer, result)
             case _:
                 raise AssertionError(f"a delivery ended with {result!r}")
+
+    def _forgot(self, writer: Writer, result: object) -> None:
+        if isinstance(result, BaseException) and not isinstance(result, HoldfastError):
+            raise result
 
     def _failed(self, writer: Writer, error: BaseException) -> None:
         if not isinstance(error, HoldfastError):

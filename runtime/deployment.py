@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.checkpoint import coordinator, recovery
+from holdfast.checkpoint import coordinator, joblog, recovery
+from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
-from holdfast.model import SourcePosition, WorkerId
+from holdfast.model import ObjectRef, SourcePosition, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime.master_state import Master, Running
 
@@ -32,6 +33,16 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
     handles = recovery.handles_for(last, list(rules.key_ranges)) if last is None or _moved(state, last) else last.state
     positions = last.positions if last else ()
     return follow(handles, positions, last.pending if last else (), state.confirmed, header, decided.parts)
+
+
+def completion(phase: Running, manifest: Manifest, ref: ObjectRef, duration_ms: int) -> joblog.CheckpointCompleted:
+    """Return the record that makes this manifest true."""
+    known = {piece.object.path for handle in (phase.last.state if phase.last else ()) for piece in pieces(handle)}
+    sizes = {piece.object.path: piece.object.size for handle in manifest.state for piece in pieces(handle)}
+    bytes_new = sum(size for path, size in sizes.items() if path not in known)
+    return joblog.CheckpointCompleted(
+        manifest.epoch, manifest.follows, ref, duration_ms, bytes_new, sum(sizes.values()), phase.savepoint
+    )
 
 
 def _moved(state: Master, last: Manifest | None) -> bool:

@@ -20,11 +20,12 @@ from typing import Any, Protocol
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import Damaged, Fenced, HoldfastError, Unavailable
 from holdfast.model import Generation, ObjectRef, WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime import master
 from holdfast.runtime import messages as m
+from holdfast.runtime.sweep import Sweep
 
 LOG_RETRY_S = 0.1
 
@@ -62,6 +63,7 @@ class DriverLoop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
         self._master: master.Master | None = None
+        self.sweep = Sweep(ports.repository, lambda: ports.lane("sweep"))
         self.outcome: tuple[str, Mapping[str, Any] | None] | None = None
 
     @property
@@ -126,8 +128,24 @@ class DriverLoop:
                     self._ports.dismiss(worker, launch)
                 case master.Cancel(launch):
                     self._ports.cancel(launch)
+                case master.Sweep(job):
+                    self.sweep.request(job)
+                case master.End("failed", error) if error is not None and error["kind"] == Damaged.kind:
+                    self._end_if_ours(error)
                 case master.End(outcome, error):
                     self.outcome = outcome, error
+
+    def _end_if_ours(self, error: Mapping[str, Any]) -> None:
+        """What looks like damage is none if a newer generation owns the job and has swept (P16)."""
+
+        def done(result: object) -> None:
+            if isinstance(result, Unavailable):
+                self._after(LOG_RETRY_S, lambda: self._end_if_ours(error))
+                return
+            overtaken = isinstance(result, joblog.Job) and result.owner != self._owner
+            self.outcome = ("fenced" if overtaken else "failed"), error
+
+        self._lane(self._ports.repository.read_log, done)
 
     def _store_manifest(self, manifest: Manifest) -> None:
         def done(result: object) -> None:
@@ -149,6 +167,8 @@ class DriverLoop:
                 self._perform(*master.record_found(self.state, result, self._now(), at_us))
             case Unavailable():
                 self._after(LOG_RETRY_S, lambda: self._perform(*master.retry_append(self.state)))
+            case Fenced():
+                self._perform(*master.end(self.state, "fenced", result.as_json()))
             case _:
                 self._fail(result)
 

@@ -20,19 +20,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
-from holdfast.checkpoint.repository import read_verified
+from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
-from holdfast.model import Barrier, ChannelId, Epoch, Generation, Subtask, Tag, WorkerId, Writer
+from holdfast.model import Barrier, ChannelId, Epoch, Generation, SegmentRef, Subtask, WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime import messages as m
 from holdfast.runtime import worker
 from holdfast.runtime.channels import Network, OpenLinks
+from holdfast.runtime.compaction import CompactJob, restore
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.local import LocalState, identity_of
-from holdfast.runtime.metrics import rss_bytes
 from holdfast.runtime.plan import Plan
+from holdfast.runtime.progress import progress_of
 from holdfast.runtime.reading import Throttle, open_readings
 from holdfast.runtime.seal import SealJob, segment_job
 from holdfast.runtime.sources.source import OpenSource
@@ -73,6 +72,7 @@ class Limits:
     records_per_second: float | None = None
     apply_after_idle: float = APPLY_AFTER_IDLE_S
     """Seconds without work after which the cold store is brought nearer."""
+    merging: Thresholds = Thresholds()
 
 
 @dataclass
@@ -98,7 +98,7 @@ class WorkerLoop:
         self._opened: dict[str, OpenSource] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
-        self._deliveries = Deliveries(plan, ports, self._after, self._confirmed, self._fail)
+        self._deliveries = Deliveries(plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
         self._turns, self._busy_until = 0, 0.0
         self.exited: str | None = None
@@ -125,6 +125,8 @@ class WorkerLoop:
                 assert active is not None
                 active.run.end_input()
                 self.beat()
+            case m.Expired(_, through):
+                self._deliveries.forget(through)
             case m.Exit(reason):
                 self.exited = reason
             case _:
@@ -241,16 +243,13 @@ class WorkerLoop:
             return "rolled back"
         self._close_state()
         base = self._ports.local.open(self._plan, deploy, self.worker_id)
-        covered = base.applied is not None and base.key_groups == owned
-        needed = [s for s in deploy.handle.segments if not covered or base.applied is None or s.epoch > base.applied]
-        segments = (read_verified(self._ports.store, segment.object) for segment in needed)
         try:
-            base.store.restore(deploy.base_epoch, segments, base.applied, base.key_groups)
+            restore(base, deploy, self._ports.store)
         except HoldfastError:
             base.close()  # half restored: the next generation must not take it for state to roll back to
             raise
         self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
-        return "restored" if deploy.handle.segments else "empty"
+        return "restored" if pieces(deploy.handle) else "empty"
 
     def _close_state(self) -> None:
         if self._state is not None:
@@ -285,6 +284,7 @@ class WorkerLoop:
         machine = worker.start(
             deploy.generation, deploy.timeline, subtask, deploy.base_epoch, deploy.first_epoch,
             {index: channels for index, channels in inputs.items() if channels}, sources,
+            deploy.handle, self._limits.merging,
         )  # fmt: skip
         return Active(deploy, machine, run)
 
@@ -317,38 +317,48 @@ class WorkerLoop:
             case worker.Seal(epoch):
                 job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages(epoch))
                 self._seal(active.deploy.generation, epoch, job)
+            case worker.Compact(merge):
+                self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge))
             case worker.SendAck():
                 part = worker.part_of(active.machine, effect, self._deliveries.confirmed())
                 self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))
 
     def _seal(self, generation: Generation, epoch: Epoch, job: SealJob) -> None:
-        store = self._ports.store
-
         def done(result: object) -> None:
+            assert isinstance(result, worker.Sealed) and self._active is not None
+            self._perform(*worker.output_sealed(self._active.machine, epoch, result))
+
+        self._store(generation, "upload", job.run, done)
+
+    def _compact(self, generation: Generation, job: CompactJob) -> None:
+        def done(result: object) -> None:
+            assert isinstance(result, SegmentRef) and self._active is not None
+            self._active.machine = worker.compacted(self._active.machine, result)
+
+        self._store(generation, "merge", job.run, done)
+
+    def _store(
+        self, generation: Generation, lane: str, run: Callable[[ObjectStore], object], done: Callable[[object], None]
+    ) -> None:
+        """Store something in the background. Names are this worker's own, so a repeated put is harmless."""
+
+        def ended(result: object) -> None:
             if not self._is_current(generation):
                 return
-            if isinstance(result, worker.Sealed):
-                assert self._active is not None
-                self._perform(*worker.output_sealed(self._active.machine, epoch, result))
-            elif isinstance(result, Unavailable):
-                # The names are this worker's own and the bytes the same, so a repeated put is harmless.
-                self._after(SEAL_RETRY_S, lambda: self._seal_again(generation, epoch, job))
-            else:
-                assert isinstance(result, BaseException)
+            if isinstance(result, Unavailable):
+                self._after(SEAL_RETRY_S, lambda: self._store(generation, lane, run, done))
+            elif isinstance(result, BaseException):
                 self._fail(result)
+            else:
+                done(result)
 
-        self._ports.lane("upload").submit(lambda: job.run(store), done)
-
-    def _seal_again(self, generation: Generation, epoch: Epoch, job: SealJob) -> None:
         if self._is_current(generation):
-            self._seal(generation, epoch, job)
+            store = self._ports.store
+            self._ports.lane(lane).submit(lambda: run(store), ended)
 
     def _barrier_arrived(self, fragment: int, channel: ChannelId, barrier: Barrier) -> None:
         assert self._active is not None
         self._perform(*worker.barrier_arrived(self._active.machine, fragment, channel, barrier))
-
-    def _confirmed(self, writer: Writer, tag: Tag) -> None:
-        self.beat()
 
     def _after(self, delay_s: float, action: Callable[[], object]) -> None:
         due = self._ports.clock.monotonic() + delay_s
@@ -381,19 +391,7 @@ class WorkerLoop:
         if active is None:
             return m.Heartbeat(self.worker_id, Generation(0), False, False, delivered, m.Progress())
         run = active.run
-        progress = msgspec.structs.replace(
-            run.progress(),
-            rss_bytes=rss_bytes(),
-            lag_epochs=worker.durable_epochs(active.machine),
-            sink_errors=self._deliveries.errors(),
-            first_record_at=active.first_record_at,
-            held_by=self._held_by(active),
-        )
+        progress = progress_of(run, active.machine, self._deliveries, active.first_record_at)
         return m.Heartbeat(
             self.worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress, run.caught_up()
         )
-
-    def _held_by(self, active: Active) -> tuple[str, ...]:
-        if active.machine.halted:
-            return ("last barrier",)
-        return (*active.run.held_by(), *(("delivery",) if self._deliveries.full() else ()))

@@ -23,10 +23,12 @@ from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import NO_EPOCH, ObjectRef, Subtask, Tag, Timeline, WorkerId
 from holdfast.runtime import messages as m
+from holdfast.runtime import retention
 from holdfast.runtime.deployment import (
     all_ended,
     all_ready,
     assigned,
+    completion,
     confirm,
     deployment,
     next_manifest,
@@ -71,11 +73,12 @@ from holdfast.runtime.master_state import (
     Send,
     Step,
     StoreManifest,
+    Sweep,
 )
 
 __all__ = [
     "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "Hosted", "Launch", "LoadManifest",
-    "Master", "Opening", "Over", "Restart", "Rules", "Running", "Send", "Step", "StoreManifest", "begin",
+    "Master", "Opening", "Over", "Restart", "Rules", "Running", "Send", "Step", "StoreManifest", "Sweep", "begin",
     "carry_out", "end", "heard", "launch_ended", "lost", "stop", "tick",
 ]  # fmt: skip
 
@@ -128,13 +131,7 @@ def manifest_stored(state: Master, manifest: Manifest, ref: ObjectRef, now: floa
         return state, []
     assert isinstance(state.log, append.Quiet)
     assert isinstance(phase.epochs, coordinator.Deciding)
-    duration = round((now - phase.epochs.started) * 1000)
-    known = {segment.object.path for handle in (phase.last.state if phase.last else ()) for segment in handle.segments}
-    sizes = {s.object.path: s.object.size for handle in manifest.state for s in handle.segments}
-    bytes_new = sum(size for path, size in sizes.items() if path not in known)
-    body = joblog.CheckpointCompleted(
-        manifest.epoch, manifest.follows, ref, duration, bytes_new, sum(sizes.values()), phase.savepoint
-    )
+    body = completion(phase, manifest, ref, round((now - phase.epochs.started) * 1000))
     log, effects = append.append(state.log, unless_taken(body), at_us)
     return _log_effects(replace(state, log=log), effects, now, at_us)
 
@@ -227,8 +224,13 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
         return _finish_if_delivered(state, phase, at_us)
     match phase.epochs:
         case coordinator.Idle() as idle:
+            if older_output_is_left(state, phase.base) or not isinstance(state.log, append.Quiet):
+                return state, []
+            if (draft := retention.draft(state, at_us)) is not None:
+                log, appends = append.append(state.log, draft, at_us)
+                return _log_effects(replace(state, log=log), appends, now, at_us)
             over = is_over(state)
-            if older_output_is_left(state, phase.base) or not (over or is_due(state, phase, now)):
+            if not (over or is_due(state, phase, now)):
                 return state, []
             epochs, effects = coordinator.trigger(idle, now, over)
             finishing = over and all_ended(state)
@@ -294,6 +296,8 @@ def _appended(state: Master, record: joblog.Record, now: float, at_us: int) -> S
             return _gather(state, now)
         case joblog.CheckpointCompleted():
             return _completed(state, now, at_us)
+        case joblog.Expired() | joblog.LogStart():
+            return state, retention.appended(state)
         case joblog.Finished():
             return end(state, "finished", None)
         case joblog.Stopped():
@@ -361,9 +365,12 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     last_barrier = phase.epochs.barrier.last
     epochs, effects = coordinator.appended(phase.epochs)
     final = phase.epochs.barrier.epoch if last_barrier else None
+    # The first of a generation decides what older ones left behind.
+    sweeps: list[Effect] = [Sweep(state.job)] if phase.last is phase.base and state.job.generation > 1 else []
     phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final)
     state = named(replace(state, phase=phase, failures_in_a_row=0), phase)
-    return _coordinate(state, effects, now)
+    state, out = _coordinate(state, effects, now)
+    return state, out + sweeps
 
 
 def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:

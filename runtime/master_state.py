@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint import append, coordinator, joblog
+from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Subtask, Tag, WorkerId, Writer
 from holdfast.runtime import messages as m
@@ -42,6 +43,7 @@ class Rules:
     backoff_max: float
     until: Mapping[str, Mapping[int, int]] | None = None
     """With `run --once`: where each partition of each source ended when the run began; read no further."""
+    retention: Retention = Retention()
 
     @property
     def parallelism(self) -> int:
@@ -199,6 +201,13 @@ class StoreManifest:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """In the background: delete what no checkpoint of this fold needs, and prune the log."""
+
+    job: joblog.Job
+
+
+@dataclass(frozen=True)
 class Send:
     """Send the message to the worker."""
 
@@ -236,5 +245,5 @@ class End:
     error: Mapping[str, Any] | None = None
 
 
-Effect = CreateRecord | LoadManifest | StoreManifest | Send | Launch | Dismiss | Cancel | End
+Effect = CreateRecord | LoadManifest | StoreManifest | Sweep | Send | Launch | Dismiss | Cancel | End
 Step = tuple[Master, list[Effect]]

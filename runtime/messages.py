@@ -24,6 +24,7 @@ from holdfast.model import (
     SnapshotHandle,
     SourcePosition,
     Subtask,
+    Tag,
     Timeline,
     WorkerId,
 )
@@ -169,6 +170,13 @@ class EndInput(Message, frozen=True):
     generation: Generation
 
 
+class Expired(Message, frozen=True):
+    """No rewind goes back this far any more: before-images up to it are of no use."""
+
+    generation: Generation
+    through: Tag
+
+
 class Pulse(Message, frozen=True):
     """The driver is alive."""
 
@@ -180,4 +188,4 @@ class Exit(Message, frozen=True):
 
 
 FromWorker = Register | Heartbeat | Ready | Ack | Failed
-FromDriver = Deploy | Trigger | Committed | EndInput | Pulse | Exit
+FromDriver = Deploy | Trigger | Committed | EndInput | Expired | Pulse | Exit

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from pyspark import SparkContext
 
 from holdfast.checkpoint import joblog
+from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Unavailable, Where
@@ -290,6 +291,8 @@ class _Run:
     def _publish(self) -> Mapping[str, Any]:
         host, pid, at = socket.gethostname(), os.getpid(), self.clock.wall_us()
         shown = status.of_run(self._loop.state, self._prepared.root, "continuous", host, pid, at)
+        if (swept := self._loop.sweep.problem) is not None:
+            shown["problems"].append({"code": swept.kind, "what": swept.what, "next": swept.next_step})
         data = json.dumps(shown).encode()
         if self._loop.outcome is None or self._loop.outcome[0] != "fenced":
             self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), lambda _: None)
@@ -318,6 +321,7 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         backoff_first=settings.restart_backoff_first_ms / 1000,
         backoff_max=settings.restart_backoff_max_ms / 1000,
         until=prepared.until,
+        retention=Retention(settings.retained_checkpoints, settings.retained_for_ms * 1000),
     )
 
 

@@ -65,6 +65,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("restart_backoff_first_ms", "duration", 100, "Wait before the second restart in a row", 1, HOUR_MS),
     Setting("restart_backoff_max_ms", "duration", 10_000, "The wait doubles with every failure up to this", 1, HOUR_MS),
     Setting("channel_bytes_max", "bytes", 8 * MIB, "Bytes that may wait in one channel", 64 * KIB, 4 * GIB),
+    Setting("retained_checkpoints", "count", 10, "Newest checkpoints that are kept whatever their age", 1, 1_000_000),
+    Setting("retained_for_ms", "duration", HOUR_MS, "Age up to which checkpoints are kept as well", 0, None),
     Setting("staged_bytes_max", "bytes", 256 * MIB, "Undelivered output per writer before sources stop", MIB, None),
 )  # fmt: skip
 
@@ -104,6 +106,8 @@ class Settings:
     restart_backoff_first_ms: int
     restart_backoff_max_ms: int
     channel_bytes_max: int
+    retained_checkpoints: int
+    retained_for_ms: int
     staged_bytes_max: int
     origins: Mapping[str, Origin] = field(default_factory=dict)
 

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from holdfast.checkpoint import alignment
+from holdfast.checkpoint.bases import Merge, Thresholds, advanced, due
 from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.model import (
     NO_EPOCH,
@@ -30,6 +31,7 @@ from holdfast.model import (
     Generation,
     Pending,
     SegmentRef,
+    SnapshotHandle,
     SourcePosition,
     Staged,
     Subtask,
@@ -37,6 +39,8 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
+
+DEFAULT_LIMITS = Thresholds()
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,15 @@ class Worker:
     """Closed by every fragment and not durable yet; a refused write is tried again, so they may finish in any order."""
     sealed: Mapping[Epoch, Sealed] = field(default_factory=dict)
     """Durable and not known to be committed, oldest first."""
+    limits: Thresholds = DEFAULT_LIMITS
+    handle: SnapshotHandle | None = None
+    """What the manifest of epoch `committed` names for this subtask; None: nothing is ever merged."""
+    merging: bool = False
+    """A merge is under way, or done and not yet part of a completed epoch: one at a time."""
+    merged: SegmentRef | None = None
+    """Goes into every ack until one of them completes."""
+    acked: Mapping[Epoch, SegmentRef] = field(default_factory=dict)
+    """Which merge went into the ack of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +135,17 @@ class SendAck:
     segment: SegmentRef | None
     staged: Mapping[str, Staged]
     positions: tuple[SourcePosition, ...]
+    compacted: SegmentRef | None = None
 
 
-Effect = Pause | Resume | CloseFragment | Commit | Deliver | Seal | SendAck
+@dataclass(frozen=True)
+class Compact:
+    """In the background: merge these pieces, store the result; then report `compacted`."""
+
+    merge: Merge
+
+
+Effect = Pause | Resume | CloseFragment | Commit | Deliver | Seal | SendAck | Compact
 
 
 def start(
@@ -135,8 +156,10 @@ def start(
     first_epoch: Epoch,
     inputs: Mapping[int, frozenset[ChannelId]],
     sources: frozenset[int],
+    handle: SnapshotHandle | None = None,
+    limits: Thresholds = DEFAULT_LIMITS,
 ) -> Worker:
-    """Return a worker that holds the state of epoch `base`."""
+    """Return a worker that holds the state of epoch `base`, which `handle` names."""
     before = Epoch(first_epoch - 1)
     return Worker(
         generation,
@@ -146,6 +169,8 @@ def start(
         {fragment: alignment.Idle(channels, before) for fragment, channels in inputs.items()},
         dict.fromkeys((*sources, *inputs), before),
         base,
+        limits=limits,
+        handle=handle,
     )
 
 
@@ -195,7 +220,17 @@ def output_sealed(state: Worker, epoch: Epoch, sealed: Sealed) -> tuple[Worker, 
         return state, []
     newest = max(e for e in state.sealed if oldest is None or e < oldest)
     positions = state.positions.get(newest, ())
-    return state, [SendAck(newest, state.sealed[newest].segment, _staged_through(state, newest), positions)]
+    if state.merged is not None:
+        state = replace(state, acked={**state.acked, newest: state.acked.get(newest, state.merged)})
+    compacted = state.acked.get(newest)
+    staged = _staged_through(state, newest)
+    return state, [SendAck(newest, state.sealed[newest].segment, staged, positions, compacted)]
+
+
+def compacted(state: Worker, merged: SegmentRef) -> Worker:
+    """The background has stored a merge: it goes into the next acks."""
+    assert state.merging and state.merged is None and merged.epoch <= state.committed
+    return replace(state, merged=merged)
 
 
 def committed(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
@@ -207,14 +242,29 @@ def committed(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
     for sink, staged in sorted(_staged_through(state, through).items()):
         if staged.parts:
             effects.append(Deliver(Pending(Writer(sink, state.subtask), Tag(state.timeline, through), staged)))
+    state, merges = _advance(state, through)
     left = {epoch: sealed for epoch, sealed in state.sealed.items() if epoch > through}
     positions = {epoch: at for epoch, at in state.positions.items() if epoch > through}
-    return replace(state, committed=through, sealed=left, positions=positions), effects
+    acked = {epoch: merged for epoch, merged in state.acked.items() if epoch > through}
+    return replace(state, committed=through, sealed=left, positions=positions, acked=acked), [*effects, *merges]
+
+
+def _advance(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
+    """Follow what the manifest of this epoch says of the subtask, and see whether a merge is due."""
+    if state.handle is None:
+        return state, []
+    merged = state.acked.get(through)
+    handle = advanced(state.handle, state.sealed[through].segment, merged)
+    state = replace(state, handle=handle)
+    if merged is not None:
+        state = replace(state, merging=False, merged=None)
+    merge = None if state.merging else due(handle, through, state.limits)
+    return (state, []) if merge is None else (replace(state, merging=True), [Compact(merge)])
 
 
 def part_of(state: Worker, ack: SendAck, delivered: tuple[Confirmed, ...]) -> SubtaskPart:
     """Return the ack's content, with how far this worker's writers have delivered."""
-    return SubtaskPart(state.subtask, ack.positions, ack.segment, dict(ack.staged), delivered)
+    return SubtaskPart(state.subtask, ack.positions, ack.segment, dict(ack.staged), delivered, ack.compacted)
 
 
 def _close(state: Worker, fragment: int, barrier: Barrier) -> tuple[Worker, list[Effect]]:

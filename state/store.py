@@ -39,6 +39,13 @@ class Identity:
     worker: WorkerId
 
 
+class Piece(NamedTuple):
+    """A sealed segment and the key groups [first, end) of it that count."""
+
+    data: bytes
+    key_groups: tuple[int, int]
+
+
 class Lag(NamedTuple):
     """How far the cold store is behind."""
 
@@ -128,7 +135,7 @@ class StateStore:
     def restore(
         self,
         epoch: Epoch,
-        segments: Iterable[bytes],
+        segments: Iterable[bytes | Piece],
         base_applied: Epoch | None,
         base_key_groups: tuple[int, int] | None = None,
     ) -> None:
@@ -137,7 +144,9 @@ class StateStore:
         Args:
             epoch: The epoch to stand at.
             segments: Every segment after the base, in any order; from the job's first one for
-                key groups without a base.
+                key groups without a base. A piece counts for its key groups only. A stored base
+                is a segment that follows 0: nothing older of its key groups may be there,
+                a cold store included, since it has no tombstones.
             base_applied: The epoch that the cold store is used as the base of; its marker must
                 say so and must be usable (marker.usable). None: it is not used.
             base_key_groups: Which key groups [first, end) of the cold store are used; default
@@ -149,10 +158,11 @@ class StateStore:
         """
         copy = self._begin(epoch, base_applied, base_key_groups or self.owned)
         applied, based = (NO_EPOCH, NOTHING) if copy is None else (copy.applied, copy.based)
-        headed = sorted(((header_of(data).epoch, data) for data in segments), key=lambda pair: pair[0])
-        for segment_epoch, data in headed:
+        whole = (piece if isinstance(piece, Piece) else Piece(piece, self.owned) for piece in segments)
+        headed = sorted(((header_of(piece.data).epoch, piece) for piece in whole), key=lambda pair: pair[0])
+        for segment_epoch, piece in headed:
             assert segment_epoch <= epoch, "a segment from after the epoch to restore"
-            self._absorb(data, based if segment_epoch <= applied else NOTHING)
+            self._absorb(piece, based if segment_epoch <= applied else NOTHING)
         if copy is not None:
             copy.epochs_behind = len({segment_epoch for segment_epoch, _ in headed if segment_epoch > applied})
 
@@ -161,7 +171,7 @@ class StateStore:
         assert epoch > self._committed
         for data in segments:
             assert self._committed < header_of(data).epoch <= epoch
-            self._absorb(data, NOTHING)
+            self._absorb(Piece(data, self.owned), NOTHING)
         for table in self._tables.values():
             table.committed_through = epoch
         self._committed = epoch
@@ -182,10 +192,12 @@ class StateStore:
         self._committed = epoch
         return self._copy
 
-    def _absorb(self, data: bytes, without: tuple[int, int]) -> None:
-        """Write the owned part of a segment into the tables, but for the key groups `without`."""
-        first, end = self.owned
-        parts = [self.owned] if without == NOTHING else [(first, without[0]), (without[1], end)]
+    def _absorb(self, piece: Piece, without: tuple[int, int]) -> None:
+        """Write the owned part of a piece into the tables, but for the key groups `without`."""
+        data = piece.data
+        first, end = max(self.owned[0], piece.key_groups[0]), min(self.owned[1], piece.key_groups[1])
+        low, high = (end, end) if without == NOTHING else without
+        parts = [(first, min(low, end)), (max(high, first), end)]
         for part in parts:
             if part[0] >= part[1]:
                 continue

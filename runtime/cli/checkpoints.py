@@ -43,6 +43,7 @@ def add_parser(subparsers: Any) -> None:
             action.add_argument("epoch", metavar="EPOCH", help="number of a completed epoch, a savepoint, or latest")
         else:
             action.add_argument("--epoch", metavar="N", help="only this checkpoint")
+            action.add_argument("--orphans", action="store_true", help="list objects that no checkpoint names instead")
 
 
 def list_all(args: argparse.Namespace) -> int:
@@ -84,9 +85,14 @@ def show(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Read and check everything. Exit status: 0 all is whole, 4 something is not."""
-    from holdfast.runtime.cli.verify import verify_all
+    from holdfast.runtime.cli.verify import orphans, verify_all
 
     stored = open_job(root_of(args), args.job)
+    if args.orphans:
+        if args.epoch is not None:
+            raise ConfigError("--orphans looks at all checkpoints", not_done="nothing was read",
+                              next_step="leave out --epoch")  # fmt: skip
+        return orphans(stored, as_json=args.json)
     chosen = stored.job.completed if args.epoch is None else (completed_at(stored, args.epoch),)
     return verify_all(stored, chosen, as_json=args.json)
 

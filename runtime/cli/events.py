@@ -7,10 +7,14 @@ does tell of every start is when the first checkpoint after it was completed.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
+
+from msgspec import structs
 
 from holdfast.checkpoint import joblog
 from holdfast.errors import ConfigError
+from holdfast.model import NO_EPOCH, Generation
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.history import Stored, open_job, status_of
@@ -18,6 +22,8 @@ from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.clock import SystemClock
 
 NEWEST_SHOWN = 40
+PRUNED = 0
+"""Stands for the number of a record of which only the fold is left."""
 STARTED = "started"
 """How the cause of a start by hand begins; the master gives any other cause to a recovery."""
 
@@ -58,17 +64,18 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
     """Return what the log tells, oldest first.
 
     Returns:
-        Of each event: seq, at, event, generation, timeline, epoch, cause, host, savepoint, duration_ms (of a restart:
-        the recovery; of a checkpoint: from barrier to record; of an end: the run) and first_checkpoint_ms.
+        Of each event: seq (None if its record may be pruned), at, event, generation, timeline, epoch, cause, host,
+        savepoint, duration_ms (of a restart: the recovery; of a checkpoint: from barrier to record; of an end: the
+        run) and first_checkpoint_ms.
     """
     live = status_of(stored, SystemClock().wall_us())["restarts"]
     recovery_ms = {restart["generation"]: restart["recovery_ms"] for restart in live}
     found: list[dict[str, Any]] = []
     run_began: int | None = None
     start: dict[str, Any] | None = None
-    for record in stored.repository.records():
+    for record in _told(stored.repository.records()):
         event: dict[str, Any] = {
-            "seq": record.seq, "at": record.at, "event": "", "generation": record.generation,
+            "seq": record.seq or None, "at": record.at, "event": "", "generation": record.generation,
             "timeline": record.timeline, "epoch": None, "cause": None, "host": None, "savepoint": None,
             "duration_ms": None, "first_checkpoint_ms": None,
         }  # fmt: skip
@@ -82,10 +89,10 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
                 start = event
                 event |= {"event": "started" if by_hand else "restarted", "epoch": base or None, "cause": cause}
                 event |= {"host": host, "duration_ms": recovery_ms.get(record.generation)}
-            case joblog.CheckpointCompleted(epoch=epoch, duration_ms=took, savepoint=name):
-                if start is not None:
+            case joblog.CheckpointCompleted(epoch=epoch, follows=follows, duration_ms=took, savepoint=name):
+                if start is not None and follows == (start["epoch"] or NO_EPOCH):  # else the first has expired
                     start["first_checkpoint_ms"] = _ms(start["at"], record.at)
-                    start = None
+                start = None
                 event |= {"event": "checkpoint" if name is None else "savepoint", "epoch": epoch, "savepoint": name}
                 event["duration_ms"] = took
                 shown = checkpoints or name is not None
@@ -96,9 +103,36 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
                 took_ms = None if run_began is None else _ms(run_began, record.at)
                 event |= {"event": kind, "epoch": epoch, "duration_ms": took_ms}
                 run_began = start = None
+            case joblog.Expired(through=through):
+                event |= {"event": "expired", "epoch": through}
+                shown = checkpoints
+            case joblog.LogStart():
+                shown = False
         if shown:
             found.append(event)
     return found
+
+
+def _told(records: Sequence[joblog.Record]) -> list[joblog.Record]:
+    """Return the records, and for those that are pruned what the `LogStart` in their place still knows."""
+    if not records or not isinstance(records[0].body, joblog.LogStart):
+        return list(records)
+    job = records[0].body.job
+
+    def record(at: int, generation: Generation, body: joblog.Body) -> joblog.Record:
+        return joblog.Record(PRUNED, job.uuid, generation, job.timeline, "", at, body)
+
+    known = [record(job.created_at, Generation(0), joblog.JobCreated(job.name, job.key_groups))]
+    for s in job.starts:
+        body = joblog.GenerationStarted(s.first_epoch, s.base_epoch, s.host, s.cause)
+        known.append(record(s.at, s.generation, body))
+    for done in job.completed:
+        names = job.names_of(done.body.epoch)
+        known.append(record(done.at, done.generation, structs.replace(done.body, savepoint=None)))
+        known += [record(done.at, done.generation, joblog.SavepointNamed(done.body.epoch, name)) for name in names]
+    if job.ended is not None and job.ended_at is not None:
+        known.append(record(job.ended_at, job.generation, job.ended))
+    return [*sorted(known, key=lambda each: each.generation), *records]
 
 
 def _row(event: dict[str, Any]) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.history import RUNNING, Stored, open_job, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.naming import Naming, check_name
 from holdfast.runtime.settings import duration_ms
 
 LOOK_EVERY_S = 0.2
@@ -48,7 +49,7 @@ def handle(args: argparse.Namespace) -> int:
     """Take or name a savepoint. Exit status: 0 it is in the log, 2 the name is refused, 5 no driver answers in time."""
     timeout_s = duration_ms(args.timeout, "--timeout") / 1000
     stored = open_job(root_of(args), args.job)
-    _check_name(stored.job, args.name)
+    check_name(stored.job, args.name)
     shown = status_of(stored, SystemClock().wall_us())
     if taken := shown["state"] in RUNNING:
         job = _ask(stored, args.name, shown["generation"], time.monotonic() + timeout_s, args.timeout)
@@ -72,30 +73,16 @@ def name_last(stored: Stored, name: str, owner: str, at_us: int) -> joblog.Job:
         ConfigError: there is no checkpoint, or the name is taken.
         Unavailable: the outcome is not known.
     """
-    record: joblog.Record | None = None
+    naming = Naming(stored.repository, name, owner, at_us)
     for attempt in range(ATTEMPTS_MAX):
         if attempt:
             time.sleep(RETRY_S)
-        if record is None:
+        if (job := naming.look()) is not None:
+            return job
+        if naming.append():
             job = stored.repository.read_log()
             assert job is not None, "a job log does not vanish"
-            _check_name(job, name)
-            if not job.completed:
-                raise ConfigError(
-                    f"job {stored.name!r} has not completed a checkpoint yet",
-                    not_done="nothing was named",
-                    next_step=f"run it until it has; see holdfast status {stored.name}",
-                    where=Where(job=stored.name),
-                )
-            body = joblog.SavepointNamed(job.base_epoch, name)
-            record = joblog.Record(job.next_seq, job.uuid, job.generation, job.timeline, owner, at_us, body)
-        try:
-            found = stored.repository.create_record(record)
-        except Unavailable:
-            continue  # sent again as it is, until its number is read (P4)
-        if found.owner == owner:
-            return joblog.fold(job, found)
-        record = None  # somebody else's came first: look at the log again
+            return job
     raise Unavailable(
         f"the job log of {stored.name!r} could not be written to in {ATTEMPTS_MAX} attempts",
         not_done=f"it is not known whether the savepoint {name!r} was named",
@@ -130,14 +117,3 @@ def _ask(stored: Stored, name: str, generation: int, deadline: float, timeout: s
                 where=Where(job=stored.name),
             )
         time.sleep(LOOK_EVERY_S)
-
-
-def _check_name(job: joblog.Job, name: str) -> None:
-    if joblog.SAVEPOINT_NAME.fullmatch(name) is None or name == "latest":
-        what, next_step = f"{name!r} is no name for a savepoint", "begin with a letter; use letters, digits, . _ -"
-    elif (found := job.savepoint(name)) is not None:
-        what = f"job {job.name!r} has a savepoint {name!r} already: epoch {found.epoch}"
-        next_step = "give another name; a name stays with its checkpoint"
-    else:
-        return
-    raise ConfigError(what, not_done="nothing was named", next_step=next_step, where=Where(job=job.name))

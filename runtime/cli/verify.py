@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.checkpoint.catalogue import FOLDERS, Catalogue
 from holdfast.checkpoint.joblog import Completed
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import read_verified
@@ -34,7 +35,7 @@ class Named:
 
     ref: ObjectRef
     kind: str
-    """manifest, segment, snapshot or staged."""
+    """manifest, segment, base, snapshot or staged."""
     epochs: list[int] = field(default_factory=list)
 
 
@@ -80,10 +81,34 @@ def verify_all(stored: Stored, chosen: Sequence[Completed], *, as_json: bool) ->
     return Damaged.exit_status if broken else 0
 
 
+def orphans(stored: Stored, *, as_json: bool) -> int:
+    """List objects that no retained checkpoint names. Exit status: 0; 4 if a manifest is damaged."""
+    catalogue = Catalogue()
+    listed = [path for folder in FOLDERS for path in stored.store.list(folder)]  # first: uploads go on meanwhile
+    job = stored.repository.read_log()
+    assert job is not None
+    for each in catalogue.unread(job):
+        catalogue.add(each.body.manifest, stored.repository.load_manifest(each.body.manifest))
+    found = catalogue.orphans(listed)
+    doomed = set(catalogue.garbage(job, found))
+    if as_json:
+        print_json({"job": stored.name, "orphans": [{"path": path, "swept_next": path in doomed} for path in found]})
+        return 0
+    if found:
+        rows = [(path, "deleted" if path in doomed else "stays") for path in found]
+        print(text.table(("object", "next sweep"), rows))
+    advise(
+        f"{text.plural(len(found), 'object')} of {stored.name} that no retained checkpoint names; what stays may be on "
+        "its way into the next one. The running driver sweeps by itself"
+    )
+    return 0
+
+
 def _collect(manifest: Manifest, named: dict[str, Named]) -> None:
     found: list[tuple[str, ObjectRef]] = []
     for handle in manifest.state:
-        found += [("snapshot", ref) for ref in handle.base]
+        # A base made of segments is one itself; anything else would be a file of another kind.
+        found += [("base" if ref.path.startswith("base/") else "snapshot", ref) for ref in handle.base]
         found += [("segment", segment.object) for segment in handle.segments]
     for item in manifest.pending:
         found += [("staged", ref) for ref in item.staged.parts]
@@ -99,7 +124,7 @@ def _read_all(stored: Stored, objects: list[Named]) -> list[Broken]:
     for done, each in enumerate(objects):
         try:
             data = read_verified(stored.store, each.ref)
-            if each.kind == "segment":
+            if each.kind in ("segment", "base"):
                 unseal(data)
         except (Damaged, ConfigError) as error:
             broken.append(Broken(each.ref.path, each.kind, error.what, tuple(each.epochs)))

@@ -34,14 +34,15 @@ class ObjectRef:
     sha256: str
 
 
-@dataclass(frozen=True)
-class SegmentRef:
-    """The sealed changelog segment of one worker for one epoch, and the key groups it may hold."""
+class SegmentRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A sealed changelog segment: of one worker for one epoch, or merged from several."""
 
     epoch: Epoch
     follows: Epoch
-    """The completed epoch that the segment's values are a change to."""
+    """The completed epoch that the segment's values are a change to; 0: nothing lies below it."""
     object: ObjectRef
+    key_groups: tuple[int, int] | None = None
+    """Half-open range of key groups that count; None: all that the handle owns."""
 
 
 @dataclass(frozen=True)

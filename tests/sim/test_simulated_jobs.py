@@ -40,6 +40,7 @@ class TestSimulatedJobs:
         assert counts["generations"] > SEEDS_QUICK
         assert counts["drivers_fenced"] > 0
         assert counts["checkpoints_restored"] >= SEEDS_QUICK
+        assert counts["savepoints"] > SEEDS_QUICK / 4
 
     @pytest.mark.slow
     def test_every_answer_is_right_over_many_seeds(self) -> None:

@@ -96,3 +96,35 @@ class TestHistory:
         written.append(1, "d1", kind="Finished")
         written.start(2, "d2", 102)
         assert "P13" in written.found
+
+
+class TestKeeping:
+    def kept(self) -> Written:
+        """Epochs 1 to 3, of which the first has a name and the second has expired."""
+        written = started()
+        for epoch in (1, 2, 3):
+            written.history.triggered(1, epoch, "d1")
+            written.complete(1, "d1", epoch)
+        written.append(1, "somebody", kind="SavepointNamed", epoch=1, name="v1")
+        written.append(1, "d1", kind="Expired", through=2)
+        return written
+
+    def test_a_savepoint_stays_named_whatever_expires(self) -> None:
+        written = self.kept()
+        written.history.deleted("manifests/2")
+        assert written.found == []
+        written.history.deleted("manifests/1")
+        assert written.found == ["P16 sweep"]
+
+    def test_a_log_that_begins_anew_without_a_savepoint_is_found(self) -> None:
+        completed = [{"body": {"epoch": 1}}, {"body": {"epoch": 3}}]
+        for savepoints, expected in (([{"name": "v1", "epoch": 1}], []), ([], ["P7"])):
+            written = self.kept()
+            written.append(1, "d1", kind="LogStart", job={"completed": completed, "savepoints": savepoints})
+            assert written.found == expected
+
+    def test_a_name_for_what_has_expired_and_a_second_one_are_found(self) -> None:
+        for epoch, name in ((2, "v2"), (3, "v1")):
+            written = self.kept()
+            written.append(1, "somebody", kind="SavepointNamed", epoch=epoch, name=name)
+            assert written.found == ["P6"]

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.joblog import (
     Body,
     CheckpointCompleted,
+    Expired,
     Finished,
     GenerationStarted,
     Job,
     JobCreated,
+    LogStart,
     Record,
     Savepoint,
     SavepointNamed,
@@ -252,3 +254,56 @@ def replace_seq(each: Record, seq: int) -> Record:
     return msgspec.structs.replace(each, seq=seq)
 
 
+
+class TestKeeping:
+    """P7, P16."""
+
+    LIFE = (*RUNNING, completed(4, 1, 2, 1), completed(5, 1, 3, 2))
+
+    def test_expired_checkpoints_are_forgotten_and_the_newest_never_is(self) -> None:
+        job = folded(*self.LIFE, record(6, 1, Expired(Epoch(2))))
+        assert ([each.body.epoch for each in job.completed], job.expired_through) == ([3], 2)
+        for through in (0, 3, 4):
+            with pytest.raises(Damaged, match="gives up"):
+                folded(*self.LIFE, record(6, 1, Expired(Epoch(through))))
+
+    def test_a_log_that_begins_anew_says_the_same(self) -> None:
+        before = folded(*self.LIFE, record(6, 1, Expired(Epoch(1))))
+        begin = record(7, 1, LogStart(before))
+        after = (completed(8, 1, 4, 3), started(9, 2, 105, 4, "b"))
+        stored = decode(encode(begin), "log/7.json")
+        assert stored == begin
+        assert folded(stored, *after) == folded(*self.LIFE, record(6, 1, Expired(Epoch(1))), begin, *after)
+
+    def test_a_log_that_begins_with_something_else_is_damaged(self) -> None:
+        other = folded(*RUNNING)
+        with pytest.raises(Damaged, match="does not say what"):
+            folded(*self.LIFE, record(6, 1, LogStart(other)))
+
+    def named(self, seq: int, epoch: int, name: str) -> Record:
+        return record(seq, 1, SavepointNamed(Epoch(epoch), name), owner="somebody")
+
+    def test_a_savepoint_is_never_among_what_expires(self) -> None:
+        job = folded(*self.LIFE, self.named(6, 1, "v1"), record(7, 1, Expired(Epoch(2))), completed(8, 1, 4, 3),
+                     record(9, 1, Expired(Epoch(3))))  # fmt: skip
+        assert [each.body.epoch for each in job.completed] == [1, 4]
+        assert (job.savepoints, job.expired_through) == ((Savepoint("v1", Epoch(1)),), 3)
+
+    def test_one_that_is_named_just_before_it_would_have_expired_stays(self) -> None:
+        job = folded(*self.LIFE, self.named(6, 2, "v1"), record(7, 1, Expired(Epoch(2))))
+        assert [each.body.epoch for each in job.completed] == [2, 3]
+
+    def test_what_has_expired_can_no_longer_be_named(self) -> None:
+        with pytest.raises(Damaged, match="names epoch 1, which is not completed"):
+            folded(*self.LIFE, record(6, 1, Expired(Epoch(1))), self.named(7, 1, "v1"))
+
+    def test_a_log_that_begins_anew_knows_the_savepoints(self) -> None:
+        before = (*self.LIFE, self.named(6, 1, "v1"), record(7, 1, Expired(Epoch(2))))
+        begin = decode(encode(record(8, 1, LogStart(folded(*before)))), "log/8.json")
+        after = (self.named(9, 1, "v2"), completed(10, 1, 4, 3))
+        job = folded(begin, *after)
+        assert job == folded(*before, begin, *after)
+        assert job.names_of(Epoch(1)) == ("v1", "v2")
+        assert [each.body.epoch for each in job.completed] == [1, 3, 4]
+        with pytest.raises(Damaged, match="a second time"):
+            folded(begin, self.named(9, 3, "v1"))

@@ -4,6 +4,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.recovery import handles_for, pending_of
@@ -35,6 +36,10 @@ def blob(name: str) -> ObjectRef:
 
 def segment(epoch: int, subtask: int) -> SegmentRef:
     return SegmentRef(Epoch(epoch), Epoch(epoch - 1), blob(f"segments/{epoch:03d}/{subtask}"))
+
+
+def part(epoch: int, subtask: int, first: int, end: int) -> SegmentRef:
+    return replace(segment(epoch, subtask), key_groups=(first, end))
 
 
 def manifest(state: tuple[SnapshotHandle, ...], pending: tuple[Pending, ...] = ()) -> Manifest:
@@ -69,20 +74,29 @@ class TestHandles:
 
     def test_one_of_fewer_subtasks_takes_all_that_overlap_in_epoch_order(self) -> None:
         assert handles_for(manifest(TWO), ranges(1)) == (
-            handle(0, (0, 16), segment(1, 0), segment(2, 1), segment(3, 0), segment(3, 1)),
+            handle(0, (0, 16), part(1, 0, 0, 8), part(2, 1, 8, 16), part(3, 0, 0, 8), part(3, 1, 8, 16)),
         )
 
     def test_a_piece_that_two_old_subtasks_share_is_read_once(self) -> None:
         again = handles_for(manifest(handles_for(manifest(TWO), ranges(4))), ranges(2))
         assert again == TWO
 
-    def test_every_segment_is_newer_than_the_base_it_is_applied_to(self) -> None:
-        """Bases differ in age: what the older one lacks must not be taken for applied."""
+    def test_bases_of_several_owners_become_pieces_that_follow_nothing(self) -> None:
+        """A base has no tombstones: a piece of another owner must not lie below it."""
         old = (handle(0, (0, 8), segment(6, 0), base=5), handle(1, (8, 16), segment(3, 1), segment(4, 1), base=2))
         (merged,) = handles_for(manifest(old), ranges(1))
-        assert merged.base_epoch == 2
-        assert merged.base == (blob("base/5/0"), blob("base/2/1"))
-        assert [s.epoch for s in merged.segments] == [3, 4, 6]
+        assert (merged.base, merged.base_epoch) == ((), 0)
+        assert [(s.object.path, s.epoch, s.follows, s.key_groups) for s in merged.segments] == [
+            ("base/2/1", 2, 0, (8, 16)),
+            ("segments/003/1", 3, 2, (8, 16)),
+            ("segments/004/1", 4, 3, (8, 16)),
+            ("base/5/0", 5, 0, (0, 8)),
+            ("segments/006/0", 6, 5, (0, 8)),
+        ]
+
+    def test_a_part_of_one_owner_keeps_its_base(self) -> None:
+        (first, _) = handles_for(manifest((handle(0, (0, 16), segment(6, 0), base=5),)), ranges(2))
+        assert first == handle(0, (0, 8), segment(6, 0), base=5)
 
     @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 2**32))
     def test_no_write_is_lost_over_any_changes_of_parallelism(self, widths: list[int], seed: int) -> None:
@@ -97,7 +111,8 @@ class TestHandles:
             for each in state:
                 found: dict[int, int] = {}
                 for piece in each.segments:
-                    owned = {k: v for k, v in contents[piece.object.path].items() if k in range(*each.key_groups)}
+                    counts = range(*(piece.key_groups or each.key_groups))
+                    owned = {k: v for k, v in contents[piece.object.path].items() if k in counts}
                     found |= owned
                 assert found == {k: v for k, v in newest.items() if k in range(*each.key_groups)}
             epoch += order.randint(1, 100)

@@ -1,13 +1,27 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
+import msgspec
 import pytest
 
-from holdfast.checkpoint.joblog import Finished, GenerationStarted, JobCreated, Record, encode
+from holdfast.checkpoint.joblog import (
+    Body,
+    CheckpointCompleted,
+    Expired,
+    Finished,
+    GenerationStarted,
+    JobCreated,
+    LogStart,
+    Record,
+    SavepointNamed,
+    encode,
+    fold,
+)
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository, read_verified, record_path
-from holdfast.errors import Damaged
+from holdfast.errors import Damaged, Fenced
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.storage.objects import MemoryObjects
 
@@ -136,3 +150,90 @@ class TestManifests:
         store.put("segments/1", b"a")
         with pytest.raises(Damaged, match="1 bytes, 2 expected"):
             read_verified(store, ObjectRef("segments/1", 2, hashlib.sha256(b"ab").hexdigest()))
+
+
+def of(seq: int, body: Body) -> Record:
+    return Record(seq, UUID, Generation(1), Timeline(1), "a", 0, body)
+
+
+def long_log() -> list[Record]:
+    """Two folds begin anew in it: records 6 and 9."""
+    done = [CheckpointCompleted(Epoch(n), Epoch(n - 1), ObjectRef(f"m/{n}", 1, ""), 1, 1, 1) for n in range(5)]
+    records = [CREATED, STARTED, of(3, done[1]), of(4, done[2]), of(5, Expired(Epoch(1)))]
+    for body in (None, done[3], done[4], None):
+        if body is None:
+            job = None
+            for each in records:
+                job = fold(job, each)
+            assert job is not None
+        records.append(of(len(records) + 1, body or LogStart(job)))  # type: ignore[arg-type]
+    return records
+
+
+class TestPruning:
+    """P7"""
+
+    def test_reading_begins_at_the_newest_log_start_and_says_the_same(self) -> None:
+        store = MemoryObjects()
+        repository = filled(store, *long_log())
+        before = repository.read_log()
+        assert [each.seq for each in repository.records()] == [9]
+        kept: set[int] = set()
+        assert repository.prune(9, kept) == 6
+        assert kept == {1, 2}
+        assert store.list("log") == [record_path(1), record_path(2), record_path(9)]
+        assert repository.read_log() == before
+
+    def test_a_start_that_falls_into_a_hole_is_fenced(self) -> None:
+        repository = filled(MemoryObjects(), *long_log())
+        repository.prune(9, set())
+        late = record(3, GenerationStarted(Epoch(101), Epoch(0), "there", "late"), owner="z")
+        for _ in range(2):  # the reply to the first may be lost
+            with pytest.raises(Fenced, match="went on to generation 1"):
+                repository.create_record(late)
+        assert [each.seq for each in repository.records()] == [9]
+
+    @pytest.mark.parametrize("number", [3, 7])
+    def test_a_name_that_falls_into_a_hole_is_refused_and_nobody_takes_it_for_one(self, number: int) -> None:
+        """P6, P7: whoever names may have read the log long ago."""
+        repository = filled(MemoryObjects(), *long_log())
+        repository.prune(9, set())
+        name = of(number, SavepointNamed(Epoch(1), "v1"))
+        with pytest.raises(Fenced, match="while this SavepointNamed was under way"):
+            repository.create_record(msgspec.structs.replace(name, owner="somebody"))
+        job = repository.read_log()
+        assert job is not None and job.savepoints == ()
+        again = CheckpointCompleted(Epoch(1), Epoch(0), ObjectRef("m/1", 1, ""), 1, 1, 1)
+        with pytest.raises(Fenced):  # a driver of the past that sends its record again and finds the name there
+            repository.create_record(of(number, again))
+
+    def test_a_name_at_the_end_of_the_log_hinders_nobody(self) -> None:
+        repository = filled(MemoryObjects(), *long_log())
+        name = msgspec.structs.replace(of(10, SavepointNamed(Epoch(4), "v1")), owner="somebody")
+        assert repository.create_record(name) == name
+        assert repository.create_record(of(10, Expired(Epoch(3)))) == name
+
+    def test_names_are_never_pruned(self) -> None:
+        """P7: a stale driver's next record must find what stands there."""
+        records = [*long_log()[:4], msgspec.structs.replace(of(5, SavepointNamed(Epoch(1), "v1")), owner="somebody")]
+        job = None
+        for each in records:
+            job = fold(job, each)
+        assert job is not None
+        store = MemoryObjects()
+        repository = filled(store, *records, of(6, LogStart(job)))
+        assert repository.prune(6, set()) == 2
+        assert store.list("log") == [record_path(n) for n in (1, 2, 5, 6)]
+        assert repository.read_log() == replace(job, next_seq=7, log_start=6)
+
+    def test_a_log_that_is_pruned_while_it_is_read_is_read_again(self) -> None:
+        records = long_log()
+
+        class Pruned(MemoryObjects):
+            def get(self, path: str) -> bytes:
+                if path == record_path(7) and path in self.list("log"):
+                    self.create(record_path(9), encode(records[8]))
+                    self.delete(path)
+                return super().get(path)
+
+        assert filled(Pruned(), *records[:8]).records() == [records[8]]

@@ -125,6 +125,16 @@ class TestVerify:
         assert holdfast("checkpoints", "verify", "hot", "--epoch", "6").status == 0
         assert holdfast("checkpoints", "verify", "hot", "--epoch", "9").status == 4
 
+    def test_objects_that_no_checkpoint_names_are_listed(self, holdfast: Holdfast, job: History) -> None:
+        assert holdfast("checkpoints", "verify", "hot", "--orphans", "--json").json["orphans"] == []
+        job.store.put("segments/00000001/000000000008/w9.segment", b"given up")
+        job.store.put("base/00000001/000000000009/w1.segment", b"on its way")
+        ended = holdfast("checkpoints", "verify", "hot", "--orphans", "--json")
+        assert (ended.status, ended.json["orphans"]) == (0, [
+            {"path": "segments/00000001/000000000008/w9.segment", "swept_next": True},
+            {"path": "base/00000001/000000000009/w1.segment", "swept_next": False},
+        ])  # fmt: skip
+
     def test_without_a_checkpoint_nothing_is_called_whole(self, holdfast: Holdfast, history: Begin) -> None:
         history("new")
         ended = holdfast("checkpoints", "verify", "new")

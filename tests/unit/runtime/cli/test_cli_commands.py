@@ -16,7 +16,7 @@ import pytest
 from holdfast.checkpoint import joblog
 from holdfast.errors import AlreadyExists, Unavailable
 from holdfast.runtime.admission import check_from
-from holdfast.runtime.cli.history import open_job
+from holdfast.runtime.cli.history import Stored, open_job
 from holdfast.runtime.cli.main import COMMANDS
 from holdfast.runtime.cli.savepoint import name_last
 from holdfast.runtime.requests import Inbox, Request
@@ -26,6 +26,20 @@ if TYPE_CHECKING:
 
     Holdfast = Callable[..., Ended]
     Begin = Callable[[str], History]
+
+
+def began_anew(root: Path, history: Begin) -> Stored:
+    """A job with the savepoints `old` and `new`; of its log only what cannot be pruned is left, and a `LogStart`."""
+    job = history("hot")
+    for epoch, name in ((5, "old"), (6, None), (7, "new")):
+        job.checkpoint(epoch)
+        if name is not None:
+            name_last(open_job(str(root), "hot"), name, "x", 1)
+            job._seq += 1
+    job._append(joblog.Expired(job._epochs[1]))
+    job._append(joblog.LogStart(open_job(str(root), "hot").job))
+    job.repository.prune(job._seq, set())
+    return open_job(str(root), "hot")
 
 
 @contextmanager
@@ -91,6 +105,20 @@ class TestEvents:
         assert "checkpoint" not in [each["event"] for each in holdfast("events", "hot", "--json").json]
         assert holdfast("events", "hot", "--all", "--json", "--last", "1").json[0]["event"] == "checkpoint"
         assert "these are the newest 1 of 3" in holdfast("events", "hot", "--all", "--last", "1").err
+
+    def test_what_is_pruned_is_told_as_far_as_the_log_still_knows(
+        self, holdfast: Holdfast, history: Begin, root: Path
+    ) -> None:
+        """P7"""
+        began_anew(root, history)
+        shown = holdfast("events", "hot", "--all", "--json").json
+        assert [(each["event"], each["epoch"], each["savepoint"]) for each in shown] == [
+            ("created", None, None), ("started", None, None), ("checkpoint", 5, None), ("savepoint", 5, "old"),
+            ("checkpoint", 7, None), ("savepoint", 7, "new"),
+        ]  # fmt: skip
+        assert shown[1]["first_checkpoint_ms"] is not None
+        assert {each["seq"] for each in shown} == {None}
+        assert "old" in holdfast("events", "hot").out
 
     def test_nothing_to_list_is_wrong_use(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot")
@@ -186,6 +214,20 @@ class TestSavepoint:
         History(root, "hot").create().start(at_us=NOW_US - 60_000_000)
         assert "has not completed a checkpoint" in three_parts(holdfast("savepoint", "hot", "v1"), 2)
 
+    def test_the_checkpoint_is_shown_and_whole_after_others_expired(self, holdfast: Holdfast, history: Begin) -> None:
+        """P16"""
+        job = history("hot")
+        job.checkpoint(5)
+        holdfast("savepoint", "hot", "v1")
+        job._seq += 1
+        job.checkpoint(6)
+        job.checkpoint(7)
+        job._append(joblog.Expired(job._epochs[-2]))
+        listed = holdfast("checkpoints", "list", "hot", "--json").json
+        assert [(each["epoch"], each["name"]) for each in listed] == [(5, "v1"), (7, None)]
+        assert holdfast("checkpoints", "show", "hot", "v1", "--json").json["epoch"] == 5
+        assert holdfast("checkpoints", "verify", "hot", "--epoch", "v1").status == 0
+
     def test_an_unknown_outcome_is_settled_by_the_owner_token(
         self, history: Begin, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -262,6 +304,9 @@ class TestRunFrom:
 
     def test_the_last_checkpoint_is_where_a_run_goes_on_anyway(self, root: Path, history: Begin) -> None:
         check_from("hot", self.job(root, history), "new")
+
+    def test_it_may_be_in_a_log_that_began_anew(self, root: Path, history: Begin) -> None:
+        check_from("hot", began_anew(root, history).job, "new")
 
     def test_going_back_comes_with_rewind(self, root: Path, history: Begin) -> None:
         with pytest.raises(Exception, match="comes with rewind"):

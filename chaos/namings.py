@@ -1,0 +1,57 @@
+"""Somebody who names checkpoints of a simulated job from outside, as `holdfast savepoint` does.
+
+He reads the log and appends a while later: by then drivers have gone on, the checkpoint may be the last no more, and
+the record's number may be taken or pruned.
+
+Source: PROTOCOL P6, P7, P16.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.chaos.schedule import Process
+from holdfast.chaos.stores import ProcessStore
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.runtime.naming import Naming
+
+if TYPE_CHECKING:
+    from holdfast.chaos.world import World
+
+RETRY_S = 0.1
+WAITS_S, LOOKS_MAX = 0.3, 10
+"""How he waits for a job that has no checkpoint yet."""
+
+
+class NamingProcess(Process):
+    """One name that somebody wants to give."""
+
+    def __init__(self, world: World, savepoint: str, delay: float) -> None:
+        super().__init__(f"naming {savepoint}", world.schedule.journal)
+        self._world, self._delay, self._patience = world, delay, LOOKS_MAX
+        self._naming = Naming(Repository(ProcessStore(world, self)), savepoint, f"somebody-{savepoint}", 0)
+
+    def look(self) -> None:
+        """Read the log; append later."""
+        try:
+            named = self._naming.look() is not None
+        except Unavailable:
+            self._world.schedule.after(RETRY_S, self, "looks again", self.look)
+        except ConfigError as error:
+            self._patience -= 1
+            if self._patience:
+                self._world.schedule.after(WAITS_S, self, f"waits: {error.what}", self.look)
+            else:
+                self.end(error.what)
+        else:
+            if named:
+                self.end("the name is in the log")
+            else:
+                self._world.schedule.after(self._delay, self, "names a checkpoint", self._append)
+
+    def _append(self) -> None:
+        if self._naming.append():
+            self.end("done")
+        else:
+            self._world.schedule.after(RETRY_S, self, "looks again", self.look)

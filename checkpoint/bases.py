@@ -1,0 +1,87 @@
+"""When the pieces of a subtask's state are merged, and what a merge replaces.
+
+A handle grows by one segment per epoch. A base merges everything into one segment that follows 0;
+a smaller merge replaces the newest segments by one that says the same. Both are made in the
+background, as of a completed epoch, and become true with the epoch whose ack names them.
+
+Invariants
+    - Restoring a handle before and after a merge gives the same state.
+    - Master and worker advance a handle with the same function, so they agree on its pieces.
+    - What a base costs is paid for by changes of half its size; a segment is merged into a larger one
+      only when that at least doubles it, so it is written again a logarithmic number of times.
+
+Pure: no clock, thread or I/O.
+Source: DESIGN section 5 (snapshot); docs/design/0007; size-tiered merging as in O'Neil et al., The LSM-Tree, 1996.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from holdfast.model import NO_EPOCH, Epoch, SegmentRef, SnapshotHandle
+
+BASE_BYTES = 64 << 20
+"""Segments of fewer bytes never make a base."""
+SEGMENTS_MAX = 64
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """How much may gather before it is merged."""
+
+    bytes_max: int = BASE_BYTES
+    segments_max: int = SEGMENTS_MAX
+
+
+@dataclass(frozen=True)
+class Merge:
+    """These pieces, of a handle as of epoch `through`, are to become one."""
+
+    through: Epoch
+    follows: Epoch
+    """0: a base, which needs no tombstones."""
+    pieces: tuple[SegmentRef, ...]
+
+
+def pieces(handle: SnapshotHandle) -> tuple[SegmentRef, ...]:
+    """Return base and segments alike, each as a segment."""
+    return (*(SegmentRef(handle.base_epoch, NO_EPOCH, ref) for ref in handle.base), *handle.segments)
+
+
+def due(handle: SnapshotHandle, through: Epoch, limits: Thresholds) -> Merge | None:
+    """Return what is worth merging now that `through` is completed, None if nothing is."""
+    segments = handle.segments
+    gathered = sum(segment.object.size for segment in segments)
+    base = sum(ref.size for ref in handle.base)
+    everything = Merge(through, NO_EPOCH, pieces(handle))
+    if len(segments) > 1 and gathered > max(limits.bytes_max, base // 2):
+        return everything
+    if len(segments) < max(limits.segments_max, 2):
+        return None
+    at = _tier(segments, max(limits.segments_max // 2, 2))
+    if any(segment.follows == NO_EPOCH for segment in segments) or (at == 0 and not handle.base):
+        return everything  # bases of several owners become one, and the job's first segments its first base
+    follows = segments[at - 1].epoch if at else handle.base_epoch
+    return Merge(through, follows, segments[at:])
+
+
+def _tier(segments: tuple[SegmentRef, ...], least: int) -> int:
+    """Return where the newest segments begin that together are about as large as the next older one."""
+    at = len(segments) - least
+    taken = sum(segment.object.size for segment in segments[at:])
+    while at > 0 and (segments[at - 1].object.size <= taken or segments[at - 1].epoch == segments[at].epoch):
+        at -= 1
+        taken += segments[at].object.size
+    return at
+
+
+def advanced(handle: SnapshotHandle, segment: SegmentRef | None, compacted: SegmentRef | None) -> SnapshotHandle:
+    """Return the handle one completed epoch later: what a merge replaces is gone, the segment is added."""
+    if compacted is not None:
+        later = tuple(each for each in handle.segments if each.epoch > compacted.epoch)
+        if compacted.follows == NO_EPOCH:
+            handle = replace(handle, base=(compacted.object,), base_epoch=compacted.epoch, segments=later)
+        else:
+            below = tuple(each for each in handle.segments if each.epoch <= compacted.follows)
+            handle = replace(handle, segments=(*below, compacted, *later))
+    return handle if segment is None else replace(handle, segments=(*handle.segments, segment))

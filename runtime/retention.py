@@ -1,0 +1,30 @@
+"""When the master gives checkpoints up and lets the log begin anew, and who is told.
+
+Pure: no clock, thread or I/O.
+Source: PROTOCOL P7, P16; docs/design/0007.
+"""
+
+from __future__ import annotations
+
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.append import Draft
+from holdfast.checkpoint.catalogue import expirable, log_is_long
+from holdfast.model import NO_EPOCH, Tag
+from holdfast.runtime import messages as m
+from holdfast.runtime.deployment import assigned
+from holdfast.runtime.master_state import Effect, Master, Send, Sweep
+
+
+def draft(state: Master, at_us: int) -> Draft | None:
+    """Return the record to append while no epoch is open, None if there is nothing to do."""
+    rule, job = state.rules.retention, state.job
+    if (through := expirable(job, rule, at_us)) != NO_EPOCH:
+        return lambda _job: joblog.Expired(through)
+    return joblog.LogStart if log_is_long(job, rule) else None
+
+
+def appended(state: Master) -> list[Effect]:
+    """The record is in the log: objects, records and before-images may go."""
+    job = state.job
+    expired = m.Expired(job.generation, Tag(job.timeline, job.expired_through))
+    return [Sweep(job), *(Send(worker, expired) for worker in assigned(state))]

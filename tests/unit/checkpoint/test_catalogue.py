@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.catalogue import Catalogue, Retention, expirable, log_is_long
+from holdfast.checkpoint.joblog import (
+    CheckpointCompleted,
+    Completed,
+    Expired,
+    Job,
+    Record,
+    Savepoint,
+    fold,
+)
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.model import (
+    NO_EPOCH,
+    Epoch,
+    Generation,
+    JobUuid,
+    ObjectRef,
+    SegmentRef,
+    SnapshotHandle,
+    Subtask,
+    Timeline,
+)
+
+UUID = JobUuid("1" * 32)
+GENERATION = Generation(3)
+
+
+def blob(path: str) -> ObjectRef:
+    return ObjectRef(path, 1, "0" * 64)
+
+
+def manifest_ref(epoch: int) -> ObjectRef:
+    return blob(f"manifests/00000003/{epoch:012d}-a.json")
+
+
+def completed(epoch: int, at: int = 0) -> Completed:
+    body = CheckpointCompleted(Epoch(epoch), Epoch(epoch - 1), manifest_ref(epoch), 1, 1, 1)
+    return Completed(body, GENERATION, Timeline(1), at)
+
+
+def job(*epochs: int, **known: int) -> Job:
+    return Job(
+        UUID, "hot", 16, 0, next_seq=known.get("next_seq", 9), generation=GENERATION,
+        completed=tuple(completed(epoch) for epoch in epochs), log_start=known.get("log_start", 0),
+        expired_through=Epoch(known.get("expired_through", 0)),
+    )  # fmt: skip
+
+
+def aged(*life: Completed, named: tuple[int, ...] = ()) -> Job:
+    savepoints = tuple(Savepoint(f"v{epoch}", Epoch(epoch)) for epoch in named)
+    return replace(job(), completed=life, savepoints=savepoints)
+
+
+def manifest(epoch: int, *paths: str) -> Manifest:
+    segments = tuple(SegmentRef(Epoch(i + 1), Epoch(i), blob(path)) for i, path in enumerate(paths))
+    state = (SnapshotHandle(Subtask(0), (0, 16), (), NO_EPOCH, segments),)
+    return Manifest(
+        UUID, GENERATION, Timeline(1), Epoch(epoch), Epoch(epoch - 1), 1, 16, (), state, (), (), ()
+    )  # fmt: skip
+
+
+def catalogue_of(*manifests: Manifest) -> Catalogue:
+    found = Catalogue()
+    for each in manifests:
+        found.add(manifest_ref(each.epoch), each)
+    return found
+
+
+class TestRetention:
+    RULE = Retention(checkpoints=2, age_us=100)
+
+    def test_the_newest_are_kept_whatever_their_age(self) -> None:
+        assert expirable(job(1, 2), self.RULE, now_us=10_000) == NO_EPOCH
+
+    def test_younger_ones_are_kept_whatever_their_number(self) -> None:
+        life = aged(*(completed(epoch, at=epoch * 10) for epoch in range(1, 9)))
+        assert expirable(life, self.RULE, now_us=100) == NO_EPOCH
+        assert expirable(life, self.RULE, now_us=135) == 3
+
+    def test_a_clock_that_went_back_keeps_more(self) -> None:
+        life = aged(*(completed(epoch, at=epoch * 10) for epoch in range(1, 9)))
+        assert expirable(life, self.RULE, now_us=-5_000) == NO_EPOCH
+
+    def test_with_many_kept_a_tenth_may_be_overdue(self) -> None:
+        life = aged(*(completed(epoch, at=epoch) for epoch in range(1, 101)))
+        assert expirable(life, Retention(50, 0), now_us=1_000) == 50
+        assert expirable(life, Retention(97, 0), now_us=1_000) == NO_EPOCH
+
+    def test_savepoints_neither_expire_nor_count(self) -> None:
+        life = [completed(epoch) for epoch in range(1, 7)]
+        assert expirable(aged(*life), self.RULE, now_us=1_000) == 4
+        assert expirable(aged(*life, named=(5, 6)), self.RULE, now_us=1_000) == 2
+        assert expirable(aged(*life, named=(1, 2, 3, 4)), self.RULE, now_us=1_000) == NO_EPOCH
+        assert expirable(aged(*life, named=(1, 2, 4)), self.RULE, now_us=1_000) == 3
+
+    @given(st.integers(1, 12), st.frozensets(st.integers(1, 12)), st.integers(1, 4))
+    def test_what_the_planner_gives_up_is_never_a_savepoint_nor_the_newest(
+        self, count: int, named: frozenset[int], kept: int
+    ) -> None:
+        """P16: planner and fold together."""
+        life = aged(*(completed(epoch) for epoch in range(1, count + 1)), named=tuple(n for n in named if n <= count))
+        through = expirable(life, Retention(kept, 0), now_us=1_000)
+        if through == NO_EPOCH:
+            return
+        assert through not in named and through < count
+        record = Record(life.next_seq, UUID, GENERATION, Timeline(1), life.owner, 0, Expired(through))
+        after = fold(life, record)
+        gone = {each.body.epoch for each in life.completed} - {each.body.epoch for each in after.completed}
+        assert gone and not gone & named
+        assert len([each for each in after.completed if each.body.epoch not in named]) == kept
+
+    def test_the_log_begins_anew_when_that_is_paid_for(self) -> None:
+        rule = Retention(2, 0, log_records=10)
+        assert not log_is_long(job(5, 6, next_seq=20, log_start=10, expired_through=4), rule)
+        assert log_is_long(job(5, 6, next_seq=21, log_start=10, expired_through=4), rule)
+
+
+class TestCatalogue:
+    def test_what_only_expired_checkpoints_name_goes(self) -> None:
+        found = catalogue_of(manifest(1, "segments/a"), manifest(2, "segments/a", "segments/b"), manifest(3, "base/c"))
+        assert found.expire(job(3)) == [manifest_ref(1).path, manifest_ref(2).path, "segments/a", "segments/b"]
+        assert found.expire(job(3)) == []
+
+    def test_uploads_in_flight_stay(self) -> None:
+        """P16"""
+        found, at = catalogue_of(manifest(5)), job(5)
+        flying = ["segments/00000003/000000000006/w1.segment", "base/00000003/000000000005/w1.segment",
+                  "staged/00000004/000000000001/w1-out.arrow"]  # fmt: skip
+        assert found.garbage(at, flying) == []
+        assert found.orphans(flying) == flying
+
+    def test_left_overs_of_decided_epochs_go(self) -> None:
+        left = ["segments/00000003/000000000004/w1.segment", "staged/00000002/000000000999/w1-out.arrow",
+                "base/00000002/000000000004/w1.segment", "manifests/00000003/000000000004-b.json"]  # fmt: skip
+        assert catalogue_of(manifest(5)).garbage(job(5), left) == left
+
+    def test_what_is_not_ours_stays(self) -> None:
+        assert catalogue_of(manifest(5)).garbage(job(5), ["segments/readme.txt", "staged/1/2/x"]) == []
+
+    @settings(deadline=None)
+    @given(st.lists(st.frozensets(st.integers(1, 12), max_size=6), min_size=1, max_size=10), st.data())
+    def test_nothing_that_a_retained_checkpoint_names_is_ever_taken(
+        self, named: list[frozenset[int]], data: st.DataObject
+    ) -> None:
+        everything = [f"segments/00000003/{number:012d}/w.segment" for number in range(1, 13)]
+        life = [manifest(i + 1, *(everything[n - 1] for n in sorted(names))) for i, names in enumerate(named)]
+        found = catalogue_of(*life)
+        left = set(everything)
+        retained = [each.epoch for each in life]
+        while len(retained) > 1:
+            # Any may go, as long as the newest stays: savepoints outlive what lies around them.
+            gone = data.draw(st.sets(st.sampled_from(retained[:-1]), min_size=1))
+            retained = [epoch for epoch in retained if epoch not in gone]
+            now = job(*retained)
+            left -= set(found.expire(now))
+            left -= set(found.garbage(now, sorted(left)))
+            for each in life:
+                if each.epoch in retained:
+                    assert {s.object.path for s in each.state[0].segments} <= left

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.checkpoint.bases import Merge
+from holdfast.model import (
+    NO_EPOCH,
+    Epoch,
+    Generation,
+    JobUuid,
+    ObjectRef,
+    SegmentRef,
+    SnapshotHandle,
+    Subtask,
+    Timeline,
+    WorkerId,
+)
+from holdfast.runtime.compaction import CompactJob, restore
+from holdfast.runtime.local import Opened
+from holdfast.runtime.messages import Deploy
+from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.state.delta import Delta
+from holdfast.state.keys import KeyType
+from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.spec import ColumnSpec, TableSpec
+from holdfast.state.store import Identity, StateStore
+from holdfast.storage.objects import MemoryObjects
+
+JOB, GROUPS, WHOLE = JobUuid("1" * 32), 8, (0, 8)
+KEY = KeyType.of([pa.field("n", pa.int64(), nullable=False)])
+SPEC = TableSpec(1, "counts", KEY, (ColumnSpec("n", np.dtype(np.int64)),))
+
+
+class Stored:
+    """A subtask's segments: epoch 1 puts 1 and 2, epoch 2 deletes 1, epoch 3 puts 3."""
+
+    def __init__(self) -> None:
+        self.objects = MemoryObjects()
+        self.segments = (self.segment(1, {1: True, 2: True}), self.segment(2, {1: False}), self.segment(3, {3: True}))
+
+    def segment(self, epoch: int, written: dict[int, bool]) -> SegmentRef:
+        number, before = Epoch(epoch), Epoch(epoch - 1)
+        keys = KEY.from_ints(np.array(list(written), dtype=np.int64))
+        puts = np.array(list(written.values()), dtype=bool)
+        delta = Delta(number, before, 1, GROUPS, keys, puts, {"n": np.full(len(written), epoch)})
+        data = seal(SegmentHeader(JOB, Generation(1), Timeline(1), number, before, WorkerId("w")), [delta])
+        path = f"segments/{epoch}"
+        self.objects.put(path, data)
+        return SegmentRef(number, before, ObjectRef(path, len(data), hashlib.sha256(data).hexdigest()))
+
+    def deploy(self, epoch: int, base: SegmentRef | None, *segments: SegmentRef) -> Deploy:
+        files, at = ((), NO_EPOCH) if base is None else ((base.object,), base.epoch)
+        handle = SnapshotHandle(Subtask(0), WHOLE, files, at, segments)
+        return Deploy(
+            JOB, Generation(1), Timeline(1), Epoch(101), Epoch(epoch), Subtask(0), (), handle, (), (), ()
+        )  # fmt: skip
+
+    def base(self, epoch: int) -> SegmentRef:
+        deploy = self.deploy(epoch, None, *self.segments)
+        return CompactJob(deploy, WorkerId("w"), Merge(Epoch(epoch), NO_EPOCH, self.segments[:epoch])).run(self.objects)
+
+    def restored(self, deploy: Deploy, folder: MemoryKeyValue, applied: int | None) -> dict[int, int]:
+        store = StateStore(Identity(JOB, Generation(1), Timeline(1), WorkerId("w")), [SPEC], GROUPS, WHOLE, folder)
+        opened = Opened(store, None if applied is None else Epoch(applied), applied and WHOLE or None, lambda: None)
+        restore(opened, deploy, self.objects)
+        found = {}
+        for key in (1, 2, 3):
+            values = store.get_committed(1, (key,))
+            if values is not None:
+                found[key] = values["n"]
+        while store.apply():
+            pass
+        return found
+
+    def folder(self, epoch: int) -> MemoryKeyValue:
+        """Return a folder that a worker left which had applied this epoch."""
+        left = MemoryKeyValue()
+        self.restored(self.deploy(epoch, None, *self.segments[:epoch]), left, None)
+        return left
+
+
+class TestRestoring:
+    def test_a_base_and_what_follows_it(self) -> None:
+        stored = Stored()
+        deploy = stored.deploy(3, stored.base(2), stored.segments[2])
+        assert stored.restored(deploy, MemoryKeyValue(), None) == {2: 1, 3: 3}
+
+    def test_a_folder_older_than_the_base_is_not_used(self) -> None:
+        """The base does not say that 1 was deleted."""
+        stored = Stored()
+        deploy = stored.deploy(3, stored.base(2), stored.segments[2])
+        assert stored.restored(deploy, stored.folder(1), 1) == {2: 1, 3: 3}
+
+    def test_a_folder_at_the_base_or_past_it_needs_no_base(self) -> None:
+        stored = Stored()
+        base = stored.base(2)
+        stored.objects.delete(base.object.path)
+        assert stored.restored(stored.deploy(3, base, stored.segments[2]), stored.folder(2), 2) == {2: 1, 3: 3}
+
+    def test_a_merge_that_is_run_again_writes_the_same(self) -> None:
+        stored = Stored()
+        assert stored.base(3) == stored.base(3)
