@@ -14,14 +14,14 @@ Invariants
     - What `accept` lets through, `deliver` can write: a row that the target can never take is
       refused before the epoch is committed, not after, when it could no longer be taken back.
 
-Pure: no clock, thread or I/O. PROTOCOL P17, P24.
+Pure: no clock, thread or I/O. PROTOCOL P17, P21, P24.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -140,6 +140,70 @@ class OwnedSink(Protocol):
         Raises:
             ConfigError: a writer of this sink name, but of another job, delivered here.
             Unavailable: the target cannot be reached now.
+        """
+
+
+Verdict = Literal["overwrite", "truncate", "compensate", "duplicate", "impossible"]
+"""What a rewind can do about output that is in the target: DESIGN section 9."""
+
+
+@dataclass(frozen=True)
+class Rewinding:
+    """Where a rewind takes a sink's target.
+
+    Args:
+        to: The new timeline and the base epoch: every writer's tag becomes this one.
+        writers: Every writer that any generation of the job may have had for this sink.
+    """
+
+    job_uuid: str
+    sink: str
+    to: Tag
+    writers: tuple[Writer, ...]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What a repair does to the rows of a target, or what it did.
+
+    Args:
+        restore: Rows that get the values back that they had as of the base epoch.
+        delete: Rows that were not there as of the base epoch.
+        changed_by_others: Rows among these that no longer are as the job left them; None where that is not known.
+        sample: Keys or places of a few of them, for people.
+        reason: One sentence.
+    """
+
+    verdict: Verdict
+    restore: int
+    delete: int
+    changed_by_others: int | None
+    sample: tuple[Mapping[str, Any], ...]
+    reason: str
+
+
+@runtime_checkable
+class RepairableSink(Protocol):
+    """A sink whose output a rewind can take back. Others are refused when a rewind is planned."""
+
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """Say what `repair` would do now. Reads only, and may be overtaken by a delivery.
+
+        Raises:
+            ConfigError: the target is not the one that the job wrote to.
+            Unavailable: the target cannot be reached now.
+        """
+
+    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """Move every writer's tag to `rewinding.to` and take back what is newer than its epoch, or change nothing.
+
+        The tags move first, also those of writers that have none yet, so nobody of an older timeline can deliver
+        any more (P21). Done again, it changes nothing.
+
+        Raises:
+            Fenced: the target stands on a newer timeline.
+            Unavailable: the outcome is unknown, or the target is busy: do it again.
+            ConfigError: the target is not the one that the job wrote to.
         """
 
 
