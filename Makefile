@@ -24,7 +24,7 @@ quick: check ## ruff, types, import rules, tests that need no Spark (2 min at mo
 test: check java ## everything but soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) -m "not slow" tests
 
-soak: java ## the simulator over thousands of seeds, every wrong version of the protocol from several starts
+soak: java ## hours: the simulator over thousands of seeds, and what a job takes up (HOURS=2, plot in growth-soak)
 	@$(WITH_JAVA) $(PYTEST) --timeout=0 -m slow tests
 
 bench: java ## benchmarks at full size
@@ -35,7 +35,7 @@ lock: $(READY) ## resolve pyproject.toml again into requirements.lock
 
 clean: ## remove .venv, caches and what the demo left
 	rm -rf $(VENV) .venv.lock build dist src/holdfast.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
-		.import_linter_cache .holdfast flights-demo spark-warehouse
+		.import_linter_cache .holdfast flights-demo growth-soak spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 check: $(READY)

@@ -23,18 +23,19 @@ TIMEOUT_S = 120.0
 
 
 class Run:
-    """One `holdfast run` of the counting job, in a process group of its own.
+    """One `holdfast run` of a job, in a process group of its own.
 
     Args:
         folder: Holds the input log, the job's root and the database.
         flags: Further command line flags.
+        job: The file of the job.
         environment: Further environment variables.
     """
 
-    def __init__(self, folder: Path, *flags: str, **environment: str) -> None:
+    def __init__(self, folder: Path, *flags: str, job: Path = JOB, **environment: str) -> None:
         self.folder = folder
         self._errors = open(folder / f"stderr-{time.monotonic_ns()}.txt", "w+", encoding="utf-8")  # noqa: SIM115
-        command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(JOB), "--progress", "json", *flags]
+        command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(job), "--progress", "json", *flags]
         environment = {**os.environ, "COUNTING_FOLDER": str(folder), "TMPDIR": str(folder), **environment}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=self._errors, env=environment, text=True, start_new_session=True
@@ -98,9 +99,9 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *flags: str, **environment: str) -> Iterator[Run]:
+def running(folder: Path, *flags: str, job: Path = JOB, **environment: str) -> Iterator[Run]:
     """Start a run; whatever is left of it ends with the block."""
-    run = Run(folder, *flags, **environment)
+    run = Run(folder, *flags, job=job, **environment)
     try:
         yield run
     finally:
