@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 QUICK := $(wildcard tests/unit tests/formats tests/contract tests/sim)
 # Recipes that start Spark. JAVA_HOME given by the user wins, if Spark can use it.
 WITH_JAVA = JAVA_HOME="$$(cat $(VENV)/java-home)"
-export JAVA_HOME PYTHON
+export JAVA_HOME PYTHON HOURS
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -25,7 +25,7 @@ test: check java ## everything but soak: quick, every scenario, Spark, smoke ben
 	@$(WITH_JAVA) $(PYTEST) -m "not slow" tests
 
 soak: java ## hours: the simulator over thousands of seeds, and what a job takes up (HOURS=2, plot in growth-soak)
-	@$(WITH_JAVA) $(PYTEST) --timeout=0 -m slow tests
+	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 -m slow tests
 
 bench: java ## benchmarks at full size
 	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 --bench=full tests/bench
