@@ -2,16 +2,16 @@
 
 Three keyed aggregates side by side over one log. Per tail number and per route: totals so far, in SQLite. Per airport:
 its events and the delays of its arrivals in every hour of event time, given once the hour is over, to SQLite and to a
-log. News comes up to twenty minutes late, in no order; an hour waits five (two of the watermark, three of lateness).
+log. News comes up to twenty minutes late, in no order; an hour waits two (one of the watermark, one of lateness).
 What comes later than that goes to a log of its own, and nothing is left out silently. Events at airports that the list
 of airports does not know are, besides, copied to another.
 
 A delay is that of an arrival; where nothing has arrived yet, its sum, its mean and its extremes are null. Flights that
 were cancelled before an aircraft was assigned have no tail number: they share the row "unassigned".
 
-    python examples/flights_data.py flights-demo/events     writes the log, once
-    holdfast run examples/flights.py                        or: holdfast demo
+    python examples/flights.py      or: holdfast run examples/flights.py; holdfast demo also kills a worker and checks
 
+The first use converts the flights of 2013 into a log.
 FLIGHTS_LOG, FLIGHTS_DB and FLIGHTS_OUT say where the log, the tables and the folder of the other outputs are.
 """
 
@@ -48,7 +48,8 @@ class Event:
 
 app = hf.App("flights", checkpoint_every="1s")
 arrival = pl.col("kind") == "arrival"
-events = app.source("events", hf.Log(LOG, Event), event_time="event_time", out_of_orderness="2m").select(
+log = hf.Log(flights_data.written(LOG), Event)
+events = app.source("events", log, event_time="event_time", out_of_orderness="1m").select(
     "flight",
     "kind",
     "event_time",
@@ -77,7 +78,7 @@ for name, key in (("tails", ["tail"]), ("routes", ["origin", "dest"])):
 at_airports = events.select("flight", "kind", "event_time", "airport", "delay")
 hours = (
     at_airports.key_by("airport")
-    .window(hf.tumbling("1h"), allowed_lateness="3m")
+    .window(hf.tumbling("1h"), allowed_lateness="1m")
     .agg(
         "hours",
         emit="final",

@@ -14,9 +14,12 @@ flight departs and never arrives.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import zipfile
+from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import polars as pl
@@ -69,6 +72,37 @@ def main(path: str) -> None:
     affected = flights.filter(pl.col("dest").is_in(unknown)).height
     print(f"{events.height} events of {flights.height} flights in {path}")
     print(f"{affected} flights to {', '.join(unknown)}, whose time zone the data lacks: taken as {ZONE_OF_OTHERS}")
+
+
+def written(path: str) -> str:
+    """Return the path of the log; if there is none in this folder, convert the data into it first, whole or not at all.
+
+    Raises:
+        ConfigError: the folder is there and holds no log, or the data is not here.
+    """
+    place = Path(path)
+    if "://" in path or (place / "meta.json").exists():
+        return path
+    if place.exists():
+        raise ConfigError(
+            f"{path} is there, and it is no log of flights",
+            not_done="the data was not converted",
+            next_step="name another folder with FLIGHTS_LOG=..., or remove this one",
+        )
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=place.parent, prefix=f"{place.name}-unfinished-") as unfinished:
+            print(f"Converting the flights of 2013 into the log {path}, once", file=sys.stderr)
+            with redirect_stdout(sys.stderr):
+                main(f"{unfinished}/log")
+            os.rename(f"{unfinished}/log", place)
+    except OSError as error:
+        raise ConfigError(
+            f"the log {path} cannot be made: {error}",
+            not_done="the data was not converted",
+            next_step="name a folder that can be written: FLIGHTS_LOG=/tmp/flights/events",
+        ) from error
+    return path
 
 
 def tables() -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -28,7 +28,7 @@ import xxhash
 
 from holdfast.examples.flights_oracle import SHOWN_MAX, USED, Verdict, flights, folder
 
-OUT_OF_ORDERNESS, LATENESS = pl.duration(minutes=2), pl.duration(minutes=3)
+OUT_OF_ORDERNESS, LATENESS = pl.duration(minutes=1), pl.duration(minutes=1)
 HEARD_WITHIN_S, PARTITIONS = 1_200, 4
 ORIGINS, OTHERS = "America/New_York", "America/Puerto_Rico"
 DAY_MINUTES = 24 * 60
