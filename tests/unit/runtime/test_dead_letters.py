@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +18,30 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, JobFailed
+from holdfast.model import (
+    NO_EPOCH,
+    Barrier,
+    ChannelId,
+    Epoch,
+    Generation,
+    JobUuid,
+    SourcePosition,
+    Subtask,
+    Timeline,
+    WorkerId,
+)
+from holdfast.runtime.channels import MemoryNetwork, OpenLinks
+from holdfast.runtime.cluster import VirtualClock
 from holdfast.runtime.dead_letters import DEAD_LETTERS, decode_row, encode_row, told
 from holdfast.runtime.plan import describe, render
-from holdfast.runtime.sources.source import Source
+from holdfast.runtime.reading import Throttle, open_readings
+from holdfast.runtime.sources.source import OpenSource, Source
 from holdfast.runtime.status import of_run
+from holdfast.runtime.subtask import SubtaskRun
+from holdfast.runtime.testing import PushedSource
 from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.staging import decode
+from holdfast.state.store import Identity, StateStore
 from holdfast.storage.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 from holdfast.testing import TestDriver
@@ -327,6 +347,42 @@ class TestALogAsDlq:
     def test_the_log_is_created_with_the_fixed_columns(self, tmp_path: Path) -> None:
         hf.Log(tmp_path / "dead").prepare(DEAD_LETTERS, None)
         assert LogReader(LocalObjects(tmp_path / "dead")).meta.schema == DEAD_LETTERS
+
+
+class TestItsEpoch:
+    def test_is_that_of_the_fragment_that_refused_the_record(self) -> None:
+        plan = counting().plan()
+        pushed = PushedSource("lines", plan.sources[0].source.schema, random.Random(0))
+        opened: dict[str, OpenSource] = {"lines": pushed}
+        channel = ChannelId(0, Subtask(0), Subtask(0))
+        links = MemoryNetwork().open(
+            OpenLinks(JobUuid("job"), Generation(1), Subtask(0), [channel], [channel], {}, {}, lambda *_: None)
+        )
+        specs = [operator.table for operator in plan.operators]
+        state = StateStore(Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w")), specs, 16, (0, 16))
+        readings = open_readings(plan, (SourcePosition("lines", 0, 0),), opened)
+        throttle = Throttle(None, VirtualClock())
+        run = SubtaskRun(plan, Subtask(0), 1, state, links, opened, readings, throttle)
+
+        def read(number: int) -> None:
+            row = pa.Table.from_pylist([{"number": number, "text": None}], schema=pushed.schema)
+            pushed.tables[0] = pa.concat_tables([pushed.tables[0], row])
+            while run.advance(lambda *_: None, True):
+                pass
+
+        def dead_of(epoch: Epoch) -> list[int]:
+            part = run.take_stages(epoch)["dlq"].seal()
+            return [] if part is None else [o for b in decode(part.data) for o in b.column("offset").to_pylist()]
+
+        one, two = (Barrier(Epoch(n), NO_EPOCH, False) for n in (1, 2))
+        read(0)
+        run.close_fragment(0, one)
+        read(1)  # of epoch 2, while the keyed fragment still is in epoch 1
+        run.close_fragment(1, one)
+        assert dead_of(Epoch(1)) == [0]
+        run.close_fragment(0, two)
+        run.close_fragment(1, two)
+        assert dead_of(Epoch(2)) == [1]
 
 
 Action = tuple[str, int, list[tuple[int | None, str | None]]]
