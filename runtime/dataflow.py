@@ -86,7 +86,8 @@ class Stream:
             fn: Takes an instance of the stream's dataclass (that of the source or of the last `to=` or `as_`), after
                 select and agg an `hf.Row`. Must give the same whenever it is called with the same row.
             to: What comes out: a dataclass or a pyarrow.Schema. What the function gives is checked against it.
-            on_error: "fail" ends the job at a row that cannot be computed; "drop" leaves the row out and counts it.
+            on_error: "fail" ends the job at a row that cannot be computed; "drop" leaves the row out and counts it;
+                "dlq" makes it a dead letter, see `hf.App(dlq=)`.
 
         Raises:
             ConfigError: not a function of one argument, or an upsert stream.
@@ -101,7 +102,7 @@ class Stream:
         """Call a function with every pyarrow.RecordBatch; it gives a RecordBatch with the columns of `to`.
 
         Where batches begin and end means nothing and differs after a failure: what the function gives for a row may
-        depend on that row alone. With on_error="drop" it is called again with halves, to find the rows at fault.
+        depend on that row alone. With "drop" and "dlq" it is called again with halves, to find the rows at fault.
         """
         return self._call("map_batches", fn, row_schema(to, self._use("map_batches")), on_error)
 
@@ -208,7 +209,8 @@ class Stream:
                 "use expressions (select, with_columns, filter), or call the function before the aggregate",
             )
         taken = {node.kind.operator for node in self._graph.nodes if isinstance(node.kind, Call)}
-        call = call_of(how, function, self.schema, self._node.row_type, on_error, use, taken)
+        has_dlq = self._graph.dlq is not None
+        call = call_of(how, function, self.schema, self._node.row_type, on_error, use, taken, has_dlq)
         return self._then(call, *gives, self._time_in(gives[0]))
 
     def _time_in(self, schema: pa.Schema) -> str | None:

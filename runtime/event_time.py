@@ -82,9 +82,10 @@ class EventTime:
 
     def emitted(self, partition: int, batch: pa.RecordBatch, following: int) -> None:
         """The batch was emitted; the partition is read up to `following`."""
-        times = batch.column(self._column)
-        micros = np.frombuffer(times.buffers()[1], np.int64, len(times), times.offset * 8)
-        self._raise_to(partition, int(micros.max()) - self._spec.out_of_orderness_us)
+        if batch.num_rows:  # else none of the records could be decoded
+            times = batch.column(self._column)
+            micros = np.frombuffer(times.buffers()[1], np.int64, len(times), times.offset * 8)
+            self._raise_to(partition, int(micros.max()) - self._spec.out_of_orderness_us)
         self._ask(partition, following)
         self._tell(partition, idle=False)
 

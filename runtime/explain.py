@@ -179,7 +179,8 @@ def _sources(shown: Status) -> Iterator[Finding]:
             "wait until its last epoch is delivered",
         )
     if "channel" in held:
-        slow = ", ".join(row["name"] for row in shown["operators"]) or "later operators"
+        sources = {row["name"] for row in shown["sources"]}
+        slow = ", ".join(row["name"] for row in shown["operators"] if row["name"] not in sources) or "later operators"
         yield Finding(
             "backpressure",
             "sources wait for room: a subtask takes records more slowly than they are read",

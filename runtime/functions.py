@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import pyarrow as pa
 
@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.expressions import Use, check_column_name
 from holdfast.runtime.rowtypes import misfit, unreadable
 from holdfast.runtime.schema import describe_difference, schema_of
-from holdfast.runtime.steps import Call, Check
+from holdfast.runtime.steps import Call, Check, OnError
 
 How = Literal["map", "flat_map", "filter", "map_batches"]
 
@@ -36,17 +36,19 @@ def call_of(
     on_error: object,
     use: Use,
     taken: Collection[str],
+    has_dlq: bool = False,
 ) -> Call:
     """Return the step that calls a function with rows of this schema, checked.
 
     Args:
         row_type: The dataclass of the rows; None is `hf.Row`.
         taken: Names of the steps that there are already; this one gets another.
+        has_dlq: The app says where dead letters go.
 
     Raises:
         ConfigError: not a function of one argument, or the rows cannot be made.
     """
-    on_error = _on_error(on_error, use)
+    on_error = checked_policy(on_error, str(use), has_dlq)
     if not callable(function) or isinstance(function, type):
         raise refused(use, f"it is given {function!r}, not a function", f"give a function: .{how}(lambda r: ...)")
     called = name_of(function)
@@ -66,6 +68,23 @@ def call_of(
         number += 1
         operator = f"{name} ({number})"
     return Call(how, function, row_type, on_error, operator, use)
+
+
+def checked_policy(on_error: object, where: str, has_dlq: bool) -> OnError:
+    """Return what is done with records that cannot be decoded, or rows that a function fails on.
+
+    Raises:
+        ConfigError: there is no such policy, or the app has no dead letter queue.
+    """
+    what, next_step = None, 'use on_error="fail", on_error="dlq" or on_error="drop"'
+    if on_error not in get_args(OnError):
+        what = f"on_error is {on_error!r}"
+    elif on_error == "dlq" and not has_dlq:
+        what = 'on_error="dlq", but the app does not say where dead letters go'
+        next_step = 'give the app a log for them: hf.App(..., dlq=hf.Log("data/dead")); or use another on_error'
+    if what is not None:
+        raise ConfigError(f"{where}: {what}", not_done="the job was not planned", next_step=next_step)
+    return cast(OnError, on_error)
 
 
 def row_schema(to: Any, use: Use) -> tuple[pa.Schema, type | None]:
@@ -140,18 +159,6 @@ def _inner(function: Any) -> Any:
 def refused(use: Use, what: str, next_step: str) -> ConfigError:
     """Return the error for a step that cannot be planned."""
     return ConfigError(f"{use}: {what}", not_done="the job was not planned", next_step=next_step)
-
-
-def _on_error(on_error: object, use: Use) -> Literal["fail", "drop"]:
-    match on_error:
-        case "fail":
-            return "fail"
-        case "drop":
-            return "drop"
-        case "dlq":
-            raise refused(use, 'on_error="dlq" is not supported so far', 'use on_error="fail" or on_error="drop"')
-        case _:
-            raise refused(use, f"on_error is {on_error!r}", 'use on_error="fail" or on_error="drop"')
 
 
 def _check_signature(function: Any, called: str, how: How, use: Use) -> None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.dead_letters import DLQ
 from holdfast.runtime.sources.source import Source
-from holdfast.runtime.steps import Aggregate, Call, Check, Filter, Late, Project, Union, WindowAggregate
+from holdfast.runtime.steps import Aggregate, Call, Check, Filter, Late, OnError, Project, Union, WindowAggregate
 from holdfast.sinks.contract import Sink
 
 NAME_LENGTH_MAX = 100
@@ -31,6 +32,7 @@ class FromSource:
     event_time: str | None
     out_of_orderness_ms: int
     idle_after_ms: int
+    on_error: OnError
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +71,10 @@ class Graph:
 
     app: str
     nodes: list[Node] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=lambda: {DLQ: "dead letter queue"})
     """Name to what it names, such as "sink"."""
+    dlq: Sink | None = None
+    """Where dead letters go."""
 
     def add(
         self,

@@ -57,6 +57,8 @@ class OperatorProgress(msgspec.Struct, frozen=True):
     """Rows left out because a function failed; None where nothing can be dropped."""
     late: int | None = None
     """Records that came after their windows were over; None for operators without windows."""
+    dlq: int | None = None
+    """Records that became dead letters; None where none can."""
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -24,10 +24,12 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.aggregates import state_columns
+from holdfast.runtime.dead_letters import DEAD_LETTERS, DLQ
 from holdfast.runtime.graph import FromSource, Graph, Node, ToSink
 from holdfast.runtime.identity import assign_operator_ids, check_against, describe_operators
 from holdfast.runtime.report import describe, render
 from holdfast.runtime.steps import (
+    ANY_FRAGMENT,
     INPUT,
     Aggregate,
     Edge,
@@ -133,6 +135,8 @@ def compile_plan(graph: Graph, key_groups: int, previous_ids: Mapping[str, int] 
                 work.sinks.append(SinkSpec(name, sink, at, node.schema, node.upsert_key))
             case kind:
                 _append(work, node, kind)
+    if graph.dlq is not None:
+        work.sinks.append(SinkSpec(DLQ, graph.dlq, ANY_FRAGMENT, DEAD_LETTERS, None))
     return _finished(work, key_groups, previous_ids or {})
 
 
@@ -206,7 +210,7 @@ def _take_source(work: _Compilation, node: Node, source: FromSource) -> None:
     work.sources.append(
         SourceSpec(
             source.name, source.source, fragment.index,
-            source.event_time, 1_000 * source.out_of_orderness_ms, source.idle_after_ms / 1_000,
+            source.event_time, 1_000 * source.out_of_orderness_ms, source.idle_after_ms / 1_000, source.on_error,
         )
     )  # fmt: skip
     work.places[node.number] = (fragment.index, INPUT)

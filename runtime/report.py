@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from holdfast.runtime.functions import name_of
 from holdfast.runtime.steps import (
+    ANY_FRAGMENT,
     INPUT,
     Aggregate,
     Call,
@@ -34,11 +35,13 @@ def describe(plan: Plan) -> dict[str, Any]:
         "app": plan.app,
         "key_groups": plan.key_groups,
         "sources": [
-            {"name": source.name, "kind": type(source.source).__name__, "fragment": source.fragment}
+            {"name": source.name, "kind": type(source.source).__name__, "fragment": source.fragment,
+             "on_error": source.on_error}
             for source in plan.sources
         ],
         "sinks": [
-            {"name": sink.name, "kind": type(sink.sink).__name__, "fragment": sink.fragment,
+            {"name": sink.name, "kind": type(sink.sink).__name__,
+             "fragment": None if sink.fragment == ANY_FRAGMENT else sink.fragment,
              "columns": _columns(sink.schema), "upsert_key": _key(sink.upsert_key)}
             for sink in plan.sinks
         ],
@@ -68,12 +71,17 @@ def render(plan: Plan) -> str:
         lines.append("")
         lines.append(f"fragment {fragment.index}: {_entry(plan, fragment)}")
         lines.extend(_below(fragment, INPUT, 1))
+    dead = [sink for sink in plan.sinks if sink.fragment == ANY_FRAGMENT]
+    lines += [f"\ndead letters of every fragment: sink {sink.name} ({_shown(sink.schema)})" for sink in dead]
     return "\n".join(lines)
 
 
 def _entry(plan: Plan, fragment: Fragment) -> str:
     if fragment.input_edge is None:
-        return f"source {fragment.source} ({_shown(fragment.schema)})"
+        policy = next(source.on_error for source in plan.sources if source.name == fragment.source)
+        return f"source {fragment.source} ({_shown(fragment.schema)})" + (
+            "" if policy == "fail" else f", on error: {policy}"
+        )
     edge = plan.edges[fragment.input_edge]
     return f"edge {edge.index} from fragment {edge.from_fragment}, by {', '.join(edge.key)} ({_shown(fragment.schema)})"
 

@@ -30,7 +30,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Unavailable, Where
 from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
-from holdfast.runtime import master, requests, status
+from holdfast.runtime import dlq_places, master, requests, status
 from holdfast.runtime import messages as m
 from holdfast.runtime.admission import check_from, check_has_end, refuse_second_run
 from holdfast.runtime.clock import SystemClock
@@ -134,6 +134,7 @@ def prepare(
         opened.close()
     for sink in plan.sinks:
         _prepare_sink(sink, job)
+    dlq_places.write(store, plan)
     return Prepared(plan, settings, root, store, repository, job, operators, partitions, until)
 
 

@@ -170,6 +170,8 @@ def _operators(state: master.Master) -> list[dict[str, Any]]:
             row["rows_out"] += each.rows_out
             if each.dropped is not None:
                 row["dropped"] = (row["dropped"] or 0) + each.dropped
+            if each.dlq is not None:
+                row["dlq"] = (row["dlq"] or 0) + each.dlq
             if each.late is not None:
                 row["late"] = (row["late"] or 0) + each.late
     return [rows[name] for name in sorted(rows)]

@@ -32,6 +32,10 @@ from holdfast.state.spec import TableSpec
 
 INPUT = -1
 """The input of a step that reads what enters the fragment."""
+ANY_FRAGMENT = -1
+"""The fragment of the sink of dead letters, which every fragment may write to."""
+OnError = Literal["fail", "dlq", "drop"]
+"""What becomes of a record that cannot be decoded, or of a row that a function fails on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +62,7 @@ class Call:
     function: Callable[[Any], Any]
     row_type: type | None
     """What a row is made as; None is `hf.Row`."""
-    on_error: Literal["fail", "drop"]
+    on_error: OnError
     operator: str
     """The name under which rows are counted; unlike an aggregate's it identifies nothing that is stored."""
     use: Use
@@ -177,6 +181,8 @@ class SourceSpec:
     event_time: str | None = None
     out_of_orderness_us: int = 0
     idle_after_s: float = 30.0
+    on_error: OnError = "fail"
+    """What becomes of a record that cannot be decoded."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,11 +26,13 @@ from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask, W
 from holdfast.runtime import messages as m
 from holdfast.runtime import watermark
 from holdfast.runtime.channels import Links
+from holdfast.runtime.dead_letters import DLQ, Letters
 from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.functions import Arrival
+from holdfast.runtime.operators.intake import Intake
 from holdfast.runtime.operators.window import KeyGroups
-from holdfast.runtime.plan import Edge, Plan
+from holdfast.runtime.plan import Edge, Plan, SourceSpec
 from holdfast.runtime.reading import Reading, Throttle, no_further
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.staging import Stage
@@ -90,6 +92,8 @@ class SubtaskRun:
         self._outputs = {f.index: outputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
         self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
         self._closed: dict[Epoch, dict[str, Stage]] = {}
+        self._letters = {f.index: Letters() for f in plan.fragments}
+        self._intakes = {s.fragment: self._intake(s) for s in plan.sources}
         self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
         self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
         self._watermarks = {i: watermark.begin(channels) for i, channels in self._inputs.items() if channels}
@@ -182,7 +186,10 @@ class SubtaskRun:
             records_in=self.records_in,
             positions=self.positions(),
             ends=self.ends(),
-            operators=tuple(each for run in self._fragments.values() for each in run.progress()),
+            operators=(
+                *(intake.progress() for intake in self._intakes.values()),
+                *(each for run in self._fragments.values() for each in run.progress()),
+            ),
             ended=tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.ended),
         )
 
@@ -190,7 +197,11 @@ class SubtaskRun:
         fragment = self._plan.fragments[index]
         tables = {o.name: self._state.table(o.id) for o in self._plan.operators if o.fragment == index}
         groups = KeyGroups(self._plan.key_groups, *self._state.owned)
-        return FragmentRuntime(fragment, tables, self._send, self._write, key_groups=groups)
+        letters = self._letters[index]
+        return FragmentRuntime(fragment, tables, self._send, self._write, key_groups=groups, letters=letters)
+
+    def _intake(self, spec: SourceSpec) -> Intake:
+        return Intake(spec, self._plan.fragments[spec.fragment].schema, self._letters[spec.fragment])
 
     def _event_times(self, opened: Mapping[str, OpenSource]) -> dict[int, EventTime]:
         """Begin the event time of every source that has one, also where this subtask reads none of its partitions."""
@@ -228,6 +239,11 @@ class SubtaskRun:
             if sink.fragment == index:
                 self._closed.setdefault(epoch, {})[sink.name] = self._stages[sink.name]
                 self._stages[sink.name] = self._new_stage(sink.name)
+        if DLQ in self._stages:  # which collects the letters of all fragments, each with its own epoch
+            closed = self._closed.setdefault(epoch, {})
+            closed.setdefault(DLQ, self._new_stage(DLQ))
+            for letters in self._letters[index].take():
+                closed[DLQ].add(letters)
 
     def _new_stage(self, sink: str) -> Stage:
         spec = next(s for s in self._plan.sinks if s.name == sink)
@@ -313,6 +329,7 @@ class SubtaskRun:
         self.records_in += batch.num_rows
         if time is not None:
             time.woke(reading.partition)
+        batch, arrival = self._intakes[reading.fragment].take(batch, arrival)
         self._fragments[reading.fragment].on_batch(batch, arrival)
         if time is not None:
             time.emitted(reading.partition, batch, following)

@@ -29,6 +29,7 @@ COMMANDS = {
     "stop": "take a last checkpoint and end a running job; it can be started again",
     "savepoint": "name a checkpoint of a job, so that it is kept",
     "checkpoints": "list, show or verify the checkpoints of a job",
+    "dlq": "list dead letters, and append their records to the log that they came from",
     "log": "create, write, read and seal embedded logs",
     "chaos": "play whole jobs in a world that fails, and check every answer",
     "doctor": "check this machine: Python, Java, Spark, packages, storage",

@@ -91,8 +91,8 @@ def _tables(shown: dict[str, Any]) -> list[tuple[str, str]]:
         ("sinks", ("name", "staged", "delivered", "error"), [
             (s["name"], s["staged_epoch"], s["delivered_epoch"], s["error"]) for s in shown["sinks"]
         ]),
-        ("operators", ("name", "rows in", "rows out", "late", "dropped", "state"), [
-            (o["name"], o["rows_in"], o["rows_out"], o["late"], o["dropped"], text.size(o["state_bytes"]))
+        ("operators", ("name", "rows in", "rows out", "late", "dropped", "dlq", "state"), [
+            (o["name"], o["rows_in"], o["rows_out"], o["late"], o["dropped"], o["dlq"], text.size(o["state_bytes"]))
             for o in shown["operators"]
         ]),
         (recoveries, ("at", "generation", "took", "cause"), [

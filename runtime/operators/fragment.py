@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
+from holdfast.runtime.dead_letters import Form, Letters
 from holdfast.runtime.messages import OperatorProgress
 from holdfast.runtime.operators.aggregate import AggregateOperator
 from holdfast.runtime.operators.checks import checking, relabelling
@@ -60,6 +61,7 @@ class FragmentRuntime:
         tables: One table per aggregate of the fragment, by operator name; windows also have one for their clock.
         job: Named in errors.
         key_groups: Those of the job, and which of them this subtask owns.
+        letters: Takes the dead letters of functions.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class FragmentRuntime:
         write: Write,
         job: str | None = None,
         key_groups: KeyGroups | None = None,
+        letters: Letters | None = None,
     ) -> None:
         self._key_groups = key_groups
+        self.letters = letters or Letters()
         self._tables, self._send, self._write, self._job = tables, send, write, job
         self._readers: dict[int, list[Step]] = {}
         for step in fragment.steps:
@@ -124,7 +128,7 @@ class FragmentRuntime:
     def progress(self) -> list[OperatorProgress]:
         """Return what every operator has taken, given and left out since it was deployed."""
         return [
-            *(OperatorProgress(o.name, o.rows_in, o.rows_out, 0, dropped=o.dropped) for o in self._functions),
+            *(o.progress() for o in self._functions),
             *(OperatorProgress(o.name, o.rows_in, o.rows_out, 0) for o, _ in self._aggregates),
             *(OperatorProgress(o.name, o.rows_in, o.rows_out, 0, late=o.late) for o in self._windows),
         ]
@@ -173,7 +177,10 @@ class FragmentRuntime:
         consumers, _ = self._consumers_of(step.id, step.schema, origin)
         if not consumers:
             return None, frozenset()
-        operator = FunctionOperator(call, schema, step.schema, origin, self._arrival, self._one_to_one(step.input))
+        untouched = step.input == INPUT and origin.source is not None
+        letters: tuple[Letters, Form] = self.letters, "record" if untouched else "row"
+        aligned = self._one_to_one(step.input)
+        operator = FunctionOperator(call, schema, step.schema, origin, self._arrival, aligned, letters)
         self._functions.append(operator)
 
         def run(batch: pa.RecordBatch) -> None:

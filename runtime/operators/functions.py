@@ -5,12 +5,13 @@ of `PIECE_ROWS`, so that a function that gives many rows for one does not fill t
 
 With on_error="fail" the first failure ends the job; the epoch is never completed, so state and output stay as they
 were. With on_error="drop" a row whose call fails is left out, a row that was given and does not fit the columns is left
-out, and both are counted. `map_batches` finds these rows by calling the function again with halves of the batch.
+out, and both are counted. `map_batches` finds these rows by calling the function again with halves of the batch. With
+on_error="dlq" the row that entered becomes a dead letter as a whole: nothing that was given for it goes on.
 
 Invariants
     - Rows leave in the order of the rows that they were computed from.
     - What leaves has exactly the columns of the plan: no other type, no null where none may be.
-    - Which rows are dropped follows from the rows, never from how they fell into batches.
+    - Which rows are dropped, or become dead letters, follows from the rows, never from how they fell into batches.
 
 Pure, as far as the user's function is.
 """
@@ -29,8 +30,10 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import HoldfastError, JobFailed, Where
+from holdfast.runtime.dead_letters import DeadLetter, Form, Letters, encode_row, told
 from holdfast.runtime.expressions import narrowed
 from holdfast.runtime.functions import file_of, name_of
+from holdfast.runtime.messages import OperatorProgress
 from holdfast.runtime.operators.stateless import Origin
 from holdfast.runtime.rows import WrongRow, batch_of_columns, batch_of_rows
 from holdfast.runtime.rowtypes import RowMaker
@@ -53,11 +56,19 @@ class Arrival:
     """The offset after the last."""
     contiguous: bool = False
     """Record i of the batch has the offset `offset + i`."""
+    offsets: tuple[int, ...] | None = None
+    """The offset of every record, where some were left out between them."""
 
     def take(self, other: Arrival) -> None:
         """Become equal to another."""
         self.partition, self.offset = other.partition, other.offset
-        self.following, self.contiguous = other.following, other.contiguous
+        self.following, self.contiguous, self.offsets = other.following, other.contiguous, other.offsets
+
+    def offset_of(self, row: int) -> int | None:
+        """Return the offset of the record of this number, None if it is not known."""
+        if self.offsets is not None:
+            return self.offsets[row]
+        return self.offset + row if self.contiguous and self.offset is not None else None
 
 
 class FunctionOperator:
@@ -68,19 +79,34 @@ class FunctionOperator:
         gives: Columns that leave.
         arrival: What is in the fragment; kept up to date by it.
         one_to_one: Row i that enters is record i of the arrival.
+        letters: Where dead letters go, and what their `raw` then is.
     """
 
     def __init__(
-        self, call: Call, given: pa.Schema, gives: pa.Schema, origin: Origin, arrival: Arrival, one_to_one: bool
+        self,
+        call: Call,
+        given: pa.Schema,
+        gives: pa.Schema,
+        origin: Origin,
+        arrival: Arrival,
+        one_to_one: bool,
+        letters: tuple[Letters, Form],
     ) -> None:
         self._call, self._given, self._gives = call, given, gives
-        self._origin, self._arrival, self._one_to_one = origin, arrival, one_to_one
+        self._origin, self._arrival, self._one_to_one, self._letters = origin, arrival, one_to_one, letters
         self._rows = None if call.how == "map_batches" else RowMaker(given, call.row_type)
         self._function = self._listed if call.how == "flat_map" else call.function
         self._at = 0
         """Where the piece that is worked on begins in its batch."""
+        self._batch: pa.RecordBatch | None = None
+        """The batch that is worked on."""
         self.name = call.operator
-        self.rows_in = self.rows_out = self.dropped = 0
+        self.rows_in = self.rows_out = self.dropped = self.dlq = 0
+
+    def progress(self) -> OperatorProgress:
+        """Return what was taken, given and left out since the deployment."""
+        dlq = self.dlq if self._call.on_error == "dlq" else None
+        return OperatorProgress(self.name, self.rows_in, self.rows_out, 0, dropped=self.dropped, dlq=dlq)
 
     def run(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Give what comes out for a batch.
@@ -89,6 +115,7 @@ class FunctionOperator:
             JobFailed: the function raised, or what it gave does not fit, and on_error is "fail".
         """
         self.rows_in += batch.num_rows
+        self._batch = batch
         waiting: list[pa.RecordBatch] = []
         for part in self._parts(batch):
             self.rows_out += part.num_rows
@@ -104,7 +131,7 @@ class FunctionOperator:
         if self._rows is None:
             self._at = 0
             whole = pa.RecordBatch.from_arrays([batch.column(name) for name in self._given.names], schema=self._given)
-            parts = self._mapped_whole(whole)
+            parts = self._mapped_whole(whole, 0)
         else:
             parts = (part for at in range(0, batch.num_rows, PIECE_ROWS) for part in self._piece(batch, at))
         return (part for part in parts if part.num_rows)
@@ -116,6 +143,9 @@ class FunctionOperator:
         match self._call.how:
             case "filter":
                 return [self._kept(piece, results, numbers)]
+            case "map" | "flat_map" if self._call.on_error == "dlq":
+                given = results if self._call.how == "flat_map" else [[result] for result in results]
+                return self._all_fitting(given, numbers)
             case "flat_map":
                 bounds = list(accumulate(map(len, results)))
                 return self._fitting(list(chain.from_iterable(results)), bounds)
@@ -183,21 +213,32 @@ class FunctionOperator:
         half = len(results) // 2
         return [*self._fitting(results[:half], None), *self._fitting(results[half:], None)]
 
-    def _mapped_whole(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    def _all_fitting(self, given: list[list[Any]], numbers: Sequence[int]) -> list[pa.RecordBatch]:
+        """Return what was given for each row as batches; a row of which anything does not fit gives nothing."""
+        try:
+            return [batch_of_rows(self._gives, list(chain.from_iterable(given)))]
+        except WrongRow as wrong:
+            if len(given) == 1:
+                self._drop_or_fail(1, numbers[0], f"gave a wrong row: {wrong.what}", wrong)
+                return []
+        half = len(given) // 2
+        return [*self._all_fitting(given[:half], numbers[:half]), *self._all_fitting(given[half:], numbers[half:])]
+
+    def _mapped_whole(self, batch: pa.RecordBatch, first: int) -> list[pa.RecordBatch]:
         cause: BaseException
         try:
             return [self._as_planned(self._call.function(batch))]
         except _NOT_THE_ROWS_FAULT:
             raise
         except WrongRow as wrong:
-            told, cause = f"gave a wrong batch: {wrong.what}", wrong
+            did, cause = f"gave a wrong batch: {wrong.what}", wrong
         except (Exception, SystemExit) as error:  # noqa: BLE001 - users' code may raise anything
-            told, cause = self._told(error), error
+            did, cause = self._told(error), error
         if batch.num_rows == 1 or self._call.on_error == "fail":
-            self._drop_or_fail(batch.num_rows, None, told, cause)
+            self._drop_or_fail(batch.num_rows, first if batch.num_rows == 1 else None, did, cause)
             return []
         half = batch.num_rows // 2
-        return [*self._mapped_whole(batch.slice(0, half)), *self._mapped_whole(batch.slice(half))]
+        return [*self._mapped_whole(batch.slice(0, half), first), *self._mapped_whole(batch.slice(half), first + half)]
 
     def _as_planned(self, given: object) -> pa.RecordBatch:
         """Return the batch with the planned columns in their order; only the width of offsets may differ."""
@@ -221,9 +262,16 @@ class FunctionOperator:
         if self._call.on_error == "drop":
             self.dropped += rows
             return
-        call, at, first = self._call, self._arrival, None
-        if number is not None and self._one_to_one and at.contiguous and at.offset is not None:
-            first = at.offset + self._at + number
+        call, at = self._call, self._arrival
+        first = at.offset_of(self._at + number) if number is not None and self._one_to_one else None
+        if call.on_error == "dlq":
+            assert rows == 1 and number is not None and self._batch is not None
+            row = encode_row(self._batch.select(self._given.names), self._at + number)
+            error = told(f"{call.use}: {name_of(call.function)} {did}")
+            letters, form = self._letters
+            letters.add(DeadLetter(call.operator, self._origin.source, at.partition, first, error, form, row))
+            self.dlq += 1
+            return
         found = ""
         if first is not None:
             found = f", for the record at offset {first} of partition {at.partition}"
@@ -233,8 +281,8 @@ class FunctionOperator:
         raise JobFailed(
             f"{call.use}: {name_of(call.function)} {did}{found}",
             not_done="the epoch was not completed; state and output stay as of the last checkpoint",
-            next_step="correct the function, or leave such rows out with on_error=\"drop\", then run the job again; "
-            "it goes on from the last checkpoint",
+            next_step='correct the function, or go on without such rows by on_error="dlq" or on_error="drop", then run '
+            "the job again; it goes on from the last checkpoint",
             where=place,
         ) from cause
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, HoldfastError, JobFailed, Where
 from holdfast.ports import Clock
 from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.dead_letters import ERROR, Refused, with_refused
 from holdfast.runtime.rows import WrongRow, batch_of_columns, batch_of_rows
 from holdfast.runtime.schema import schema_of
 
@@ -31,6 +32,7 @@ ROWS_MAX = 65_536
 ROWS_MAX_ONE_BY_ONE = 4_096
 """For a function called per record: a read must not hold up the operator thread for long."""
 _VARIABLE_WIDTH_BYTES = 32
+_CORRECT = "correct the function: for every index it must give a record that fits the schema"
 
 
 class Generator:
@@ -81,16 +83,25 @@ class Generator:
         """Compute record 0 and raise ConfigError if that fails or does not fit the schema."""
         if self.count == 0:
             return
+        next_step = _CORRECT
         try:
-            self.batch(0, 0, 1)
+            first = self.batch(0, 0, 1)
+            nulls = [c.name for c in self.schema if not c.nullable and first.column(c.name).null_count]
+            what = f"the function of {self!r} gives null as {nulls[0]!r} at index 0" if nulls else None
+            what = first.column(ERROR)[0].as_py() if ERROR in first.schema.names else what
         except JobFailed as error:
-            raise ConfigError(error.what, not_done="the job was not started", next_step=error.next_step) from error
+            what, next_step = error.what, error.next_step
+        if what is not None:
+            raise ConfigError(what, not_done="the job was not started", next_step=next_step)
 
     def open(self, clock: Clock | None = None) -> OpenGenerator:
         return OpenGenerator(self, clock or SystemClock())
 
     def batch(self, partition: int, offset: int, rows: int) -> pa.RecordBatch:
-        """Compute records. Raises JobFailed naming the index, or the HoldfastError that the function raised."""
+        """Compute records; one that does not fit the schema is refused, as `Source.read` says.
+
+        Raises JobFailed naming the index, or the HoldfastError that the function raised.
+        """
         indices = np.arange(offset, offset + rows, dtype=np.int64) * self.partitions + partition
         try:
             return self._whole(indices) if self.vectorised else self._one_by_one(indices)
@@ -113,7 +124,17 @@ class Generator:
             except Exception as error:
                 offset, partition = divmod(index, self.partitions)
                 raise self._failed(partition, offset, f"raised {_shown(error)} at index {index}") from error
-        return batch_of_rows(self.schema, rows)
+        try:
+            return batch_of_rows(self.schema, rows)
+        except WrongRow:
+            wrong = _wrong_rows(self.schema, rows, 0)
+        refused = {
+            row: Refused(f"the function of {self!r} gave a wrong result at index {indices[row]}: {what}", "text", text)
+            for row, what in wrong.items()
+            for text in [_text(rows[row])]
+        }
+        fitting = batch_of_rows(self.schema, [given for row, given in enumerate(rows) if row not in wrong])
+        return with_refused(fitting, refused)
 
     def _whole(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
         try:
@@ -125,13 +146,19 @@ class Generator:
             raise self._failed(partition, offset, f"raised {_shown(error)} at {_span(indices)}") from error
         if not isinstance(columns, dict | pa.RecordBatch):
             raise WrongRow(f"{type(columns).__name__} is no dict of columns and no RecordBatch")
-        return batch_of_columns(self.schema, columns, len(indices))
+        try:
+            return batch_of_columns(self.schema, columns, len(indices))
+        except WrongRow as wrong:
+            if wrong.row is None:
+                raise  # no single record is at fault
+            nullable = pa.schema([column.with_nullable(True) for column in self.schema])
+            return batch_of_columns(nullable, columns, len(indices))
 
     def _failed(self, partition: int, offset: int, did: str) -> JobFailed:
         return JobFailed(
             f"the function of {self!r} {did}",
             not_done="no record from this offset on was read",
-            next_step="correct the function: for every index it must give a record that fits the schema",
+            next_step=_CORRECT,
             where=Where(partition=partition, offset=offset),
         )
 
@@ -205,6 +232,26 @@ def _width(kind: pa.DataType) -> int:
         return max(1, int(kind.bit_width) // 8)
     except ValueError:
         return _VARIABLE_WIDTH_BYTES
+
+
+def _wrong_rows(schema: pa.Schema, rows: list[Any], first: int) -> dict[int, str]:
+    """Return which rows do not fit, by halving, and why."""
+    try:
+        batch_of_rows(schema, rows)
+        return {}
+    except WrongRow as wrong:
+        if len(rows) == 1:
+            return {first: wrong.what}
+    half = len(rows) // 2
+    return _wrong_rows(schema, rows[:half], first) | _wrong_rows(schema, rows[half:], first + half)
+
+
+def _text(record: object) -> bytes:
+    """Return a record that is no row, as text for people."""
+    try:
+        return repr(record).encode("utf-8", "replace")
+    except Exception as error:  # noqa: BLE001 - users' objects may raise anything
+        return f"{type(record).__name__}, which cannot be shown: {type(error).__name__}".encode()
 
 
 def _span(indices: np.ndarray[Any, np.dtype[np.int64]]) -> str:

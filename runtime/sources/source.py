@@ -51,6 +51,9 @@ class OpenSource(Protocol):
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         """Return records from the offset on and the offset after them; None and the same offset if there are none.
 
+        Records that cannot be decoded are among them, as runtime/dead_letters.py says (`with_refused`); or they have
+        a null where `schema` allows none. What becomes of them is not the source's affair.
+
         At most max_bytes are returned, but at least one record. Raises Damaged, Unavailable, JobFailed.
         """
 

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from holdfast.errors import AlreadyExists, ConfigError, Damaged, NotFound, Unavailable, Where
-from holdfast.model import Tag
+from holdfast.model import NO_EPOCH, Tag, Timeline
 from holdfast.ports import ObjectStore
 from holdfast.storage.commits import Commits
 from holdfast.storage.logformat import (
@@ -49,6 +49,8 @@ SENDS_MAX = 4
 CONFLICTS_MAX = 1_000
 """How many other writers may win in a row; each of them made progress."""
 _FIRST_PAUSE_S = 0.1
+BEFORE_FIRST = Tag(Timeline(-1), NO_EPOCH)
+"""Where a writer stands that never wrote: before every tag."""
 
 
 def create_log(
@@ -118,13 +120,20 @@ class LogWriter:
             return {}
         return _first_offsets(self._commit(draft))
 
-    def append_tagged(self, rows: Mapping[int, Rows], writer: str, tag: Tag) -> dict[int, int] | None:
-        """Append and move the writer's tag, atomically; None if the tag does not grow, then nothing was appended."""
+    def append_tagged(
+        self, rows: Mapping[int, Rows], writer: str, tag: Tag, *, follows: Tag | None = None
+    ) -> dict[int, int] | None:
+        """Append and move the writer's tag, atomically; None if the tag does not grow, then nothing was appended.
+
+        Args:
+            follows: Append only if the writer stands exactly here, `BEFORE_FIRST` for one that never wrote: for rows
+                that are a change to what this tag stands for.
+        """
         self.settle()
         self._commits.refresh()
-        if not _grows(self._commits.tail, WriterTag(writer, tag)):
+        if not _grows(self._commits.tail, WriterTag(writer, tag), follows):
             return None
-        commit = self._commit(self._draft(rows, WriterTag(writer, tag)))
+        commit = self._commit(self._draft(rows, WriterTag(writer, tag), follows))
         return None if commit is None else _first_offsets(commit)
 
     def tag_of(self, writer: str) -> Tag | None:
@@ -146,7 +155,7 @@ class LogWriter:
         commit = self._commit(draft, sent)
         return None if commit is None else _first_offsets(commit)
 
-    def _draft(self, rows: Mapping[int, Rows], tag: WriterTag | None) -> Draft:
+    def _draft(self, rows: Mapping[int, Rows], tag: WriterTag | None, follows: Tag | None = None) -> Draft:
         """Write the segments, which no commit names yet."""
         tables = {partition: _fitting(self.meta, partition, part) for partition, part in sorted(rows.items())}
         segments: list[LogSegment] = []
@@ -160,7 +169,7 @@ class LogWriter:
                 self._store.put(path, data)
                 segments.append(LogSegment(partition, start, piece.num_rows, path, len(data), segment_hash(data)))
                 start += piece.num_rows
-        return Draft("append", uuid.uuid4().hex, self._wall_us(), tuple(segments), tag)
+        return Draft("append", uuid.uuid4().hex, self._wall_us(), tuple(segments), tag, follows)
 
     def _commit(self, draft: Draft, sent: Commit | None = None) -> Commit | None:
         """Put the draft at the end of the log; None if it must not be there (any more)."""
@@ -289,7 +298,7 @@ def _created(store: ObjectStore, path: str, data: bytes, pause: Callable[[float]
 
 def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
     """Say whether the draft may follow; False for a tag that does not grow or a second seal."""
-    if draft.tag is not None and not _grows(tail, draft.tag):
+    if draft.tag is not None and not _grows(tail, draft.tag, draft.follows):
         return False
     if not tail.sealed:
         return True
@@ -300,9 +309,9 @@ def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
     )
 
 
-def _grows(tail: Commit, tag: WriterTag) -> bool:
-    known = tail.tag_of(tag.writer)
-    return known is None or known < tag.tag
+def _grows(tail: Commit, tag: WriterTag, follows: Tag | None) -> bool:
+    known = tail.tag_of(tag.writer) or BEFORE_FIRST
+    return known < tag.tag and follows in (None, known)
 
 
 def _first_offsets(commit: Commit | None) -> dict[int, int]:

@@ -119,6 +119,8 @@ class Draft:
     segments: tuple[LogSegment, ...] = ()
     """With bases counted from the first row of this draft in the partition."""
     tag: WriterTag | None = None
+    follows: Tag | None = None
+    """Where the tag's writer has to stand for this to be appended; None: anywhere before the tag."""
 
 
 def before_the_first(meta: LogMeta) -> Commit:

@@ -482,7 +482,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("build", "told"),
         [
-            (lambda s: s.map(total, Total, on_error="dlq"), "not supported so far"),
+            (lambda s: s.map(total, Total, on_error="dlq"), "does not say where dead letters go"),
             (lambda s: s.map(total, Total, on_error="ignore"), "on_error is 'ignore'"),
             (lambda s: s.filter(pl.col("auction") > 1, on_error="drop"), "for Python functions only"),
             (lambda s: s.map("total", Total), "not a function"),

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, JobFailed
+from holdfast.runtime.dead_letters import ERROR, RAW
 from holdfast.runtime.sources.generator import Generator, OpenGenerator
 from holdfast.runtime.sources.source import Source
 
@@ -145,11 +146,22 @@ class TestAWrongFunction:
             opened.read(1, 0, ANY_BYTES)
         assert (caught.value.where.partition, caught.value.where.offset) == (1, 3)
 
-    def test_a_wrong_value_names_column_and_index(self) -> None:
+    def test_a_wrong_value_refuses_its_record_alone_and_names_column_and_index(self) -> None:
         opened = Generator(Point, lambda i: (i, "x" if i == 5 else 1.0), count=20, partitions=2).open()
-        with pytest.raises(JobFailed, match="wrong result at index 5: column 'square' takes double, not str") as caught:
-            opened.read(1, 0, ANY_BYTES)
-        assert (caught.value.where.partition, caught.value.where.offset) == (1, 2)
+        batch, following = opened.read(1, 0, ANY_BYTES)
+        assert batch is not None and following == 10
+        errors = batch.column(ERROR).to_pylist()
+        assert errors[2].endswith("wrong result at index 5: column 'square' takes double, not str 'x'")
+        assert [row for row, error in enumerate(errors) if error is not None] == [2]
+        assert batch.column(RAW)[2].as_py() == b"(5, 'x')"
+        assert batch.column("i").to_pylist() == [1, 3, None, 7, 9, 11, 13, 15, 17, 19]
+
+    def test_a_null_in_a_column_of_a_vectorised_function_is_left_to_whoever_reads(self) -> None:
+        def nulls(i: Any) -> dict[str, Any]:
+            return {"i": pa.array(np.where(i == 2, 0, i), mask=i == 2), "square": pa.nulls(len(i), pa.float64())}
+
+        batch, _ = Generator(Point, nulls, count=4, vectorised=True).open().read(0, 0, ANY_BYTES)
+        assert batch is not None and batch.column("i").to_pylist() == [0, 1, None, 3]
 
     @pytest.mark.parametrize(
         ("fn", "message"),

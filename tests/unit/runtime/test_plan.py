@@ -178,7 +178,7 @@ class TestRefusals:
         with pytest.raises(hf.ConfigError, match="source 'more' of app 'hot' leads to no sink"):
             plan_of(build)
 
-    @pytest.mark.parametrize("given", [{"standbys": 1}, {"dlq": "dlq"}])
+    @pytest.mark.parametrize("given", [{"standbys": 1}])
     def test_what_is_not_supported_is_refused(self, given: dict[str, Any]) -> None:
         app = hf.App("hot", **given)
         app.source("bids", Rows()).sink("out", Anywhere())

@@ -1,4 +1,4 @@
-"""A whole job in one thread with real targets: a log and two SQLite tables, crashes, lost replies, late zombies.
+"""A whole job in one thread with real targets: logs, a DLQ and SQLite tables, crashes, lost replies, late zombies.
 
 Every delivery that was ever attempted is repeated later, by a target of its own, as a process would that does not
 know that its job went on without it.
@@ -22,6 +22,7 @@ import pytest
 import holdfast as hf
 from holdfast.model import Tag, Writer
 from holdfast.runtime.cluster import Cluster
+from holdfast.runtime.dead_letters import decode_row
 from holdfast.runtime.run import Prepared, prepare
 from holdfast.runtime.schema import schema_of
 from holdfast.runtime.settings import resolve
@@ -41,6 +42,12 @@ class Said:
 
 def one(n: int) -> Said:
     return Said(n, WORDS[n % len(WORDS)])
+
+
+def no_nine(row: Said) -> bool:
+    if row.n % 10 == 9:
+        raise ValueError("a nine")
+    return True
 
 
 class LossyObjects(LocalObjects):
@@ -111,8 +118,9 @@ class Job:
         self.zombies: list[Callable[[], Outcome]] = []
         create_log(LocalObjects(folder / "input"), schema_of(Said))
         self._input = LogWriter(LocalObjects(folder / "input"))
-        app = hf.App("words", checkpoint_every="1s")
+        app = hf.App("words", checkpoint_every="1s", dlq=hf.Log(folder / "dead"))
         rows = app.source("rows", hf.Log(folder / "input", Said))
+        rows.filter(no_nine, on_error="dlq").sink("no_nines", hf.Log(folder / "no_nines"))
         rows.sink("copy", hf.Log(folder / "copy", key=["word"]))
         rows.filter(pl.col("n") % 2 == 0).sink("evens", hf.Log(folder / "evens"))
         totals = rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n"))
@@ -164,14 +172,21 @@ class Job:
         self.ask("DELETE FROM holdfast_undo")
 
     def logged(self, name: str) -> Counter[tuple[int, str]]:
+        return Counter((row["n"], row["word"]) for row in self.rows(name))
+
+    def dead(self) -> Counter[tuple[int, str]]:
+        records = [decode_row(letter["raw"]).to_pylist()[0] for letter in self.rows("dead")]
+        return Counter((record["n"], record["word"]) for record in records)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
         reader = LogReader(LocalObjects(self.folder / name))
-        found: Counter[tuple[int, str]] = Counter()
+        found: list[dict[str, Any]] = []
         for partition, end in reader.end_offsets().items():
             offset = 0
             while offset < end:
                 batch, offset = reader.read(partition, offset, 1 << 30)
                 assert batch is not None
-                found.update((row["n"], row["word"]) for row in batch.to_pylist())
+                found += batch.to_pylist()
         return found
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
@@ -181,6 +196,8 @@ class Job:
     def check(self) -> None:
         assert self.logged("copy") == Counter(self.said)
         assert self.logged("evens") == Counter(row for row in self.said if row[0] % 2 == 0)
+        assert self.logged("no_nines") == Counter(row for row in self.said if row[0] % 10 != 9)
+        assert self.dead() == Counter(row for row in self.said if row[0] % 10 == 9)
         totals = [(w, len(n), sum(n)) for w in WORDS if (n := [n for n, word in self.said if word == w])]
         assert self.ask("SELECT word, rows, total FROM totals ORDER BY word") == totals
         even = [row for row in totals if row[2] % 2 == 0]

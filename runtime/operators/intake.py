@@ -1,0 +1,116 @@
+"""What enters a fragment from its source: rows with exactly the planned columns. Other records are undecodable.
+
+A source gives what it read. A record is undecodable if the source could not make a row of it, or if it has a null where
+the job's schema allows none. By the source's policy such a record fails the job, is left out, or becomes a dead letter;
+the records around it go on, and everything is counted.
+
+Invariants
+    - Records in = rows out + dropped + dead letters.
+    - Which records are refused follows from the records, never from how they fell into batches.
+
+Pure.
+Source: DESIGN section 6; API.md (a null elsewhere is an undecodable record).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.errors import JobFailed, Where
+from holdfast.runtime.dead_letters import ERROR, FORM, RAW, DeadLetter, Form, Letters, encode_row, told
+from holdfast.runtime.messages import OperatorProgress
+from holdfast.runtime.operators.functions import Arrival
+from holdfast.runtime.steps import SourceSpec
+
+
+class Intake:
+    """The way in of one source, in one subtask.
+
+    Args:
+        schema: What the fragment takes.
+        letters: Where dead letters go.
+    """
+
+    def __init__(self, spec: SourceSpec, schema: pa.Schema, letters: Letters, job: str | None = None) -> None:
+        self._spec, self._schema, self._letters, self._job = spec, schema, letters, job
+        self._not_null = [field.name for field in schema if not field.nullable]
+        self.rows_in = self.rows_out = self.dropped = self.dlq = 0
+
+    def take(self, batch: pa.RecordBatch, arrival: Arrival) -> tuple[pa.RecordBatch, Arrival]:
+        """Return the rows that go on, and which records they are.
+
+        Raises:
+            JobFailed: a record cannot be decoded, and the source's policy is "fail".
+        """
+        self.rows_in += batch.num_rows
+        refused = self._refused(batch)
+        if refused is not None:
+            self._dispose(batch, np.flatnonzero(refused), arrival)
+            kept = np.flatnonzero(~refused)
+            batch = batch.take(pa.array(kept))
+            arrival = Arrival(arrival.partition, arrival.offset, arrival.following, False, _offsets(arrival, kept))
+        self.rows_out += batch.num_rows
+        if batch.schema != self._schema:
+            columns = [batch.column(name) for name in self._schema.names]
+            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return batch, arrival
+
+    def progress(self) -> OperatorProgress:
+        """Return what was taken, given and refused since the deployment."""
+        policy = self._spec.on_error
+        dropped = self.dropped if policy == "drop" else None
+        dlq = self.dlq if policy == "dlq" else None
+        return OperatorProgress(self._spec.name, self.rows_in, self.rows_out, 0, dropped=dropped, dlq=dlq)
+
+    def _refused(self, batch: pa.RecordBatch) -> NDArray[np.bool_] | None:
+        """Return which records cannot go on; None if all can, which costs next to nothing to find out."""
+        found: NDArray[np.bool_] | None = None
+        if ERROR in batch.schema.names:
+            found = batch.column(ERROR).is_valid().to_numpy(zero_copy_only=False)
+        for name in self._not_null:
+            column = batch.column(name)
+            if column.null_count:
+                nulls = column.is_null().to_numpy(zero_copy_only=False)
+                found = nulls if found is None else found | nulls
+        return found if found is not None and found.any() else None
+
+    def _dispose(self, batch: pa.RecordBatch, rows: NDArray[np.intp], arrival: Arrival) -> None:
+        name, policy = self._spec.name, self._spec.on_error
+        if policy == "drop":
+            self.dropped += len(rows)
+            return
+        for row in rows.tolist():
+            error, form, raw = self._why(batch, row)
+            offset = arrival.offset_of(row)
+            if policy == "fail":
+                raise self._failed(error, arrival, offset)
+            self._letters.add(DeadLetter(name, name, arrival.partition, offset, told(error), form, raw))
+        self.dlq += len(rows)
+
+    def _why(self, batch: pa.RecordBatch, row: int) -> tuple[str, Form, bytes]:
+        if ERROR in batch.schema.names and (error := batch.column(ERROR)[row].as_py()) is not None:
+            return error, batch.column(FORM)[row].as_py(), batch.column(RAW)[row].as_py()
+        record = batch.select([name for name in batch.schema.names if name not in (ERROR, FORM, RAW)])
+        null = next(name for name in self._not_null if not record.column(name)[row].is_valid)
+        return f"column {null!r} is null, which the job's schema does not allow", "record", encode_row(record, row)
+
+    def _failed(self, error: str, arrival: Arrival, offset: int | None) -> JobFailed:
+        name = self._spec.name
+        at = f" at offset {offset}" if offset is not None else ""
+        return JobFailed(
+            f"source {name!r}: the record{at} of partition {arrival.partition} cannot be decoded: {error}",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step="let such records go to a dead letter queue, hf.App(..., dlq=hf.Log(\"data/dead\")), or leave "
+            'them out with app.source(..., on_error="drop"); then run the job again, it goes on from the last '
+            "checkpoint",
+            where=Where(job=self._job, operator=name, source=name, partition=arrival.partition, offset=offset),
+        )
+
+
+def _offsets(arrival: Arrival, rows: NDArray[np.intp]) -> tuple[int, ...] | None:
+    """Return the offset of each of these records, None if they are not known."""
+    if not arrival.contiguous or arrival.offset is None:
+        return None
+    return tuple((rows + arrival.offset).tolist())

@@ -1,0 +1,224 @@
+"""Redrive: append the source records behind dead letters to the log that they came from, or to another one.
+
+The dead letters of one DLQ partition are taken in order, in chunks. The records of a chunk and a tag, which says how
+far in that partition the letters were taken, are one commit of the target log, and it is made only if the tag still
+stands where the chunk begins. So a redrive that was killed and is repeated, or runs twice at once, appends every record
+once per target log, and what was redriven is not offered again.
+
+A record with several dead letters, of several functions, goes back once: with the first in the order of (partition,
+offset) of the DLQ. All of them are one commit there, so this order never changes.
+
+Invariants
+    - A record is appended as it was in the source: from the letter if that kept the record, else read again from the
+      source's log at the offset in the letter, never as some step has changed it.
+    - Nothing is appended before every letter was looked at; nothing is left out unless the caller said so.
+
+Source: PROTOCOL P4, P17; docs/design/0009-dead-letters.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.model import Epoch, Tag, Timeline
+from holdfast.ports import ObjectStore
+from holdfast.runtime.dead_letters import DEAD_LETTERS, decode_row
+from holdfast.runtime.schema import describe_difference
+from holdfast.storage.log import BEFORE_FIRST, LogReader, LogWriter
+from holdfast.storage.logformat import LogMeta
+from holdfast.storage.partitioning import partition_rows
+
+CHUNK_BYTES = 4 << 20
+_TIMELINE = Timeline(1)
+
+
+@dataclass
+class Count:
+    """What a redrive of one source would do, or has done."""
+
+    waiting: int = 0
+    """Dead letters that were not redriven to this target before."""
+    records: int = 0
+    """Records to append."""
+    repeated: int = 0
+    """Further letters of a record that another letter brings back."""
+    unfit: Counter[str] = field(default_factory=Counter)
+    """Why letters cannot be redriven, and how many."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    partition: int
+    """Of the DLQ."""
+    end: int
+    """The offset there after the last letter of the chunk."""
+    follows: Tag
+    """Where the target has to stand."""
+    rows: tuple[tuple[int, pa.RecordBatch], ...]
+    """Partition of the target, and a record."""
+
+
+class Redrive:
+    """The dead letters of one source, on their way to one log.
+
+    Args:
+        dlq: The log of dead letters; those that it holds now are meant.
+        target: The log to append to.
+        records: The source's own log, if it has one.
+    """
+
+    def __init__(self, source: str, dlq: ObjectStore, target: ObjectStore, records: ObjectStore | None) -> None:
+        self._source, self._target = source, target
+        self._dlq = open_dlq(dlq)
+        self._writer = LogWriter(target)
+        self._records = None if records is None else LogReader(records)
+
+    def plan(self) -> Count:
+        """Look at every letter; append nothing."""
+        count = Count()
+        for _ in self._chunks(count):
+            pass
+        return count
+
+    def apply(self) -> Count:
+        """Append. Letters that cannot be redriven are passed over, and are not offered again.
+
+        Raises:
+            ConfigError: the target is sealed.
+            Unavailable: it is not known whether the last chunk was appended, or another redrive came first; doing it
+                again finds out, and goes on.
+        """
+        count = Count()
+        for chunk in self._chunks(count):
+            name, tag = self._name(chunk.partition), Tag(_TIMELINE, Epoch(chunk.end))
+            placed = _placed(self._writer.meta, chunk.rows)
+            if self._writer.append_tagged(placed, name, tag, follows=chunk.follows) is None:
+                raise Unavailable(
+                    f"another redrive of source {self._source!r} to {self._target!r} came first",
+                    not_done="the rest was not appended; nothing was appended twice",
+                    next_step="give the command again",
+                )
+        return count
+
+    def _chunks(self, count: Count) -> Iterator[_Chunk]:
+        """Yield what is to be appended, in order, and count."""
+        seen: set[tuple[int, int]] = set()
+        for partition, end in sorted(self._dlq.end_offsets().items()):
+            tag = self._writer.tag_of(self._name(partition)) or BEFORE_FIRST
+            start = int(tag.epoch)
+            for at, following, letters in chunks_of(self._dlq, partition, end, start):
+                rows = self._rows(partition, letters, seen, count if at >= start else Count())
+                if at >= start:
+                    yield _Chunk(partition, following, tag, tuple(rows))
+                    tag = Tag(_TIMELINE, Epoch(following))
+
+    def _rows(
+        self, partition: int, letters: list[dict[str, Any]], seen: set[tuple[int, int]], count: Count
+    ) -> list[tuple[int, pa.RecordBatch]]:
+        rows = []
+        for letter in letters:
+            if letter["source"] != self._source:
+                continue
+            count.waiting += 1
+            place = (letter["partition"], letter["offset"])
+            if None not in place:
+                if place in seen:
+                    count.repeated += 1
+                    continue
+                seen.add(place)
+            try:
+                record = fitted(self._record(letter), self._writer.meta)
+            except ConfigError as error:
+                count.unfit[error.what] += 1
+                continue
+            to = partition if letter["partition"] is None else letter["partition"]
+            rows.append((to % self._writer.meta.partitions, record))
+        count.records += len(rows)
+        return rows
+
+    def _record(self, letter: Mapping[str, Any]) -> pa.RecordBatch:
+        if letter["form"] == "record":
+            return decode_row(letter["raw"])
+        if letter["form"] != "row":
+            raise _refused(f"the source kept its records as {letter['form']}, which is no row of a log")
+        if self._records is None or letter["offset"] is None:
+            why = "its offset is not known" if letter["offset"] is None else "the source is no log"
+            raise _refused(f"{letter['operator']} kept a row that steps have changed, and {why}")
+        record, _ = self._records.read(letter["partition"], letter["offset"], 1)
+        assert record is not None, "a letter names a record that was read"
+        return record
+
+    def _name(self, partition: int) -> str:
+        """Return the writer's name in the target; no sink can have it, as names have no `~`."""
+        return f"{self._dlq.meta.uuid}/~redrive/{self._source}/{partition}"
+
+
+def open_dlq(store: ObjectStore) -> LogReader:
+    """Open a log of dead letters.
+
+    Raises:
+        ConfigError: there is no log, or it holds something else.
+    """
+    reader = LogReader(store)
+    if difference := describe_difference(DEAD_LETTERS, reader.meta.schema):
+        raise ConfigError(
+            f"the log in {store!r} does not hold dead letters: {difference}",
+            not_done="nothing was read",
+            next_step="look at it with holdfast log read",
+        )
+    return reader
+
+
+def chunks_of(reader: LogReader, partition: int, end: int, cut: int) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
+    """Yield letters from the first to `end` with the offsets that they begin and end at; none spans `cut`."""
+    at = reader.retention_start(partition)
+    while at < end:
+        batch, following = reader.read(partition, at, CHUNK_BYTES)
+        assert batch is not None, "the end was seen"
+        stop = min(following, end, cut if at < cut else end)
+        yield at, stop, batch.slice(0, stop - at).to_pylist()
+        at = stop
+
+
+def sources_in(reader: LogReader) -> Counter[str | None]:
+    """Return which sources the letters come from, and how many letters each has; None where it is not known."""
+    found: Counter[str | None] = Counter()
+    for partition, end in reader.end_offsets().items():
+        for _, _, letters in chunks_of(reader, partition, end, 0):
+            found.update(letter["source"] for letter in letters)
+    return found
+
+
+def fitted(record: pa.RecordBatch, meta: LogMeta) -> pa.RecordBatch:
+    """Return a record with exactly the columns of a log.
+
+    Raises:
+        ConfigError: it has others, or a null where the log allows none.
+    """
+    loose = pa.schema([f.with_nullable(meta.schema.field(f.name).nullable) if f.name in meta.schema.names else f
+                       for f in record.schema])  # fmt: skip
+    if difference := describe_difference(meta.schema, loose):
+        raise _refused(f"the record has other columns than the log: {difference}")
+    for column in meta.schema:
+        if not column.nullable and record.column(column.name).null_count:
+            raise _refused(f"column {column.name!r} is null, which the log does not allow")
+    return pa.RecordBatch.from_arrays(record.columns, schema=meta.schema)
+
+
+def _placed(meta: LogMeta, rows: tuple[tuple[int, pa.RecordBatch], ...]) -> dict[int, pa.Table]:
+    if meta.key and rows:
+        return partition_rows(pa.Table.from_batches([record for _, record in rows]), meta.key, meta.partitions)
+    parts: dict[int, list[pa.RecordBatch]] = {}
+    for partition, record in rows:
+        parts.setdefault(partition, []).append(record)
+    return {partition: pa.Table.from_batches(records) for partition, records in sorted(parts.items())}
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(what, not_done="nothing was appended", next_step="name another log with --to")

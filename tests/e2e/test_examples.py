@@ -1,0 +1,57 @@
+"""The examples as a user runs them, on Spark: one command each, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.examples import flights_data
+from holdfast.examples.word_count import LINES
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+HOLDFAST = ["-m", "holdfast.runtime.cli.main", "run"]
+LIMIT_S = 100
+SOME_FLIGHTS = 2_000
+
+
+def done(folder: Path, *command: str, **environment: str) -> str:
+    """Run a command in a folder; return what it says on stderr."""
+    found = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=os.environ | {"TMPDIR": str(folder)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stderr
+
+
+def rows(db: Path, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.mark.e2e
+class TestExamples:
+    def test_word_count_runs_with_python(self, tmp_path: Path) -> None:
+        said = done(tmp_path, str(EXAMPLES / "word_count.py"), "--master", "local[2]")
+        assert f"{len(LINES):,} records" in said
+        assert rows(tmp_path / "words.db", "SELECT count(*) > 3000, max(n) > 1000 FROM words") == [(1, 1)]
+
+    def test_last_seen_runs_with_holdfast_run(self, tmp_path: Path) -> None:
+        flights, airports = flights_data.tables()
+        events = flights_data.events_of(flights.head(SOME_FLIGHTS), flights_data.zones(flights, airports))
+        flights_data.write_log(str(tmp_path / "flights-demo" / "events"), events)
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "last_seen.py"), "--master", "local[2]")
+        flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
+        found = rows(tmp_path / "flights-demo" / "seen.db", "SELECT count(*), sum(events) FROM seen")
+        assert found == [(flown["tailnum"].n_unique(), flown.height)]

@@ -1,0 +1,113 @@
+"""Every example gives, with a crash in the middle, what an oracle without Holdfast computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.examples import flights_data
+from holdfast.runtime.cli.jobfile import load
+from holdfast.runtime.testing import PARTITIONS, TestDriver
+from holdfast.storage.log import create_log
+from holdfast.storage.objects import open_objects
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SOME_FLIGHTS = 400
+
+
+def counted(texts: Iterable[str]) -> Counter[str]:
+    """Count words letter by letter: an apostrophe belongs to a word if letters are on both sides."""
+    found: Counter[str] = Counter()
+    for text in texts:
+        word = ""
+        for at, letter in enumerate(text + " "):
+            inside = letter == "'" and word and text[at + 1 : at + 2].isalpha()
+            if letter.isalpha() or inside:
+                word += letter.lower()
+            elif word:
+                found[word] += 1
+                word = ""
+    return found
+
+
+def some_events() -> pl.DataFrame:
+    """The events of a few hundred flights, in the order in which they became known."""
+    flights, airports = flights_data.tables()
+    return flights_data.events_of(flights.head(SOME_FLIGHTS), flights_data.zones(flights, airports))
+
+
+def push_with_a_crash(driver: TestDriver, source: str, rows: list[dict[str, object]]) -> None:
+    """Push rows round the partitions; half way a worker dies."""
+    half = len(rows) // 2
+    for part in (rows[:half], rows[half:]):
+        for partition in range(PARTITIONS):
+            driver.push(source, part[partition::PARTITIONS], partition)
+        if part == rows[:half]:
+            driver.checkpoint()
+            driver.crash()
+            driver.recover()
+    driver.finish()
+
+
+class TestWordCount:
+    def test_every_word_is_counted_once(self) -> None:
+        from holdfast.examples import word_count
+
+        lines = word_count.LINES[:600]
+        with TestDriver(word_count.app) as driver:
+            push_with_a_crash(driver, "lines", [{"topic": topic, "text": text} for topic, text in lines])
+            rows = {row["word"]: row["n"] for row in driver.rows("words-out")}
+        assert rows == counted(text for _, text in lines)
+        assert len(rows) > 300
+
+    def test_the_whole_text_is_read(self) -> None:
+        from holdfast.examples import word_count
+
+        assert [word_count.line(0), word_count.line(len(word_count.LINES) - 1)] == [
+            word_count.Line(*word_count.LINES[0]),
+            word_count.Line(*word_count.LINES[-1]),
+        ]
+        assert len(word_count.LINES) > 5_000
+
+
+class TestLastSeen:
+    def test_every_tail_has_the_extremes_of_its_event_times(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        events = some_events()
+        create_log(open_objects(str(tmp_path / "events")), flights_data.SCHEMA)
+        monkeypatch.setenv("FLIGHTS_LOG", str(tmp_path / "events"))
+        app = load(str(EXAMPLES / "last_seen.py"))
+        with TestDriver(app) as driver:
+            push_with_a_crash(driver, "events", events.to_dicts())
+            rows = pl.DataFrame(driver.rows("seen-out"))
+        flown = events.filter(pl.col("tailnum").is_not_null(), pl.col("kind") != "cancellation")
+        time = pl.col("event_time")
+        want = flown.group_by(tail="tailnum").agg(first_seen=time.min(), last_seen=time.max(), events=pl.len())
+        assert set(rows.select(want.columns).rows()) == set(want.rows())
+        assert rows.height == want.height > 100
+
+
+class TestTheLogOfFlights:
+    def test_a_log_that_is_there_is_left_as_it_is(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "events")
+        create_log(open_objects(path), flights_data.SCHEMA)
+        assert flights_data.written(path) == path
+        assert not (tmp_path / "events" / "commits").exists()
+
+    def test_a_folder_with_other_things_is_not_touched(self, tmp_path: Path) -> None:
+        (tmp_path / "events").mkdir()
+        (tmp_path / "events" / "mine").write_text("kept")
+        with pytest.raises(ConfigError, match="no log of flights"):
+            flights_data.written(str(tmp_path / "events"))
+        assert [path.name for path in (tmp_path / "events").iterdir()] == ["mine"]
+
+    def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("a file, no folder")
+        with pytest.raises(ConfigError, match="cannot be made"):
+            flights_data.written(str(tmp_path / "file" / "events"))

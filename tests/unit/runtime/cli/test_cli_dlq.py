@@ -1,0 +1,327 @@
+"""`holdfast dlq`: a job in memory over real logs leaves dead letters; they are listed, and go back exactly once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.model import Epoch, Tag, Timeline
+from holdfast.runtime.cluster import Cluster
+from holdfast.runtime.dead_letters import DEAD_LETTERS, encode_row
+from holdfast.runtime.plan import Plan
+from holdfast.runtime.redrive import Redrive
+from holdfast.runtime.run import Prepared, prepare
+from holdfast.runtime.settings import resolve
+from holdfast.storage.log import BEFORE_FIRST, LogReader, LogWriter, create_log
+from holdfast.storage.objects import LocalObjects
+
+if TYPE_CHECKING:
+    from tests.unit.runtime.cli.conftest import Ended
+
+LINES = pa.schema([("number", pa.int64()), ("text", pa.utf8())])
+Row = tuple[int | None, str | None]
+
+
+@dataclass
+class Line:
+    number: int
+    text: str
+
+
+@dataclass
+class Word:
+    word: str
+
+
+def parse(line: Any) -> Word:
+    if line.text.endswith("!"):
+        raise ValueError("too loud")
+    return Word(line.text)
+
+
+class Job:
+    """A job with a log of lines, and what it left in other logs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        create_log(LocalObjects(folder / "lines"), LINES, partitions=2)
+
+    def say(self, partition: int, *rows: Row) -> None:
+        table = pa.Table.from_pylist([{"number": n, "text": text} for n, text in rows], LINES)
+        LogWriter(LocalObjects(self.folder / "lines")).append({partition: table})
+
+    def plan(self, sink: Any = None) -> hf.App:
+        dlq = hf.Log(self.folder / "dead", partitions=2) if sink is None else sink
+        app = hf.App("words", root=str(self.folder / "root"), dlq=dlq, key_groups=16)
+        lines = app.source("lines", hf.Log(self.folder / "lines", Line))
+        lines.map(parse, to=Word, on_error="dlq").sink("words", hf.Log(self.folder / "words"))
+        more = lines.select("text", n=pl.col("number") * 2).map(parse, to=Word, on_error="dlq")
+        more.key_by("word").agg("counts", n=hf.count()).sink("out", hf.SQLite(self.folder / "x.db", "w", ["word"]))
+        return app
+
+    def run(self, parallelism: int = 2, crash: bool = False) -> None:
+        """Go on where the job stood, with another parallelism perhaps, until all that was said is delivered."""
+        app = self.plan()
+        started: Prepared = prepare(app.plan(), resolve(app))
+        plan: Plan = started.plan
+        cluster = Cluster(plan, parallelism, 0, started.store, 1.0, started.partitions)
+        cluster.begin()
+        cluster.settle()
+        if crash:
+            cluster.crash(min(cluster.members))
+        for _ in range(8):
+            cluster.pass_time(1)
+        for member in cluster.members.values():
+            member.loop.close()
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        reader = LogReader(LocalObjects(self.folder / name))
+        found: list[dict[str, Any]] = []
+        for partition, end in reader.end_offsets().items():
+            at = 0
+            while at < end:
+                batch, at = reader.read(partition, at, 1 << 30)
+                assert batch is not None
+                found += batch.to_pylist()
+        return found
+
+    def lines(self) -> Counter[Row]:
+        return Counter((row["number"], row["text"]) for row in self.rows("lines"))
+
+
+@pytest.fixture
+def job(tmp_path: Path, root: Path) -> Job:
+    job = Job(tmp_path)
+    job.say(0, (0, "plain"), (None, "lost"), (2, "loud!"))
+    job.say(1, (3, "plain"), (4, "louder!"))
+    return job
+
+
+HoldfastRun = Callable[..., "Ended"]
+SAID: Counter[Row] = Counter([(0, "plain"), (None, "lost"), (2, "loud!"), (3, "plain"), (4, "louder!")])
+
+
+class TestTheDeadLettersOfAJob:
+    def test_are_in_the_log_once_each_through_crashes_and_another_parallelism(self, job: Job) -> None:
+        job.run(crash=True)
+        job.say(0, (5, "loudest!"), (None, None))
+        job.run(parallelism=3, crash=True)
+        found = Counter((row["operator"], row["partition"], row["offset"]) for row in job.rows("dead"))
+        loud = [(0, 2), (1, 1), (0, 3)]
+        steps = ("map parse", "map parse (2)")
+        assert found == Counter([("lines", 0, 1), ("lines", 0, 4), *((step, *at) for step in steps for at in loud)])
+        assert Counter(row["word"] for row in job.rows("words")) == {"plain": 2}
+
+
+class TestDlqList:
+    def test_shows_what_happened_and_the_record(self, job: Job, holdfast: HoldfastRun) -> None:
+        job.run()
+        ended = holdfast("dlq", "list", "words", "--json")
+        assert ended.status == 0 and ended.json["total"] == 5
+        (lost,) = [letter for letter in ended.json["letters"] if letter["operator"] == "lines"]
+        assert (lost["source"], lost["partition"], lost["offset"], lost["form"]) == ("lines", 0, 1, "record")
+        assert lost["record"] == {"number": None, "text": "lost"}
+        (row,) = [each for each in ended.json["letters"] if each["form"] == "row" and each["offset"] == 2]
+        assert row["record"] == {"text": "loud!", "n": 4} and "too loud" in row["error"]
+
+    def test_the_limit_is_said(self, job: Job, holdfast: HoldfastRun) -> None:
+        job.run()
+        ended = holdfast("dlq", "list", "words", "--limit", "2")
+        assert len(ended.out.splitlines()) == 3
+        assert "these are 2 of 5" in ended.err
+
+    def test_a_job_without_a_dlq_is_told_how_to_get_one(
+        self, history: Callable[[str], Any], holdfast: HoldfastRun
+    ) -> None:
+        history("plain")
+        ended = holdfast("dlq", "list", "plain")
+        assert ended.status == 2 and "has not run with a dead letter queue" in ended.err
+
+    def test_dead_letters_that_are_in_no_log_are_left_to_other_tools(self, job: Job, holdfast: HoldfastRun) -> None:
+        job.run()
+        app = job.plan(hf.SQLite(job.folder / "x.db", "dead"))
+        prepare(app.plan(), resolve(app), takeover=True)
+        ended = holdfast("dlq", "list", "words")
+        assert ended.status == 2 and "which is no log" in ended.err
+
+
+class TestDlqRedrive:
+    def test_shows_the_plan_first(self, job: Job, holdfast: HoldfastRun) -> None:
+        job.run()
+        ended = holdfast("dlq", "redrive", "words")
+        assert ended.status == 3 and "Nothing changed" in ended.err
+        assert "holdfast dlq redrive words --apply" in ended.err
+        shown = holdfast("dlq", "redrive", "words", "--json")
+        (source,) = shown.json["sources"]
+        assert (source["waiting"], source["records"], source["repeated"], source["unfit"]) == (5, 3, 2, [])
+        assert shown.status == 3 and not shown.json["applied"]
+        assert job.lines() == SAID
+
+    def test_appends_each_source_record_once_as_it_was_and_then_offers_nothing(
+        self, job: Job, holdfast: HoldfastRun
+    ) -> None:
+        job.run()
+        assert holdfast("dlq", "redrive", "words", "--apply").status == 0
+        again = SAID + Counter([(None, "lost"), (2, "loud!"), (4, "louder!")])
+        assert job.lines() == again
+        assert holdfast("dlq", "redrive", "words", "--apply").status == 0
+        assert job.lines() == again
+
+    def test_what_fails_again_is_a_new_dead_letter(self, job: Job, holdfast: HoldfastRun) -> None:
+        job.run()
+        holdfast("dlq", "redrive", "words", "--apply")
+        job.run()
+        assert len(job.rows("dead")) == 10
+        assert holdfast("dlq", "redrive", "words", "--json").json["sources"][0]["records"] == 3
+
+    def test_another_log_is_another_target(self, job: Job, holdfast: HoldfastRun) -> None:
+        job.run()
+        create_log(LocalObjects(job.folder / "mended"), LINES, partitions=1)
+        to = str(job.folder / "mended")
+        assert holdfast("dlq", "redrive", "words", "--to", to, "--apply").status == 0
+        assert {row["text"] for row in job.rows("mended")} == {"lost", "loud!", "louder!"}
+        assert job.lines() == SAID
+
+    def test_records_that_do_not_fit_the_target_are_refused_before_anything_is_appended(
+        self, job: Job, holdfast: HoldfastRun
+    ) -> None:
+        job.run()
+        strict = pa.schema([pa.field("number", pa.int64(), nullable=False), ("text", pa.utf8())])
+        create_log(LocalObjects(job.folder / "strict"), strict, partitions=1, key=["text"])
+        arguments = ("dlq", "redrive", "words", "--to", str(job.folder / "strict"), "--apply")
+        ended = holdfast(*arguments)
+        assert ended.status == 2
+        assert "1 dead letter of source lines cannot be redriven" in ended.err
+        assert "column 'number' is null, which the log does not allow" in ended.err
+        assert job.rows("strict") == []
+        assert holdfast(*arguments, "--skip-unfit").status == 0
+        assert [row["number"] for row in sorted(job.rows("strict"), key=lambda row: str(row["number"]))] == [2, 4]
+
+    def test_a_log_of_other_columns_is_refused(self, job: Job, holdfast: HoldfastRun) -> None:
+        job.run()
+        ended = holdfast("dlq", "redrive", "words", "--to", str(job.folder / "words"), "--apply")
+        assert ended.status == 2 and "the record has other columns than the log" in ended.err
+        assert len(job.rows("words")) == 2
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Mortal(LocalObjects):
+    """A folder whose process is killed at a write: before it, or after it was done."""
+
+    def __init__(self, root: Path, writes: int, done: bool) -> None:
+        super().__init__(root)
+        self._left, self._done = writes, done
+
+    def _count(self, write: Callable[[], None]) -> None:
+        self._left -= 1
+        if self._left < 0 and not self._done:
+            raise Killed
+        write()
+        if self._left < 0:
+            raise Killed
+
+    def create(self, path: str, data: bytes) -> None:
+        self._count(lambda: super(Mortal, self).create(path, data))
+
+    def put(self, path: str, data: bytes) -> None:
+        self._count(lambda: super(Mortal, self).put(path, data))
+
+
+class Letters:
+    """A log of dead letters in two partitions, several commits long, and the log of the records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dlq, self.lines = LocalObjects(folder / "dead"), LocalObjects(folder / "lines")
+        create_log(self.dlq, DEAD_LETTERS, partitions=2)
+        create_log(self.lines, LINES, partitions=2)
+        for turn in range(3):
+            self.add(turn)
+
+    def add(self, turn: int) -> None:
+        """Add three letters of two records: one record has letters in both partitions."""
+        rows: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+        for partition, number in ((0, turn), (1, turn), (1, turn + 100)):
+            raw = encode_row(pa.RecordBatch.from_pylist([{"number": number, "text": "x"}], LINES))
+            rows[partition].append(
+                {"operator": f"map {partition}", "source": "lines", "partition": 0, "offset": number, "error": "e",
+                 "form": "record", "raw": raw}
+            )  # fmt: skip
+        LogWriter(self.dlq).append({p: pa.Table.from_pylist(letters, DEAD_LETTERS) for p, letters in rows.items()})
+
+    def redrive(self, target: LocalObjects | None = None) -> Redrive:
+        return Redrive("lines", self.dlq, target or self.lines, self.lines)
+
+    def appended(self) -> Counter[int]:
+        reader, found = LogReader(self.lines), Counter[int]()
+        for partition, end in reader.end_offsets().items():
+            at = 0
+            while at < end:
+                batch, at = reader.read(partition, at, 1 << 30)
+                assert batch is not None
+                found.update(batch.column("number").to_pylist())
+        return found
+
+
+EACH_ONCE = Counter([0, 1, 2, 100, 101, 102])
+
+
+class TestARedriveThatIsKilled:
+    @pytest.mark.parametrize("done", [False, True])
+    @pytest.mark.parametrize("writes", range(11))
+    def test_and_repeated_appends_every_record_once(self, tmp_path: Path, writes: int, done: bool) -> None:
+        letters = Letters(tmp_path)
+        try:
+            letters.redrive(Mortal(tmp_path / "lines", writes, done)).apply()
+        except Killed:
+            letters.redrive().apply()
+        assert letters.appended() == EACH_ONCE
+
+    def test_had_something_left_to_do_at_every_point(self, tmp_path: Path) -> None:
+        for writes in range(11):
+            with pytest.raises(Killed):
+                Letters(tmp_path / str(writes)).redrive(Mortal(tmp_path / str(writes) / "lines", writes, False)).apply()
+
+    def test_while_another_one_runs_appends_nothing_twice(self, tmp_path: Path) -> None:
+        letters = Letters(tmp_path)
+        first = letters.redrive()
+
+        class Overtaken(LocalObjects):
+            def create(self, path: str, data: bytes) -> None:
+                if first.plan().records:
+                    first.apply()
+                super().create(path, data)
+
+        letters.add(3)  # the second one sees more than the first
+        with pytest.raises(Unavailable, match="another redrive"):
+            letters.redrive(Overtaken(tmp_path / "lines")).apply()
+        assert letters.appended() == EACH_ONCE
+        letters.redrive().apply()
+        assert letters.appended() == EACH_ONCE + Counter([3, 103])
+
+    def test_a_log_of_something_else_is_no_dlq(self, tmp_path: Path) -> None:
+        letters = Letters(tmp_path)
+        with pytest.raises(ConfigError, match="does not hold dead letters"):
+            Redrive("lines", letters.lines, letters.lines, None)
+
+
+class TestAnAppendThatFollowsATag:
+    def test_is_made_only_if_the_writer_stands_there(self, tmp_path: Path) -> None:
+        create_log(LocalObjects(tmp_path), LINES, partitions=1)
+        writer, rows = LogWriter(LocalObjects(tmp_path)), pa.Table.from_pylist([{"number": 1, "text": ""}], LINES)
+        one, two, three = (Tag(Timeline(1), Epoch(epoch)) for epoch in (1, 2, 3))
+        assert writer.append_tagged({0: rows}, "w", two, follows=one) is None
+        assert writer.append_tagged({0: rows}, "w", two, follows=BEFORE_FIRST) == {0: 0}
+        assert writer.append_tagged({0: rows}, "w", three, follows=one) is None
+        assert writer.append_tagged({0: rows}, "w", three, follows=two) == {0: 1}
