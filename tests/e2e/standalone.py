@@ -1,0 +1,121 @@
+"""A Spark standalone cluster on this machine, from the pyspark package: a master and two workers, each a process.
+
+Unlike `local-cluster` nothing of it lives in the driver: it survives a killed driver, and its executors are
+started by daemons that know nothing of the job. All listen on 127.0.0.1 only, on ports the system chooses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyspark
+
+WORKERS = 2
+CORES = 2
+START_LIMIT_S = 60.0
+EXECUTOR = "CoarseGrainedExecutorBackend"
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+SPARK_SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+_DEPLOY = "org.apache.spark.deploy"
+
+
+class Standalone:
+    """A master and two workers. What they write goes to files in the folder."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self._folder = folder
+        self._environment = {**os.environ, "TMPDIR": str(folder), "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.url = ""
+
+    def start(self) -> None:
+        """Start master and workers; return once both workers are registered."""
+        log = self._spawn("master", "master.Master", "--port", "0", "--webui-port", "0")
+        self.url = _awaited(log, r"Starting Spark master at (spark://\S+)", 1)[0]
+        for number in range(WORKERS):
+            work = self._folder / f"work-{number}"
+            flags = ("-c", str(CORES), "-m", "1g", "-d", str(work), "--port", "0", "--webui-port", "0", self.url)
+            self._spawn(f"worker-{number}", "worker.Worker", *flags)
+        _awaited(log, r"Registering worker ([\d.]+:\d+)", WORKERS)
+
+    def executors(self) -> list[psutil.Process]:
+        """Return the executors that run now."""
+        found = []
+        for process in self._processes:
+            for child in _children(process.pid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if EXECUTOR in " ".join(child.cmdline()):
+                        found.append(child)
+        return found
+
+    def close(self) -> None:
+        """End every process that was started, with its children."""
+        for process in reversed(self._processes):
+            for each in [*_children(process.pid), process]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.send_signal(signal.SIGKILL)
+            process.wait(10)
+
+    def _spawn(self, name: str, daemon: str, *flags: str) -> Path:
+        log = self._folder / f"{name}.log"
+        command = [str(SPARK_CLASS), f"{_DEPLOY}.{daemon}"]
+        with log.open("wb") as out:
+            self._processes.append(
+                subprocess.Popen(
+                    [*command, "--host", "127.0.0.1", *flags], stdout=out, stderr=subprocess.STDOUT,
+                    env=self._environment, start_new_session=True,
+                )
+            )  # fmt: skip
+        return log
+
+
+@contextlib.contextmanager
+def standalone(folder: Path, **environment: str) -> Iterator[Standalone]:
+    """Start a cluster; all of it ends with the block."""
+    cluster = Standalone(folder, **environment)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def python_without_holdfast(folder: Path) -> Path:
+    """Return an interpreter that has every package of this one but does not find Holdfast.
+
+    An editable install works through `.pth` files, which `-S` leaves out.
+    """
+    program = folder / "python-without-holdfast"
+    packages = os.pathsep.join(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
+    own_path = f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{packages}"'
+    program.write_text(f'#!/bin/sh\n{own_path}\nexec {sys.executable} -S "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _awaited(log: Path, pattern: str, count: int) -> list[str]:
+    """Return what the pattern finds in the log, once it is found so often."""
+    found: list[str] = []
+    pause = threading.Event()
+    for _ in range(round(START_LIMIT_S / 0.05)):
+        found = re.findall(pattern, log.read_text(errors="replace"))
+        if len(found) >= count:
+            return found
+        pause.wait(0.05)
+    raise AssertionError(f"waited for {count} of {pattern!r} in {log}:\n{log.read_text()[-3_000:]}")
