@@ -20,7 +20,7 @@ from holdfast.runtime.steps import Plan
 
 def local_paths(plan: Plan, root: str) -> tuple[str, ...]:
     """Return what the job has on a disk of this machine, each as a few words with the path."""
-    named = [("the root", root)]
+    named: list[tuple[str, object]] = [("the root", root)]
     named += [(f"source {source.name!r}", getattr(source.source, "path", None)) for source in plan.sources]
     named += [(f"sink {sink.name!r}", getattr(sink.sink, "path", None)) for sink in plan.sinks]
     return tuple(f"{what} at {path}" for what, path in named if isinstance(path, str) and _is_local(path))

@@ -25,6 +25,7 @@ import ssl
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from holdfast.errors import Unavailable
 
@@ -108,7 +109,7 @@ class TlsConnection:
         with self._sending:
             for start in range(0, len(view), CHUNK_BYTES):
                 with self._lock:
-                    self._tls.write(view[start : start + CHUNK_BYTES])  # type: ignore[arg-type]
+                    self._tls.write(view[start : start + CHUNK_BYTES])
                     sealed = self._outgoing.read()
                 self._socket.sendall(sealed)
 
@@ -117,7 +118,8 @@ class TlsConnection:
         while True:
             try:
                 with self._lock:
-                    return self._tls.read(len(view), view)  # type: ignore[arg-type]
+                    count: Any = self._tls.read(len(view), view)  # with a buffer it gives a number
+                return int(count)
             except ssl.SSLWantReadError:
                 if not self._fill():
                     return 0

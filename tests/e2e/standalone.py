@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +22,15 @@ WORKERS = 2
 CORES = 2
 START_LIMIT_S = 60.0
 EXECUTOR = "CoarseGrainedExecutorBackend"
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For processes that live for seconds: six of them start for one test."""
+DEFAULTS = f"""\
+spark.driver.host 127.0.0.1
+spark.driver.bindAddress 127.0.0.1
+spark.driver.extraJavaOptions {QUICK_JAVA}
+spark.executor.extraJavaOptions {QUICK_JAVA}
+spark.executor.memory 512m
+"""
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 SPARK_SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 _DEPLOY = "org.apache.spark.deploy"
@@ -33,7 +41,12 @@ class Standalone:
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self._folder = folder
-        self._environment = {**os.environ, "TMPDIR": str(folder), "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+        (folder / "conf").mkdir()
+        (folder / "conf" / "spark-defaults.conf").write_text(DEFAULTS)
+        self.environment = {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+        """What a driver on this cluster needs."""
+        daemons = {"TMPDIR": str(folder), "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA}
+        self._environment = {**os.environ, **self.environment, **daemons, **environment}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.url = ""
 
@@ -60,9 +73,10 @@ class Standalone:
     def close(self) -> None:
         """End every process that was started, with its children."""
         for process in reversed(self._processes):
-            for each in [*_children(process.pid), process]:
+            for child in _children(process.pid):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    each.send_signal(signal.SIGKILL)
+                    child.kill()
+            process.kill()
             process.wait(10)
 
     def _spawn(self, name: str, daemon: str, *flags: str) -> Path:

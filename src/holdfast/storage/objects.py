@@ -95,12 +95,12 @@ def open_objects(url_or_path: str | os.PathLike[str], *, writable: bool = True) 
         Unavailable: a local root could not be looked at.
     """
     text = os.fspath(url_or_path)
+    refuse_password(text, "the path of the store")
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _open_local(Path(text), writable)
     if scheme == "file":
         return _open_local(Path(rest), writable)
-    refuse_password(text, "the path of the store")
     if scheme not in ("s3", "memory"):
         raise ConfigError(
             f"{text!r} has the unknown scheme {scheme!r}",

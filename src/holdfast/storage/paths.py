@@ -12,7 +12,7 @@ from holdfast.errors import ConfigError
 
 TEMPORARY = ".tmp-"
 # The user holds no slash, or any path with a colon and an @ would match; the password may (those of S3 often do).
-_PASSWORD = re.compile(r"^[\w.+-]+://[^/@:]*:(?!\d*/)[^@]+@")
+_PASSWORD = re.compile(r"^(s3a?://[^/@:]*:|[\w.+-]+://[^/@:]*:(?!\d*/))[^@]+@")
 _PARAMETER = re.compile(r"^[\w.+-]+://.*[?&;][\w-]*(password|passwd|pwd|secret|token)[\w-]*=", re.IGNORECASE)
 
 
