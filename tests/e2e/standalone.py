@@ -9,14 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyspark
+from running import Run, pid_gone, running
 
 WORKERS = 2
 CORES = 2
@@ -114,6 +118,73 @@ def python_without_holdfast(folder: Path) -> Path:
     program.write_text(f'#!/bin/sh\n{own_path}\nexec {sys.executable} -S "$@"\n')
     program.chmod(0o755)
     return program
+
+
+@contextlib.contextmanager
+def running_on(cluster: Standalone, folder: Path, records_per_second: str) -> Iterator[Run]:
+    """Start the job, with TLS as between machines. A killed process is seen by its closed streams; nobody is lost for
+    being slow."""
+    how = {"HOLDFAST_TLS": "on", "HOLDFAST_SILENT_AFTER_MS": "60000", "HOLDFAST_SESSION_TIMEOUT_MS": "60000"}
+    flags = ("--master", cluster.url, "--max-records-per-second", records_per_second)
+    with running(folder, *flags, **cluster.environment, **how) as run:
+        yield run
+
+
+def pids(progress: dict[str, Any]) -> dict[int, int]:
+    """Return process ids of the workers by subtask."""
+    return {worker["subtasks"][0]: worker["pid"] for worker in progress["workers"] if worker["subtasks"]}
+
+
+def hows(progress: dict[str, Any]) -> dict[int, str]:
+    """Return by subtask how its worker came by its state."""
+    return {worker["subtasks"][0]: worker["how"] for worker in progress["workers"] if worker["subtasks"]}
+
+
+def executor_of(pid: int) -> psutil.Process:
+    """Return the executor JVM above a worker process."""
+    return next(each for each in psutil.Process(pid).parents() if EXECUTOR in " ".join(each.cmdline()))
+
+
+def recovered(run: Run, before: dict[str, Any]) -> dict[str, Any]:
+    return run.wait_for(
+        lambda p: p["state"] == "running" and p["generation"] > before["generation"], "a new generation"
+    )
+
+
+def lose_worker(run: Run) -> float:
+    """SIGKILL the Python process of subtask 0; return when. Checks that it fired and that subtask 1 rolled back."""
+    before = run.lines[-1]
+    old = pids(before)
+    at = time.time()
+    os.kill(old[0], signal.SIGKILL)
+    after = recovered(run, before)
+    assert pid_gone(old[0]) and pids(after)[0] != old[0] and pids(after)[1] == old[1]
+    assert hows(after) == {0: "restored", 1: "rolled back"}
+    return at
+
+
+def lose_executor(run: Run) -> float:
+    """SIGKILL the executor JVM that hosts subtask 0, and perhaps subtask 1; return when. Checks that it fired."""
+    before = run.lines[-1]
+    old = pids(before)
+    executor = executor_of(old[0])
+    survives = executor_of(old[1]).pid != executor.pid
+    at = time.time()
+    executor.kill()
+    after = recovered(run, before)
+    assert pid_gone(executor.pid) and pid_gone(old[0]) and pids(after)[0] != old[0]
+    assert executor_of(pids(after)[0]).pid != executor.pid
+    if survives:
+        assert pids(after)[1] == old[1] and hows(after)[1] == "rolled back"
+    return at
+
+
+def lose_driver(run: Run) -> float:
+    """SIGKILL the driver; return when."""
+    at = time.time()
+    os.kill(run.process.pid, signal.SIGKILL)
+    assert run.process.wait(10) == -signal.SIGKILL
+    return at
 
 
 def _children(pid: int) -> list[psutil.Process]:
