@@ -30,7 +30,7 @@ from typing import Any
 from holdfast.errors import Unavailable
 
 SECRET_BYTES = 32
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, repr=False)
