@@ -160,6 +160,8 @@ class Cluster:
         self.members: dict[WorkerId, Member] = {}
         self.held_launches: list[int] | None = None
         """Launches kept back, if a list."""
+        self.hosts = ["here"]
+        """Host names that workers come up on, in turn."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._lanes = InlineLanes()
         self.repository = Repository(store)
@@ -188,7 +190,8 @@ class Cluster:
         worker = WorkerId(f"{self._random.getrandbits(48):012x}")
         ports = MemberPorts(self.clock, self._store, self.network, MemoryState(), self._from(worker))
         self.members[worker] = Member(number, WorkerLoop(worker, self._plan, ports, self.limits), ports)
-        ports.send(m.Register(worker, number, "here", number, "boot", ("here", number)))
+        host = self.hosts[number % len(self.hosts)]
+        ports.send(m.Register(worker, number, host, number, "boot", ("here", number)))
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:
         """The driver no longer listens to this worker."""

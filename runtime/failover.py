@@ -136,7 +136,7 @@ def launch_missing(state: Master, now: float) -> Step:
 
 
 def end(state: Master, outcome: str, error: Mapping[str, Any] | None) -> Step:
-    """End the run with this outcome: finished, stopped, fenced or failed."""
+    """End the run with this outcome: finished, stopped, fenced, refused or failed."""
     leaving: list[Effect] = [Send(w, m.Exit(outcome)) for w in state.workers]
     return replace(state, phase=Over(outcome, error)), [*leaving, End(outcome, error)]
 

@@ -23,7 +23,7 @@ from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import NO_EPOCH, ObjectRef, Subtask, Tag, Timeline, WorkerId
 from holdfast.runtime import messages as m
-from holdfast.runtime import retention
+from holdfast.runtime import placement, retention
 from holdfast.runtime.deployment import (
     all_ended,
     all_ready,
@@ -145,6 +145,8 @@ def registered(state: Master, message: m.Register, now: float) -> Step:
     launching = {number: at for number, at in state.launching.items() if number != message.launch}
     hosted = Hosted(message.data_address, message.host, message.pid, message.launch, now)
     state = replace(state, launching=launching, workers={**state.workers, message.worker: hosted})
+    if (refused := placement.refusal(state.rules, message)) is not None:
+        return end(state, "refused", refused)
     return _deploy_if_complete(state, now)
 
 

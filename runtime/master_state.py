@@ -44,6 +44,10 @@ class Rules:
     until: Mapping[str, Mapping[int, int]] | None = None
     """With `run --once`: where each partition of each source ended when the run began; read no further."""
     retention: Retention = Retention()
+    machine: tuple[str, str] | None = None
+    """Host name and boot id of the driver."""
+    local_paths: tuple[str, ...] = ()
+    """What the job keeps on the driver's disk, for people; empty if every machine sees it all."""
 
     @property
     def parallelism(self) -> int:
@@ -130,7 +134,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Over:
-    """The run has ended; `outcome` is finished, stopped, ended (at once), fenced or failed."""
+    """The run has ended; `outcome` is finished, stopped, ended (at once), fenced, refused or failed."""
 
     outcome: str
     error: Mapping[str, Any] | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import socket
 import time
@@ -35,12 +34,15 @@ from holdfast.runtime import messages as m
 from holdfast.runtime.admission import check_from, check_has_end, refuse_second_run
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
+from holdfast.runtime.local import boot_id
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
+from holdfast.runtime.placement import local_paths
 from holdfast.runtime.plan import Plan, SinkSpec, check_against, describe_operators, with_operator_ids
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.launch import SparkHost, check_slots, start_context
+from holdfast.runtime.spark.tls import is_wanted, make_credentials
 from holdfast.sinks.contract import OwnedSink
 from holdfast.state.keygroups import range_of
 from holdfast.storage.objects import open_objects
@@ -60,7 +62,7 @@ class Outcome:
     """How a run ended, and its last status."""
 
     kind: str
-    """finished, stopped, ended (at once), fenced, failed, or `already finished`."""
+    """finished, stopped, ended (at once), fenced, refused, failed, or `already finished`."""
     error: Mapping[str, Any] | None
     status: Mapping[str, Any]
 
@@ -172,12 +174,12 @@ class _Run:
         self._mailbox = Mailbox()
         self._lanes = ThreadLanes(self._mailbox)
         self._host = context.getConf().get("spark.driver.host", "127.0.0.1")
-        secret = secrets.token_bytes(32)
-        self._control = ControlServer(self._host, secret, self._received, self._stream_closed)
+        credentials = make_credentials(is_wanted(prepared.settings.tls, self._host))
+        self._control = ControlServer(self._host, credentials, self._received, self._stream_closed)
         settings = prepared.settings
         rate = settings.max_records_per_second
         task = WorkerTask(
-            prepared.plan, prepared.root, self._control.address, secret, settings.heartbeat_ms / 1000,
+            prepared.plan, prepared.root, self._control.address, credentials, settings.heartbeat_ms / 1000,
             settings.session_timeout_ms / 1000, None if rate is None else float(rate),
         )  # fmt: skip
         self._spark = SparkHost(context, task, self._launch_ended)
@@ -323,6 +325,8 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         backoff_max=settings.restart_backoff_max_ms / 1000,
         until=prepared.until,
         retention=Retention(settings.retained_checkpoints, settings.retained_for_ms * 1000),
+        machine=(socket.gethostname(), boot_id()),
+        local_paths=() if settings.shared_paths == "true" else local_paths(plan, prepared.root),
     )
 
 

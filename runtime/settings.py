@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 
 from holdfast.errors import ConfigError
 from holdfast.model import KEY_GROUPS_MAX
+from holdfast.storage.paths import refuse_password
 
 Unit = Literal["duration", "bytes", "count", "rate", "text"]
 Origin = Literal["flag", "environment", "spark", "code", "default"]
@@ -48,8 +49,10 @@ class Setting:
     doc: str
     least: int = 0
     most: int | None = None
+    choices: tuple[str, ...] = ()
 
 
+TLS, BOOLEAN = ("auto", "on", "off"), ("true", "false")
 SETTINGS: tuple[Setting, ...] = (
     Setting("root", "text", "./.holdfast", "Where jobs keep their durable history: a folder or any fsspec URL"),
     Setting("checkpoint_every", "duration", SECOND_MS, "Time between two barriers", 10, HOUR_MS),
@@ -68,6 +71,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("retained_checkpoints", "count", 10, "Newest checkpoints that are kept whatever their age", 1, 1_000_000),
     Setting("retained_for_ms", "duration", HOUR_MS, "Age up to which checkpoints are kept as well", 0, None),
     Setting("staged_bytes_max", "bytes", 256 * MIB, "Undelivered output per writer before sources stop", MIB, None),
+    Setting("tls", "text", "auto", "Encrypt streams between processes; auto: if not on loopback", choices=TLS),
+    Setting("shared_paths", "text", "false", "true: all machines see the same files at local paths", choices=BOOLEAN),
 )  # fmt: skip
 
 _BY_NAME = MappingProxyType({setting.name: setting for setting in SETTINGS})
@@ -109,6 +114,8 @@ class Settings:
     retained_checkpoints: int
     retained_for_ms: int
     staged_bytes_max: int
+    tls: str
+    shared_paths: str
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def origin(self, name: str) -> Origin:
@@ -241,6 +248,10 @@ def _parsed(setting: Setting, given: object, called: str) -> int | str | None:
     if given is None or setting.unit == "text":
         if given is not None and (not isinstance(given, str) or not given):
             raise _malformed(called, given, "text that is not empty")
+        if setting.choices and given not in setting.choices:
+            raise _malformed(called, given, f"one of {', '.join(setting.choices)}")
+        if isinstance(given, str):
+            refuse_password(given, called)
         return given
     value = _number(setting, given, called)
     if value < setting.least or (setting.most is not None and value > setting.most):

@@ -62,6 +62,7 @@ from holdfast.sinks.sqlite_file import (
     translated,
 )
 from holdfast.sinks.sqlite_rows import CREATE_TOMBSTONE, TAG_COLUMN, RowTags, row_tag
+from holdfast.storage.paths import refuse_password
 
 INCOMING = "temp.holdfast_incoming"
 COLUMNS_MAX = 400
@@ -100,6 +101,7 @@ class SQLite:
                 f"hf.SQLite: {os.fspath(path)!r} is no file; results have to outlive the process",
                 next_step="give the path of a file; a test reads results with hf.testing.TestDriver",
             )
+        refuse_password(os.fspath(path), "the path of hf.SQLite")
         key = (key,) if isinstance(key, str) else key
         object.__setattr__(self, "path", os.path.abspath(path))
         object.__setattr__(self, "table", table)

@@ -1,7 +1,8 @@
 """`holdfast doctor`: checks what a job needs of this machine, and says what to do about what is missing.
 
 Each check looks at the real thing: Java by starting Spark's launcher with it, packages by importing them, the root by
-two conditional creates of one object. What the checks create is removed again.
+two conditional creates of one object. What the checks create is removed again. What a cluster would be told is in
+doctor_cluster.py.
 """
 
 from __future__ import annotations
@@ -11,46 +12,42 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from holdfast.errors import AlreadyExists, HoldfastError, Unavailable
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.doctor_cluster import Check, cluster, spark_defaults
 from holdfast.runtime.cli.reporting import advise, print_json
 
 JAVA_OLDEST = 17
 SPARK_LIMIT_S = 60
-PACKAGES = ("pyspark", "pyarrow", "polars", "rocksdict")
+PACKAGES = ("pyspark", "pyarrow", "polars", "rocksdict", "msgspec", "xxhash")
+PYTHON_OLDEST, PYTHON_NEWEST = (3, 11), (3, 13)
 DISK_LEAST, DISK_GOOD = 512 * 1024**2, 5 * 1024**3
 SHARED_MEMORY_GOOD = 64 * 1024**2
 CLOCK_OFF_MAX_S = 2.0
 _JAVA_ADVICE = f"install Java {JAVA_OLDEST} or newer (Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME"
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the result."""
-
-    name: str
-    state: Literal["ok", "warn", "fail"]
-    found: str
-    next: str | None = None
-
-
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
-    description = "Check Python, Java, Spark, packages, the root, disk space and clock."
-    parser = add_command(subparsers, "doctor", description, "holdfast doctor\nholdfast doctor --root s3://bucket/streams")
+    description = "Check Python, Java, Spark, packages, the root, disk space, clock, and what protects a cluster."
+    examples = "holdfast doctor\nholdfast doctor --root s3://bucket/streams --master spark://host:7077"
+    parser = add_command(subparsers, "doctor", description, examples)
+    parser.add_argument("--master", metavar="M", help="Spark master URL that jobs run on; default: as a run has it")
     parser.set_defaults(handler=handle)
 
 
@@ -58,7 +55,9 @@ def handle(args: argparse.Namespace) -> int:
     """Check everything. Exit status: 0 nothing fails, 5 something does."""
     root = root_of(args)
     checks: list[Check] = []
-    for group in (python, java, packages, lambda: storage(root), machine):
+    told = spark_defaults(os.environ)
+    protection = partial(cluster, args.master, os.environ, told)
+    for group in (python, java, packages, lambda: storage(root), machine, protection):
         for check in group():
             checks.append(check)
             if not args.json:
@@ -75,7 +74,11 @@ def handle(args: argparse.Namespace) -> int:
 
 def python() -> Iterator[Check]:
     """The interpreter, which executors need in the same minor version."""
-    yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
+    found = f"{platform.python_version()} at {sys.executable}"
+    if PYTHON_OLDEST <= sys.version_info[:2] <= PYTHON_NEWEST:
+        yield Check("python", "ok", found)
+    else:
+        yield Check("python", "warn", f"{found}, which nothing was tested with", "use Python 3.11, 3.12 or 3.13")
 
 
 def java() -> Iterator[Check]:
@@ -156,6 +159,7 @@ def storage(root: str) -> Iterator[Check]:
         store = open_objects(root)
         yield _conditional_create(store, root)
         if isinstance(store, LocalObjects):
+            yield _only_ours(store.root)
             yield _free_space("root disk", store.root)
             yield _clock_of(store.root)
     except HoldfastError as error:
@@ -178,6 +182,16 @@ def _conditional_create(store: Any, root: str) -> Check:
         "root", "fail", f"{root} lets a second writer replace an object that exists",
         "use a store that honours If-None-Match, or a local file system with hard links",
     )  # fmt: skip
+
+
+def _only_ours(folder: Path) -> Check:
+    """Who may write to the root may command its jobs and change their state."""
+    mode = folder.stat().st_mode
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        who = "everybody" if mode & stat.S_IWOTH else "its group"
+        found = f"{folder} can be written by {who} ({stat.filemode(mode)})"
+        return Check("root access", "warn", found, f"chmod go-w {folder}, unless they all may command its jobs")
+    return Check("root access", "ok", f"only its owner may write to {folder}")
 
 
 def _clock_of(folder: Path) -> Check:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast.errors import Fenced, HoldfastError, JobFailed, Where
+from holdfast.errors import ConfigError, Fenced, HoldfastError, JobFailed, Where
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import Parser, add_command, add_common
 from holdfast.runtime.cli.jobfile import load, refuse_while_loading, ship_by_value
@@ -131,7 +131,7 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
     with diverted(app.name, enabled=not args.debug):
         outcome = runner.run(prepared, progress.update, progress.note)
         progress.end(outcome.status, _state_of(outcome))
-        if outcome.kind in ("failed", "fenced"):
+        if outcome.kind in ("failed", "fenced", "refused"):
             raise error_of(outcome, prepared.plan.app)
     if args.json:
         print_json(outcome.status)
@@ -183,6 +183,8 @@ def error_of(outcome: Outcome, job: str) -> HoldfastError:
             next_step=f"let it go on; to see it: holdfast status {job}",
             where=Where(job=job),
         )
+    if outcome.kind == "refused":
+        return ConfigError(error["what"], not_done=error["not_done"], next_step=error["next"], where=Where(job=job))
     checkpoint = outcome.status["checkpoint"]
     kept = f"everything up to epoch {checkpoint['epoch']} is kept" if checkpoint else "no epoch was completed"
     place = {name: error.get(name) for name in ("operator", "epoch", "source", "partition", "offset")}

@@ -20,6 +20,7 @@ from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.storage.log import LogReader, read_meta
 from holdfast.storage.logformat import LogMeta, describe_column
 from holdfast.storage.objects import open_objects
+from holdfast.storage.paths import refuse_password
 
 
 class Log:
@@ -44,6 +45,7 @@ class Log:
         partitions: int = 4,
     ) -> None:
         text = os.fspath(path)
+        refuse_password(text, "the path of hf.Log")
         self.path = text if "://" in text else os.path.abspath(text)
         self.row_type = schema if isinstance(schema, type) else None
         self._expected = None if schema is None else schema_of(schema)

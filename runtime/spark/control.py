@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.model import WorkerId
 from holdfast.runtime import messages as m
+from holdfast.runtime.spark.tls import Credentials
 from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen
 
 _MESSAGE = 3
@@ -30,11 +31,11 @@ class ControlServer:
     def __init__(
         self,
         host: str,
-        secret: bytes,
+        credentials: Credentials,
         received: Callable[[m.FromWorker], None],
         closed: Callable[[WorkerId, str], None],
     ) -> None:
-        self._secret, self._received, self._closed = secret, received, closed
+        self._credentials, self._received, self._closed = credentials, received, closed
         self._listener = listen(host)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._streams: dict[WorkerId, Stream] = {}
@@ -72,7 +73,7 @@ class ControlServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            stream, hello = accept(connection, self._secret)
+            stream, hello = accept(connection, self._credentials)
             register = msgspec.msgpack.decode(hello, type=m.Register)
         except (StreamClosed, msgspec.DecodeError) as error:
             _log.warning("a control connection was refused: %s", error)
@@ -98,13 +99,13 @@ class ControlClient:
     def __init__(
         self,
         address: tuple[str, int],
-        secret: bytes,
+        credentials: Credentials,
         register: m.Register,
         received: Callable[[m.FromDriver], None],
         closed: Callable[[str], None],
     ) -> None:
         self._received, self._closed = received, closed
-        self._stream = connect(address, secret, msgspec.msgpack.encode(register))
+        self._stream = connect(address, credentials, msgspec.msgpack.encode(register))
         self._sending = threading.Lock()
 
     def start(self) -> None:

@@ -25,6 +25,7 @@ from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Watermark
 from holdfast.runtime.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue
 from holdfast.runtime.mailbox import Mailbox
+from holdfast.runtime.spark.tls import Credentials
 from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen
 
 _BATCH, _BARRIER, _WATERMARK = 1, 2, 3
@@ -42,8 +43,8 @@ class Hello(msgspec.Struct, frozen=True):
 class TcpNetwork:
     """Takes data connections of this worker and opens those to its peers."""
 
-    def __init__(self, host: str, secret: bytes, mailbox: Mailbox) -> None:
-        self._secret, self._mailbox = secret, mailbox
+    def __init__(self, host: str, credentials: Credentials, mailbox: Mailbox) -> None:
+        self._credentials, self._mailbox = credentials, mailbox
         self._listener = listen(host)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
@@ -53,7 +54,7 @@ class TcpNetwork:
 
     def open(self, request: OpenLinks) -> Links:
         """Open the channels of a generation; connections complete in the background."""
-        links = _TcpLinks(request, self._secret, self._mailbox)
+        links = _TcpLinks(request, self._credentials, self._mailbox)
         with self._lock:
             self._links = links
             for hello, stream in list(self._waiting.items()):
@@ -80,7 +81,7 @@ class TcpNetwork:
 
     def _greet(self, connection: socket.socket) -> None:
         try:
-            stream, greeting = accept(connection, self._secret)
+            stream, greeting = accept(connection, self._credentials)
             hello = msgspec.msgpack.decode(greeting, type=Hello)
         except (StreamClosed, msgspec.DecodeError) as error:
             _log.warning("a data connection was refused: %s", error)
@@ -99,9 +100,9 @@ class TcpNetwork:
 
 
 class _TcpLinks:
-    def __init__(self, request: OpenLinks, secret: bytes, mailbox: Mailbox) -> None:
+    def __init__(self, request: OpenLinks, credentials: Credentials, mailbox: Mailbox) -> None:
         self.request = request
-        self._secret, self._mailbox, self._wake = secret, mailbox, mailbox.wake
+        self._credentials, self._mailbox, self._wake = credentials, mailbox, mailbox.wake
         self._closed = False
         own = request.subtask
         self._local = {c: Queue() for c in request.outputs if c.receiver == own}
@@ -174,7 +175,7 @@ class _TcpLinks:
         request, queue = self.request, self._out[channel]
         hello = msgspec.msgpack.encode(Hello(request.job_uuid, request.generation, channel))
         try:
-            stream = connect(request.addresses[channel.receiver], self._secret, hello)
+            stream = connect(request.addresses[channel.receiver], self._credentials, hello)
             if not self._keep(stream):
                 return
             while (frame := queue.wait_and_take()) is not None:

@@ -34,6 +34,7 @@ from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.spark.control import ControlClient
 from holdfast.runtime.spark.exchange import TcpNetwork
+from holdfast.runtime.spark.tls import Credentials
 from holdfast.storage.objects import open_objects
 
 _PR_SET_PDEATHSIG = 1
@@ -51,7 +52,7 @@ class WorkerTask:
     root: str
     """URL or path of the job's folder."""
     driver: tuple[str, int]
-    secret: bytes
+    credentials: Credentials
     heartbeat_s: float
     session_timeout_s: float
     records_per_second: float | None
@@ -83,14 +84,14 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     _die_with_parent()
     mailbox = Mailbox()
     host = _own_host(task.driver)
-    network = TcpNetwork(host, task.secret, mailbox)
+    network = TcpNetwork(host, task.credentials, mailbox)
     worker = WorkerId(uuid.uuid4().hex[:12])
     register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), network.address)
     ports = _Ports(task, mailbox, network)
     loop = WorkerLoop(worker, task.plan, ports, Limits(task.records_per_second))
     session = _Session(task, loop, mailbox)
     try:
-        ports.client = ControlClient(task.driver, task.secret, register, session.received, session.closed)
+        ports.client = ControlClient(task.driver, task.credentials, register, session.received, session.closed)
         ports.client.start()
         threading.Thread(target=session.watch, args=(ports,), name="session", daemon=True).start()
         while loop.exited is None:

@@ -61,6 +61,8 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
         conf.setIfMissing(key, value)
     if (conf.get("spark.master") or "").startswith("local"):
         conf.setIfMissing("spark.driver.host", "127.0.0.1").setIfMissing("spark.driver.bindAddress", "127.0.0.1")
+    else:
+        conf.setIfMissing("spark.executorEnv.PYTHONPATH", executor_path(conf.get("spark.submit.pyFiles") or ""))
     conf.setIfMissing("spark.ui.enabled", "false")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         # Spark's bar of resident tasks never ends; spark-submit's users may have asked for it.
@@ -81,6 +83,20 @@ def _share_environment() -> None:
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if package not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([package, *paths])
+
+
+def executor_path(py_files: str) -> str:
+    """Return the module search path for executors, which their Python daemon needs before the first task.
+
+    What `--py-files` brings is put on the path by Spark only inside a task, later than the daemon imports Holdfast; but
+    by then the files lie in the executor's working directory, so relative names find them. Without any, executors look
+    where the driver looks: the same folders may be there, and a folder that is not does no harm.
+
+    Args:
+        py_files: Value of `spark.submit.pyFiles`.
+    """
+    names = [file.rsplit("/", 1)[-1] for file in py_files.split(",") if file.endswith((".zip", ".egg"))]
+    return os.pathsep.join(names or [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path])
 
 
 def check_slots(context: SparkContext, needed: int) -> None:

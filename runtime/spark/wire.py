@@ -2,8 +2,8 @@
 
 Both ends prove that they know the run's secret before anything else is read, by an HMAC over fresh
 nonces of both; the secret itself does not cross these streams (Spark brings it to the workers with
-the task). Then either end sends frames: one byte of kind, eight of length, the bytes. Frames are not
-encrypted: whoever can change packets on the way is not kept out.
+the task). Then either end sends frames: one byte of kind, eight of length, the bytes. With TLS (tls.py)
+all of this, from the first byte, goes through it; without, whoever can change packets is not kept out.
 
 Invariants
     - Nothing of a peer that did not authenticate is decoded; it is limited in size and time.
@@ -22,6 +22,7 @@ import struct
 from collections.abc import Sequence
 
 from holdfast.errors import Unavailable
+from holdfast.runtime.spark.tls import Credentials, TlsConnection, context_of
 
 _HEADER = struct.Struct("<BQ")
 NONCE_BYTES = 32
@@ -39,21 +40,39 @@ class Stream:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._bytes: socket.socket | TlsConnection = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A peer whose packets are dropped sends nothing, also no end: ask after it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
+    def encrypt(self, credentials: Credentials, accepting: bool) -> None:
+        """From here on everything goes through TLS, if these credentials have it. Raises StreamClosed."""
+        if credentials.encrypted:
+            tls = TlsConnection(self._socket, context_of(credentials, accepting), accepting)
+            try:
+                tls.handshake()
+            except OSError as error:
+                raise StreamClosed(f"no TLS with this peer: {error}") from error
+            self._bytes = tls
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes that are no frame, for the handshake. Raises StreamClosed."""
+        try:
+            self._bytes.sendall(data)
+        except OSError as error:
+            raise StreamClosed(str(error)) from error
+
     def send(self, kind: int, payload: bytes | memoryview) -> None:
         """Send one frame. Raises StreamClosed."""
         header = _HEADER.pack(kind, len(payload))
         try:
             if len(payload) < 1 << 16:
-                self._socket.sendall(header + bytes(payload))
+                self._bytes.sendall(header + bytes(payload))
             else:
-                self._socket.sendall(header)
-                self._socket.sendall(payload)
+                self._bytes.sendall(header)
+                self._bytes.sendall(payload)
         except OSError as error:
             raise StreamClosed(str(error)) from error
 
@@ -77,7 +96,7 @@ class Stream:
         view = memoryview(data)
         while view:
             try:
-                count = self._socket.recv_into(view)
+                count = self._bytes.recv_into(view)
             except OSError as error:
                 raise StreamClosed(str(error)) from error
             if count == 0:
@@ -104,11 +123,11 @@ def close_listener(listener: socket.socket) -> None:
     listener.close()
 
 
-def connect(address: Sequence[str | int], secret: bytes, hello: bytes) -> Stream:
+def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes) -> Stream:
     """Connect and authenticate both ends; `hello` tells the peer what the stream is for.
 
     Raises:
-        Unavailable: nobody answers, or the peer does not know the secret.
+        Unavailable: nobody answers, or the peer does not know the secret, or speaks no TLS where this end does.
     """
     host, port = str(address[0]), int(address[1])
     try:
@@ -116,8 +135,9 @@ def connect(address: Sequence[str | int], secret: bytes, hello: bytes) -> Stream
     except OSError as error:
         raise _refused(host, port, str(error)) from error
     stream = Stream(connection)
-    ours = os.urandom(NONCE_BYTES)
+    ours, secret = os.urandom(NONCE_BYTES), credentials.secret
     try:
+        stream.encrypt(credentials, accepting=False)
         theirs = bytes(stream._exactly(NONCE_BYTES))
         stream.send(0, ours + _proof(secret, b"connect", theirs, ours, hello) + hello)
         answer = bytes(stream._exactly(hashlib.sha256().digest_size))
@@ -131,14 +151,15 @@ def connect(address: Sequence[str | int], secret: bytes, hello: bytes) -> Stream
     return stream
 
 
-def accept(connection: socket.socket, secret: bytes) -> tuple[Stream, bytes]:
+def accept(connection: socket.socket, credentials: Credentials) -> tuple[Stream, bytes]:
     """Authenticate a connection that came in; return it with the peer's hello. Raises StreamClosed."""
     connection.settimeout(HANDSHAKE_TIMEOUT_S)
     stream = Stream(connection)
-    ours = os.urandom(NONCE_BYTES)
+    ours, secret = os.urandom(NONCE_BYTES), credentials.secret
     size = hashlib.sha256().digest_size
     try:
-        connection.sendall(ours)
+        stream.encrypt(credentials, accepting=True)
+        stream.send_raw(ours)
         _, length = _HEADER.unpack(stream._exactly(_HEADER.size))
         if not NONCE_BYTES + size <= length <= NONCE_BYTES + size + HELLO_BYTES_MAX:
             raise StreamClosed("the peer's greeting has a wrong size")
@@ -147,10 +168,10 @@ def accept(connection: socket.socket, secret: bytes) -> tuple[Stream, bytes]:
         proof, hello = rest[:size], rest[size:]
         if not hmac.compare_digest(proof, _proof(secret, b"connect", ours, theirs, hello)):
             raise StreamClosed("the peer does not know the secret of this run")
-        connection.sendall(_proof(secret, b"accept", theirs, ours, hello))
-    except (StreamClosed, OSError) as error:
+        stream.send_raw(_proof(secret, b"accept", theirs, ours, hello))
+    except StreamClosed:
         stream.close()
-        raise StreamClosed(str(error)) from error
+        raise
     connection.settimeout(None)
     return stream, hello
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from harness import Bench
 from running import Run, make_input, pid_gone, running
+from standalone import lose_driver, lose_executor, lose_worker, running_on, standalone
 
 from holdfast.checkpoint.repository import Repository
 from holdfast.storage.objects import open_objects
@@ -45,6 +46,38 @@ def bench_recovery(bench: Bench, tmp_path: Path) -> None:
     bench.report(per=kills, unit="kill", check=len(epoch_ms))
     bench.note(f"SIGKILL to first record of the reassigned subtask: {spread(first_ms)}")
     bench.note(f"SIGKILL to next completed epoch (one every 500 ms): {spread(epoch_ms)}")
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def bench_cluster_recovery(bench: Bench, tmp_path: Path) -> None:
+    """The same on a standalone cluster with two executors; and a killed driver whose command is given again."""
+    rounds = bench.size("kills of each kind", smoke=1, full=3)
+    make_input(tmp_path, bench.size("rows", smoke=400_000, full=4_000_000))
+    repository = Repository(open_objects(str(tmp_path / "root" / "counting")))
+    first: dict[str, list[float]] = {"worker": [], "executor": []}
+    epoch: dict[str, list[float]] = {"worker": [], "executor": [], "driver": []}
+    (tmp_path / "cluster").mkdir()
+    with bench.timed(), standalone(tmp_path / "cluster", PYTHONPATH="") as cluster:
+        for _ in range(rounds):
+            with running_on(cluster, tmp_path, str(ROWS_PER_SECOND)) as run:
+                run.wait_until_running()
+                for kind, lose in (("worker", lose_worker), ("executor", lose_executor)):
+                    before = len(run.lines[-1]["restarts"])
+                    at = lose(run)
+                    first[kind].append(first_record(tmp_path, before + 1, 0) / 1000 - at * 1000)
+                    epoch[kind].append(next_epoch(repository, round(at * 1e6)) / 1000 - at * 1000)
+                    run.wait_until_running()
+                at = lose_driver(run)
+            with running_on(cluster, tmp_path, str(ROWS_PER_SECOND)) as again:
+                again.wait_until_running()
+                epoch["driver"].append(next_epoch(repository, round(at * 1e6)) / 1000 - at * 1000)
+                again.process.send_signal(signal.SIGTERM)
+                assert again.finish() == 0, again.errors()
+    bench.report(per=3 * rounds, unit="kill", check=sum(map(len, epoch.values())))
+    bench.note(f"{'killed':<9} {'first record of its subtask':<42} next completed epoch (one every 500 ms)")
+    for kind, times in epoch.items():
+        bench.note(f"{kind:<9} {spread(first[kind]) if kind in first else '-':<42} {spread(times)}")
 
 
 def spread(values_ms: list[float]) -> str:

@@ -18,14 +18,13 @@ import os
 import threading
 from pathlib import Path
 from typing import Protocol, runtime_checkable
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.storage.local import LocalObjects
-from holdfast.storage.paths import checked_folder, checked_path
+from holdfast.storage.paths import checked_folder, checked_path, refuse_password
 from holdfast.storage.remote import FsspecObjects, require_s3fs
 
 __all__ = ["FsspecObjects", "LocalObjects", "MappedStore", "MemoryObjects", "open_objects", "read_buffer"]
@@ -96,17 +95,12 @@ def open_objects(url_or_path: str | os.PathLike[str], *, writable: bool = True) 
         Unavailable: a local root could not be looked at.
     """
     text = os.fspath(url_or_path)
+    refuse_password(text, "the path of the store")
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _open_local(Path(text), writable)
     if scheme == "file":
         return _open_local(Path(rest), writable)
-    if urlsplit(text).password is not None:
-        raise ConfigError(
-            f"the {scheme}:// URL of the store holds a password",
-            not_done="the store was not opened",
-            next_step="leave it out of the URL and give credentials through the environment or a profile",
-        )
     if scheme not in ("s3", "memory"):
         raise ConfigError(
             f"{text!r} has the unknown scheme {scheme!r}",

@@ -6,8 +6,29 @@ Names that start with `.tmp-` belong to the local store: a write in progress liv
 from __future__ import annotations
 
 import os
+import re
+
+from holdfast.errors import ConfigError
 
 TEMPORARY = ".tmp-"
+# The user holds no slash, or any path with a colon and an @ would match; the password may (those of S3 often do).
+_PASSWORD = re.compile(r"^(s3a?://[^/@:]*:|[\w.+-]+://[^/@:]*:(?!\d*/))[^@]+@")
+_PARAMETER = re.compile(r"^[\w.+-]+://.*[?&;][\w-]*(password|passwd|pwd|secret|token)[\w-]*=", re.IGNORECASE)
+
+
+def refuse_password(url: str, called: str) -> None:
+    """Refuse a URL with a password in it, and do not repeat it: URLs are shown, logged, and seen in process lists.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if _PASSWORD.match(url) or _PARAMETER.match(url):
+        raise ConfigError(
+            f"{called} is a {url.partition('://')[0]}:// URL that holds a password",
+            not_done="nothing was opened and no job was started",
+            next_step="leave it out of the URL and give credentials through the environment or a profile; "
+            "it may be known by now (process lists, shell history): change it",
+        )
 
 
 def checked_path(path: str) -> str:

@@ -110,3 +110,26 @@ class TestRefusals:
 
     def test_other_variables_with_the_prefix_are_none_of_our_business(self) -> None:
         assert resolve(Code(), env={"HOLDFAST_PG_DSN": "x"}).parallelism == 2
+
+
+class TestChoices:
+    def test_tls_and_shared_paths_take_only_what_they_know(self) -> None:
+        settings = resolve(Code(), {}, {"HOLDFAST_TLS": "off"}, {"spark.holdfast.shared_paths": "true"})
+        assert (settings.tls, settings.origin("tls")) == ("off", "environment")
+        assert (settings.shared_paths, settings.origin("shared_paths")) == ("true", "spark")
+        with pytest.raises(ConfigError, match="auto, on, off"):
+            resolve(Code(), {}, {"HOLDFAST_TLS": "yes"})
+
+
+class TestPasswords:
+    @pytest.mark.parametrize("origin", ["flag", "environment", "spark", "code"])
+    def test_in_a_root_are_refused_wherever_it_comes_from_and_not_repeated(self, origin: str) -> None:
+        url = "s3://key:hunter2@bucket"
+        with pytest.raises(ConfigError, match="holds a password") as caught:
+            resolve(
+                Code(root=url if origin == "code" else None),
+                {"root": url} if origin == "flag" else {},
+                {"HOLDFAST_ROOT": url} if origin == "environment" else {},
+                {"spark.holdfast.root": url} if origin == "spark" else {},
+            )
+        assert "hunter2" not in str(caught.value) + repr(caught.value.as_json())

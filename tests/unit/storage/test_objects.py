@@ -14,6 +14,7 @@ import pytest
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.storage.objects import FsspecObjects, LocalObjects, MemoryObjects, open_objects, read_buffer
+from holdfast.storage.paths import refuse_password
 
 MakeStore = Callable[[Path], ObjectStore]
 STORES: dict[str, MakeStore] = {
@@ -232,7 +233,21 @@ class TestOpenObjects:
             open_objects("hdfs://host/path")
         assert "holdfast[s3]" in caught.value.next_step
 
-    def test_a_password_in_a_url_is_refused_and_not_repeated(self) -> None:
-        with pytest.raises(ConfigError) as caught:
-            open_objects("s3://user:hunter2@bucket/prefix")
-        assert "hunter2" not in str(caught.value)
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "s3://user:hunter2@bucket/prefix", "s3://AKIA:hun/ter2+@bucket", "s3://:hunter2@bucket",
+            "gopher://user:hunter2@host", "file://user:hunter2@host/x", "s3://bucket/x?aws_secret_access_key=hunter2",
+            "postgresql://host/db?user=me&PASSWORD=hunter2", "s3://user:4/hunter2@bucket/a@b",
+        ],
+    )  # fmt: skip
+    def test_a_password_in_a_url_is_refused_and_not_repeated(self, url: str) -> None:
+        with pytest.raises(ConfigError, match="holds a password") as caught:
+            open_objects(url)
+        assert "ter2" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "url", ["s3://bucket/a:b@c", "hdfs://host:9000/user@x/a", "spark://127.0.0.1:7077", "/a:b@c", "s3://b/token/x"]
+    )
+    def test_other_urls_with_the_same_signs_hold_none(self, url: str) -> None:
+        refuse_password(url, "it")

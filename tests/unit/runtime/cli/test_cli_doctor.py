@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from holdfast.runtime.cli import doctor
+from holdfast.runtime.cli import doctor, doctor_cluster
 
 
 class TestStorage:
@@ -62,3 +63,45 @@ class TestMachine:
 class TestPackages:
     def test_what_is_written_in_other_languages_is_imported(self) -> None:
         assert [check.name for check in doctor.packages()] == list(doctor.PACKAGES)
+
+
+class TestRootAccess:
+    def test_a_root_that_others_may_write_to_is_a_warning(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o777)
+        [check] = [check for check in doctor.storage(str(tmp_path)) if check.name == "root access"]
+        assert check.state == "warn" and "everybody" in check.found
+
+    def test_a_root_of_ones_own_is_none(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o755)
+        [check] = [check for check in doctor.storage(str(tmp_path)) if check.name == "root access"]
+        assert check.state == "ok"
+
+
+class TestCluster:
+    SAFE: ClassVar = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+
+    def states(self, master: str | None, environment: dict[str, str], told: dict[str, str]) -> dict[str, str]:
+        return {check.name: check.state for check in doctor_cluster.cluster(master, environment, told)}
+
+    def test_nothing_is_asked_of_a_job_on_this_machine(self) -> None:
+        assert self.states(None, {}, {}) == {"spark traffic": "ok"}
+        assert self.states("local[4]", {}, {}) == {"spark traffic": "ok"}
+
+    def test_spark_traffic_that_nobody_authenticates_is_a_warning(self) -> None:
+        assert self.states("spark://host:7077", {}, {}) == {"spark traffic": "warn", "streams": "ok"}
+        [check, _] = doctor_cluster.cluster("yarn", {}, {"spark.authenticate": "true"})
+        assert check.state == "warn" and check.next and "spark.network.crypto.enabled=true" in check.next
+
+    def test_streams_in_the_clear_are_a_warning(self) -> None:
+        assert self.states("yarn", {"HOLDFAST_TLS": "off"}, self.SAFE) == {"spark traffic": "ok", "streams": "warn"}
+
+    def test_the_master_is_looked_for_where_a_run_looks(self) -> None:
+        assert self.states(None, {"HOLDFAST_MASTER": "yarn"}, self.SAFE) == {"spark traffic": "ok", "streams": "ok"}
+        assert self.states(None, {}, {"spark.master": "spark://h:1"}) == {"spark traffic": "warn", "streams": "ok"}
+
+    def test_sparks_own_file_is_read_as_spark_reads_it(self, tmp_path: Path) -> None:
+        (tmp_path / "spark-defaults.conf").write_text(
+            "# a comment\n\nspark.master   spark://h:1\nspark.authenticate=true\n  spark.x = a b \n"
+        )
+        found = doctor_cluster.spark_defaults({"SPARK_CONF_DIR": str(tmp_path)})
+        assert found == {"spark.master": "spark://h:1", "spark.authenticate": "true", "spark.x": "a b"}

@@ -155,3 +155,30 @@ class TestPlan:
         ended = holdfast("plan", str(tmp_path / "empty.py"))
         assert ended.status == 2
         assert "has no sink" in ended.err
+
+
+class TestPasswords:
+    @pytest.mark.parametrize("command", ["run", "plan", "status", "jobs", "events", "checkpoints", "doctor"])
+    def test_in_the_root_are_in_no_output_of_any_command(
+        self, holdfast: Holdfast, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    ) -> None:
+        monkeypatch.setenv("JAVA_HOME", "/nowhere")  # the other checks of doctor do not matter here
+        monkeypatch.setenv("HOLDFAST_ROOT", "s3://key:hunter2@bucket/streams")
+        more = {"run": [file], "plan": [file], "checkpoints": ["list", "hot"], "jobs": [], "doctor": []}
+        for flags in ([], ["--json"], ["--debug"]):
+            ended = holdfast(command, *more.get(command, ["hot"]), *flags)
+            assert ended.status == (5 if command == "doctor" else 2)
+            assert "holds a password" in ended.out + ended.err
+            assert "hunter2" not in ended.out + ended.err
+        assert not any("hunter2" in path.name for path in tmp_path.rglob("*"))
+
+    def test_in_the_path_of_a_log_are_refused_when_the_job_is_loaded(
+        self, holdfast: Holdfast, root: Path, tmp_path: Path
+    ) -> None:
+        code = CODE.format(more="", db=str(tmp_path / "out.db"))
+        generator = "hf.Generator(Word, lambda i: Word(i % 10), count=100)"
+        bad = code.replace(generator, 'hf.Log("s3://k:hunter2@b/in", Word)')
+        (tmp_path / "bad.py").write_text(bad)
+        ended = holdfast("run", str(tmp_path / "bad.py"))
+        assert ended.status == 2 and "hf.Log" in ended.err
+        assert "hunter2" not in ended.out + ended.err and not root.exists()

@@ -15,10 +15,11 @@ from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subta
 from holdfast.runtime.channels import Frame, Links, OpenLinks
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.spark.exchange import Hello, TcpNetwork
+from holdfast.runtime.spark.tls import Credentials
 from holdfast.runtime.spark.wire import Stream, StreamClosed, close_listener, connect, listen
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
-SECRET = b"s" * 32
+SECRET = Credentials(b"s" * 32)
 JOB = JobUuid("job")
 LEFT_TO_RIGHT = ChannelId(0, Subtask(0), Subtask(1))
 
@@ -33,9 +34,9 @@ def until(true: Callable[[], object], what: str, timeout_s: float = 10.0) -> Non
 class End:
     """One worker's end of the network, and what it was told of broken channels."""
 
-    def __init__(self, secret: bytes = SECRET) -> None:
+    def __init__(self, credentials: Credentials = SECRET) -> None:
         self.mailbox = Mailbox()
-        self.network = TcpNetwork("127.0.0.1", secret, self.mailbox)
+        self.network = TcpNetwork("127.0.0.1", credentials, self.mailbox)
         self.broken: list[tuple[int, str, str]] = []
         self.links: Links | None = None
 
@@ -155,7 +156,7 @@ class TestBrokenChannels:
 class TestAuthentication:
     def test_who_does_not_know_the_secret_is_refused(self, ends: tuple[End, End]) -> None:
         with pytest.raises((Unavailable, StreamClosed)):
-            connect(ends[1].network.address, b"x" * 32, b"hello").receive()
+            connect(ends[1].network.address, Credentials(b"x" * 32), b"hello").receive()
 
     def test_a_closed_listener_takes_nobody(self) -> None:
         listener = listen("127.0.0.1")
