@@ -27,7 +27,8 @@ from holdfast.chaos.history import History
 from holdfast.chaos.schedule import Journal
 from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.visible import Added, Upserted
-from holdfast.chaos.workload import ADDED, UPSERTS, Scenario, operator_of
+from holdfast.chaos.windowed import Windowed
+from holdfast.chaos.workload import ADDED, LATE, UPSERTS, WINDOWS, Scenario, operator_of
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest, decode
@@ -54,6 +55,8 @@ class Checks:
         self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
         self._added = Added(scenario, self.fail)
         self._upserted = {name: Upserted(name, UPSERTS[name], scenario, self.fail) for name in scenario.upserts}
+        windowing = scenario.windowing
+        self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
         self.restored = 0
         self.outcomes: dict[str, int] = {}
 
@@ -103,6 +106,10 @@ class Checks:
             self.fail("I5 visible", f"output of {writer} became visible, but epoch {tag.epoch} is not completed")
         elif writer.sink == ADDED:
             self._added.look(writer, tag, cut, self._tables[ADDED].rows())
+        elif self._windowed is not None and writer.sink == WINDOWS:
+            self._windowed.look(writer, tag, cut, self._tables[WINDOWS].rows())
+        elif self._windowed is not None and writer.sink == LATE:
+            self._windowed.look_late(self._tables[LATE].rows())
         else:
             keys = {row[UPSERTS[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
@@ -114,6 +121,7 @@ class Checks:
         if any(last.get(partition, 0) != count for partition, count in everything.items() if count):
             self.fail("I1 loss", f"the last checkpoint holds {last}, the input is {everything}")
         self._added.at_end(self._tables[ADDED].rows())
+        self._compare_windows()
         for name, upserted in self._upserted.items():
             upserted.at_end(self._tables[name].rows())
         if self._fold is not None and self._fold.completed:
@@ -132,7 +140,10 @@ class Checks:
             return
         if self.history.finished and not self.violations:
             self._all_delivered()
-        completed = isinstance(joblog.decode(data, path).body, joblog.CheckpointCompleted)
+        body = joblog.decode(data, path).body
+        completed = isinstance(body, joblog.CheckpointCompleted)
+        if isinstance(body, joblog.CheckpointCompleted) and self._windowed is not None and not self.violations:
+            self._windowed.completed(self.objects.get(body.manifest.path))
         if (
             completed
             and self._scenario.verify_every_checkpoint
@@ -155,11 +166,16 @@ class Checks:
         expected = sum(len(ids) for ids in oracle.passing(scenario.partitions, everything, scenario.above).values())
         if (found := len(self._tables[ADDED].rows())) != expected:
             self.fail("P13 finished", f"{found} rows were added when Finished was appended, {expected} expected")
+        self._compare_windows()
         for name in scenario.upserts:
             rows = sorted(self._tables[name].rows(), key=lambda row: int(row[UPSERTS[name]]))
             by_key = oracle.totals(scenario.partitions, everything, UPSERTS[name])
             if rows != [by_key[key] for key in sorted(by_key)]:
                 self.fail("P13 finished", f"{name} held {rows} when Finished was appended")
+
+    def _compare_windows(self) -> None:
+        if self._windowed is not None:
+            self._windowed.at_end(self._tables[WINDOWS].rows(), self._tables[LATE].rows())
 
     def _restore(self, completed: joblog.Completed) -> None:
         """I9: rebuild the state of every subtask from what the manifest names."""
@@ -175,6 +191,13 @@ class Checks:
             expected = oracle.totals(self._scenario.partitions, self.history.cuts[manifest.epoch], by)
             if found != expected:
                 self.fail("I9 state", f"epoch {manifest.epoch}, {sink}: restored {found}, expected {expected}")
+        if self._windowed is not None and self.finished and completed == self._fold_last():
+            left = sum(store.table(self._plan.operator(operator_of(WINDOWS)).id).present().size for store in stores)
+            if left:
+                self.fail("P13 windows", f"{left} windows are left in the state of a finished job")
+
+    def _fold_last(self) -> joblog.Completed | None:
+        return self._fold.completed[-1] if self._fold is not None and self._fold.completed else None
 
     def _store(self, manifest: Manifest, subtask: int) -> StateStore:
         handle = manifest.state[subtask]

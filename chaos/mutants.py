@@ -18,14 +18,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.chaos import network, simulator
+from holdfast.chaos import network, simulator, wrong_times
 from holdfast.chaos.stores import ProcessStore
 from holdfast.chaos.targets import SharedTable
 from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
-from holdfast.runtime import deployment, master, messages, seal, subtask, worker
+from holdfast.runtime import deployment, master, messages, seal, subtask, watermark, worker
+from holdfast.runtime.event_time import EventTime
+from holdfast.runtime.operators.window import WindowOperator
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
 from holdfast.state import marker
@@ -347,6 +349,14 @@ MUTANTS = (
            (Swap(catalogue, "_is_decided", _takes_all_for_decided),)),
     Mutant("sweep-of-savepoints", "P16", "what expires takes the savepoints before it along",
            (Swap(joblog, "_outlives", _expires_savepoints),)),
+    Mutant("watermark-reset-in-windows", "P11", "a restored window operator starts from no watermark",
+           (Swap(WindowOperator, "_read_clock", wrong_times.starts_without_clock),)),
+    Mutant("watermark-reset-in-sources", "P11", "a restored source partition starts from no watermark",
+           (Swap(EventTime, "__init__", wrong_times.starts_without_watermarks),)),
+    Mutant("watermark-before-its-rows", "P11", "a watermark is sent before the rows that raised it",
+           (Swap(subtask.SubtaskRun, "_emit", wrong_times.tells_time_before_rows),)),
+    Mutant("watermark-of-the-fastest", "P11", "time is what the fastest partition or channel says, not the slowest",
+           (Swap(watermark, "told", wrong_times.closes_at_the_largest),)),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
            (Swap(Repository, "_refuse_hole", _starts_in_holes),), rare=True),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",

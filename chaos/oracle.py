@@ -7,7 +7,7 @@ Source: DESIGN section 10.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ class Input:
     key: int
     bucket: int
     value: int
+    at: int = 0
+    """Event time in microseconds."""
 
 
 Partitions = Sequence[Sequence[Input]]
@@ -41,6 +43,39 @@ def totals(partitions: Partitions, cut: Cut, by: str) -> dict[int, dict[str, Any
             row["low"] = min(row["low"], record.value)
             row["high"] = max(row["high"], record.value)
     return rows
+
+
+def window_end(record: Input, size: int) -> int:
+    """Return the end of the window that the record belongs to."""
+    return (record.at // size + 1) * size
+
+
+def windows(partitions: Partitions, cut: Cut, size: int, without: Collection[int]) -> dict[tuple[int, int], list[int]]:
+    """Return the row of every bucket and window end: count, sum, least and greatest value; but for these ids."""
+    rows: dict[tuple[int, int], list[int]] = {}
+    for partition, records in enumerate(partitions):
+        for record in records[: cut.get(partition, 0)]:
+            if record.id not in without:
+                value, place = record.value, (record.bucket, window_end(record, size))
+                n, total, low, high = rows.get(place, [0, 0, value, value])
+                rows[place] = [n + 1, total + value, min(low, value), max(high, value)]
+    return rows
+
+
+def watermark(records: Sequence[Input], offset: int, out_of_orderness: int) -> int | None:
+    """Return the watermark of a partition of which so many records were read; None before the first."""
+    return max(record.at for record in records[:offset]) - out_of_orderness if offset else None
+
+
+def never_late(partitions: Partitions, size: int, lateness: int, out_of_orderness: int) -> set[int]:
+    """Return the ids of the records that are not older than what their own partition had said before them."""
+    ids: set[int] = set()
+    for records in partitions:
+        for offset, record in enumerate(records):
+            said = watermark(records, offset, out_of_orderness)
+            if said is None or window_end(record, size) + lateness > said:
+                ids.add(record.id)
+    return ids
 
 
 def passing(partitions: Partitions, cut: Cut, above: int | None) -> dict[int, list[int]]:

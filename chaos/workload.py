@@ -1,8 +1,9 @@
 """What a seed runs: a job, its input, when the input arrives, and which faults are armed.
 
 The job reads integer records, keeps one or two keyed aggregates in upsert sinks and adds (filtered)
-records to an append sink. Everything is tiny: a bug in a protocol needs few records and many
-interleavings.
+records to an append sink; in some seeds it also counts in windows of event time, and in some every
+new driver has another parallelism. Everything is tiny: a bug in a protocol needs few records and
+many interleavings.
 
 Invariants
     - A scenario is a function of its seed.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import polars as pl
@@ -28,15 +29,21 @@ from holdfast.chaos.oracle import Input
 from holdfast.checkpoint.bases import Thresholds
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.ports import Clock
+from holdfast.runtime.dataflow import Stream
 from holdfast.runtime.steps import Plan
 from holdfast.sinks.memory import MemorySink
 
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("id", "key", "bucket", "value")])
+TIMED_SCHEMA = SCHEMA.append(pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False))
 SOURCE, ADDED = "in", "added"
+WINDOWS, LATE = "windows", "late"
+"""Sinks of seeds with windows: a row per window when it is over, and what came too late for it."""
+OUT_OF_ORDERNESS_S = 1
 UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
 """Upsert sinks, each behind an operator, with their key column."""
 APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """How long somebody who names a checkpoint looks at the log before he appends."""
+TIMED_SHARE, RESCALED_SHARE = 0.5, 0.3
 PARTITION_STRIDE = 1_000_000
 """Ids are partition * stride + offset, so that a row tells where it came from."""
 
@@ -60,11 +67,20 @@ class SavepointAsked:
 
 
 @dataclass(frozen=True)
+class Windowing:
+    """Tumbling windows per bucket, given once; seconds of event time."""
+
+    size_s: int
+    lateness_s: int
+    idles: bool
+    """Partitions become idle, and what comes from them later may be late."""
+
+
+@dataclass(frozen=True)
 class Scenario:
     """Everything that a seed decides before the run; times in virtual seconds from its start."""
 
     seed: int
-    parallelism: int
     partitions: tuple[tuple[Input, ...], ...]
     arrivals: tuple[tuple[float, ...], ...]
     batch_rows_max: int
@@ -72,6 +88,10 @@ class Scenario:
     """Which upsert sinks there are."""
     above: int | None
     """The append sink takes records with a value above this; None: all of them."""
+    windowing: Windowing | None
+    """None: there is no event time."""
+    parallelisms: tuple[int, ...]
+    """With which each driver starts the job, in turn."""
     checkpoint_every: float
     epoch_deadline: float
     channel_frames_max: int
@@ -86,6 +106,11 @@ class Scenario:
     armed: dict[Fault, float]
     moments: tuple[Moment, ...]
     heal_at: float
+
+    @property
+    def rescales(self) -> bool:
+        """Return whether key groups move between subtasks, and with them what a writer writes."""
+        return len(set(self.parallelisms)) > 1
 
     @property
     def records(self) -> int:
@@ -107,10 +132,13 @@ def scenario(seed: int) -> Scenario:
     arrivals = tuple(tuple(sorted(rng.uniform(0.0, span) for _ in range(count))) for count in counts)
     armed = faults.draw(rng)
     heal_at = rng.uniform(1.5, 6.0)
-    keeping = random.Random(seed ^ 0xBA5E)
+    keeping, timing = random.Random(seed ^ 0xBA5E), random.Random(seed ^ 0x71AE)
+    windowing = _windowing(timing)
+    if windowing is not None:
+        records = tuple(_timed(timing, partition) for partition in records)
+    rescaled = tuple(timing.choices((1, 2, 3), k=3)) if timing.random() < RESCALED_SHARE else ()
     return Scenario(
         seed=seed,
-        parallelism=parallelism,
         partitions=records,
         arrivals=arrivals,
         batch_rows_max=rng.choice((2, 5, 20)),
@@ -124,11 +152,28 @@ def scenario(seed: int) -> Scenario:
         merging=_merging(keeping),
         retention=_retention(keeping),
         savepoints=_savepoints(keeping),
+        windowing=windowing,
+        parallelisms=(parallelism, *rescaled),
         folders=rng.random() < 0.4,
         armed=armed,
         moments=tuple(sorted(_moments(rng, armed, heal_at), key=lambda moment: moment.at)),
         heal_at=heal_at,
     )
+
+
+def _windowing(rng: random.Random) -> Windowing | None:
+    windowing = Windowing(rng.choice((2, 5)), rng.choice((0, 0, 3)), rng.random() < 0.4)
+    return windowing if rng.random() < TIMED_SHARE else None
+
+
+def _timed(rng: random.Random, records: tuple[Input, ...]) -> tuple[Input, ...]:
+    """Give the records of a partition event times that grow, here and there out of order, sometimes far back."""
+    now, timed = 0.0, []
+    for record in records:
+        now += rng.choice((0.0, 0.3, 1.0, 3.0))
+        back = rng.choice((0.0, 0.0, 0.5, 1.0, 4.0, 12.0))
+        timed.append(replace(record, at=int(1_000_000 * (now - back))))
+    return tuple(timed)
 
 
 def _merging(rng: random.Random) -> Thresholds:
@@ -169,10 +214,16 @@ def operator_of(sink: str) -> str:
 
 
 @cache
-def plan_of(upserts: tuple[str, ...], above: int | None) -> Plan:
+def plan_of(upserts: tuple[str, ...], above: int | None, windowing: Windowing | None = None) -> Plan:
     """Return the job's plan; its source and sinks are stand-ins that every worker replaces by its own."""
     app = hf.App("simulated", key_groups=16)
-    records = app.source(SOURCE, ArrivingSource((), (), None, random.Random(0), 1))
+    source = ArrivingSource((), (), None, random.Random(0), 1, SCHEMA if windowing is None else TIMED_SCHEMA)
+    if windowing is None:
+        records = app.source(SOURCE, source)
+    else:
+        delay, idle_after = f"{OUT_OF_ORDERNESS_S}s", "1s" if windowing.idles else "1h"
+        records = app.source(SOURCE, source, event_time="at", out_of_orderness=delay, idle_after=idle_after)
+        _count_in_windows(records, windowing)
     kept = records if above is None else records.filter(pl.col("value") > above)
     kept.sink(ADDED, MemorySink())
     for name in upserts:
@@ -184,6 +235,17 @@ def plan_of(upserts: tuple[str, ...], above: int | None) -> Plan:
     return app.plan()
 
 
+def _count_in_windows(records: Stream, windowing: Windowing) -> None:
+    lateness = f"{windowing.lateness_s}s"
+    window = records.key_by("bucket").window(hf.tumbling(f"{windowing.size_s}s"), allowed_lateness=lateness)
+    counted = window.agg(
+        operator_of(WINDOWS), emit="final",
+        n=hf.count(), total=hf.sum("value"), low=hf.min("value"), high=hf.max("value"),
+    )  # fmt: skip
+    counted.sink(WINDOWS, MemorySink())
+    counted.late.sink(LATE, MemorySink())
+
+
 class ArrivingSource:
     """A source whose records become readable as time passes.
 
@@ -193,8 +255,6 @@ class ArrivingSource:
         rng: Decides where the batches that are read end.
     """
 
-    schema = SCHEMA
-
     def __init__(
         self,
         batches: tuple[pa.RecordBatch, ...],
@@ -202,7 +262,9 @@ class ArrivingSource:
         clock: Clock | None,
         rng: random.Random,
         rows_max: int,
+        schema: pa.Schema = SCHEMA,
     ) -> None:
+        self.schema = schema
         self._batches, self._arrivals, self._clock = batches, arrivals, clock
         self._random, self._rows_max = rng, rows_max
 
@@ -246,11 +308,11 @@ class ArrivingSource:
         """Nothing is held."""
 
 
-def batches_of(partitions: tuple[tuple[Input, ...], ...]) -> tuple[pa.RecordBatch, ...]:
+def batches_of(partitions: tuple[tuple[Input, ...], ...], schema: pa.Schema) -> tuple[pa.RecordBatch, ...]:
     """Return each partition's records as one batch."""
     return tuple(
         pa.RecordBatch.from_arrays(
-            [pa.array([getattr(r, name) for r in records], pa.int64()) for name in SCHEMA.names], schema=SCHEMA
+            [pa.array([getattr(r, field.name) for r in records], field.type) for field in schema], schema=schema
         )
         for records in partitions
     )

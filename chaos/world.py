@@ -54,8 +54,10 @@ class World:
         self._start = self.schedule.now
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max
-        source = ArrivingSource(batches_of(scenario.partitions), arrivals, clock, self.random, rows_max)
-        plan = plan_of(scenario.upserts, scenario.above)
+        plan = plan_of(scenario.upserts, scenario.above, scenario.windowing)
+        schema = plan.sources[0].source.schema
+        batches = batches_of(scenario.partitions, schema)
+        source = ArrivingSource(batches, arrivals, clock, self.random, rows_max, schema)
         self.plan = replace(plan, sources=tuple(replace(spec, source=source) for spec in plan.sources))
         self.tables = {spec.name: SharedTable(spec.upsert_key) for spec in plan.sinks}
         for spec in plan.sinks:
@@ -89,7 +91,8 @@ class World:
         scenario = self.scenario
         uuid = JobUuid(f"{self.random.getrandbits(128):032x}")
         partitions = {SOURCE: tuple(range(len(scenario.partitions)))}
-        rules = rules_of(self.plan, scenario.parallelism, partitions, uuid, scenario.checkpoint_every)
+        parallelism = scenario.parallelisms[len(self.drivers) % len(scenario.parallelisms)]
+        rules = rules_of(self.plan, parallelism, partitions, uuid, scenario.checkpoint_every)
         return replace(
             rules,
             silent_after=1.0,
@@ -215,5 +218,5 @@ class World:
         """The targets hold the tags of a job of this name that was deleted; its rows were removed."""
         uuid, tag = "0" * 32, Tag(Timeline(1), Epoch(EARLIER_EPOCHS))
         for name, table in self.tables.items():
-            for subtask in range(self.scenario.parallelism):
+            for subtask in range(max(self.scenario.parallelisms)):
                 table.deliver(uuid, Writer(name, Subtask(subtask)), tag, ())

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import polars as pl
 import pyarrow as pa
@@ -119,6 +120,8 @@ class Stage:
         assert batch.schema.names == self._schema.names, (
             f"the stream's columns are {self._schema.names}, the batch has {batch.schema.names}"
         )
+        if self._key is not None:
+            batch = _without_void_deletes(batch, self._key)
         if batch.num_rows == 0:
             return
         if self._accept is not None:
@@ -135,6 +138,19 @@ class Stage:
         if self._key is not None:
             rows = last_per_key(rows, self._key)
         return Part(encode(rows), rows.num_rows)
+
+
+def _without_void_deletes(batch: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:
+    """Leave out deletes whose key has a null: no target takes such a row, so there is none to delete.
+
+    They come from a filter that leaves null keys out, as `check_null_keys` advises.
+    """
+    nullable = [batch.column(name) for name in key if batch.column(name).null_count]
+    if not nullable:
+        return batch
+    void = pc.equal(batch.column(OP), DELETE)
+    void = pc.and_(void, reduce(pc.or_, (column.is_null() for column in nullable)))
+    return batch.filter(pc.invert(void))
 
 
 def _check_ops(schema: pa.Schema, batches: list[pa.RecordBatch]) -> None:

@@ -71,6 +71,16 @@ class TestStage:
             stage.add(changes((1, "a", PUT)))
         assert stage.seal() is None
 
+    def test_deletes_without_a_key_value_are_left_out_and_puts_are_not(self) -> None:
+        seen: list[int] = []
+        stage = Stage(SCHEMA, ("user", "name"), lambda batch: seen.append(batch.num_rows))
+        schema = SCHEMA.append(pa.field(OP, pa.int8()))
+        rows = [(None, "x", DELETE), (1, None, DELETE), (1, "x", DELETE), (None, "y", PUT)]
+        for row in rows:
+            stage.add(pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True))], schema=schema))
+        assert seen == [1, 1]
+        assert rows_in(stage.seal()) == [(1, "x", DELETE), (None, "y", PUT)]
+
     def test_a_batch_of_other_columns_is_a_broken_operator(self) -> None:
         with pytest.raises(AssertionError, match="columns"):
             Stage(SCHEMA, None).add(pa.RecordBatch.from_pydict({"other": [1]}))

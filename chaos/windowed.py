@@ -1,0 +1,79 @@
+"""What windows of event time gave, compared with the oracle: each record in one result or late, never both, none twice.
+
+Which records are late depends on the order in which partitions were read, so that is taken from the late output. What
+the rules settle is checked: a record that its own partition's watermark had not passed is not late unless partitions
+may be idle, a window is given once, and the watermark of a partition is a function of the records before its offset.
+
+Source: PROTOCOL P11, P13; docs/design/0006-watermarks.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from holdfast.chaos import oracle
+from holdfast.chaos.oracle import Cut
+from holdfast.chaos.workload import OUT_OF_ORDERNESS_S, Scenario, Windowing
+from holdfast.model import Tag, Writer
+
+Fail = Callable[[str, str], None]
+Row = Mapping[str, Any]
+SECOND_US = 1_000_000
+
+
+class Windowed:
+    """The two sinks of a window operator."""
+
+    def __init__(self, scenario: Scenario, windowing: Windowing, fail: Fail) -> None:
+        self._partitions, self._fail = scenario.partitions, fail
+        self._size, self._delay = windowing.size_s * SECOND_US, OUT_OF_ORDERNESS_S * SECOND_US
+        self._rows = 0
+        lateness = windowing.lateness_s * SECOND_US
+        self._never_late: set[int] = set()
+        if not windowing.idles:
+            self._never_late = oracle.never_late(scenario.partitions, self._size, lateness, self._delay)
+
+    def look(self, writer: Writer, tag: Tag, cut: Cut, rows: Sequence[Row]) -> None:
+        """A delivery committed: no window is given twice, none of these holds more than was read by then."""
+        most = oracle.windows(self._partitions, cut, self._size, ())
+        self._by_window(rows)
+        added, self._rows = rows[self._rows :], len(rows)
+        for place, row in self._by_window(added).items():
+            if row[0] > most.get(place, [0])[0]:
+                self._fail("I5 visible", f"{writer} at epoch {tag.epoch}: window {place} of {most.get(place)} is {row}")
+
+    def look_late(self, rows: Sequence[Row]) -> None:
+        """Late records were delivered."""
+        late = [int(row["id"]) for row in rows]
+        if len(set(late)) != len(late):
+            self._fail("I2 duplicate", f"records are late twice: {sorted({i for i in late if late.count(i) > 1})}")
+        if wrong := sorted(set(late) & self._never_late):
+            self._fail("P11 late", f"records {wrong} are late, though their partition had not passed them")
+
+    def completed(self, manifest: bytes) -> None:
+        """An epoch completed: the watermark of every partition is what its records say."""
+        for at in json.loads(manifest)["positions"]:
+            expected = oracle.watermark(self._partitions[at["partition"]], at["offset"], self._delay)
+            if at.get("watermark") != expected:
+                self._fail("P11 watermark", f"{at} is in the manifest, the watermark is {expected}")
+
+    def at_end(self, windows: Sequence[Row], late: Sequence[Row]) -> None:
+        """Every record is in the result of its window, but for those that were late."""
+        ids = {int(row["id"]) for row in late}
+        expected = oracle.windows(self._partitions, oracle.whole(self._partitions), self._size, ids)
+        found = self._by_window(windows)
+        if found != expected:
+            wrong = {place: (found.get(place), expected.get(place)) for place in found.keys() | expected.keys()}
+            differ = {place: pair for place, pair in sorted(wrong.items()) if pair[0] != pair[1]}
+            self._fail("I1 loss", f"windows, (found, expected) by bucket and end: {differ}; late were {sorted(ids)}")
+
+    def _by_window(self, rows: Sequence[Row]) -> dict[tuple[int, int], list[int]]:
+        found: dict[tuple[int, int], list[int]] = {}
+        for row in rows:
+            place = int(row["bucket"]), round(row["window_end"].timestamp() * SECOND_US)
+            if place in found:
+                self._fail("P11 windows", f"window {place} was given twice")
+            found[place] = [int(row[name]) for name in ("n", "total", "low", "high")]
+        return found
