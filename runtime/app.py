@@ -6,6 +6,8 @@ and `holdfast run job.py` the same; `app.plan()` gives the plan without running 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
@@ -68,6 +70,7 @@ class App:
         event_time: str | None = None,
         out_of_orderness: str = "0s",
         idle_after: str = "30s",
+        partitioned_by: Sequence[str] | None = None,
     ) -> Stream:
         """Begin a stream at a source.
 
@@ -77,6 +80,9 @@ class App:
             event_time: Column that says when a record happened: timestamp[us, UTC], without nulls.
             out_of_orderness: How late records may come behind newer ones.
             idle_after: Silence after which a partition no longer holds back time.
+            partitioned_by: Columns by which whoever writes to the source chooses the partition: records that agree in
+                them are in one partition. `hf.Log(..., key=)` says so itself. With it, sinks with
+                delivery="idempotent" and these columns in their key are written at once.
 
         Raises:
             ConfigError: the name is taken or malformed, or the source's columns cannot be used.
@@ -101,6 +107,7 @@ class App:
             event_time,
             duration_ms(out_of_orderness, "out_of_orderness"),
             duration_ms(idle_after, "idle_after"),
+            _partitioned_by(source, partitioned_by, schema, where),
         )
         node = self._graph.add(kind, None, name, schema, row_type=_row_type(source), event_time=event_time)
         return Stream(self._graph, node)
@@ -132,6 +139,18 @@ class App:
                     not_done="the job was not planned",
                     next_step=f"leave out {what.split('=', 1)[0]}",
                 )
+
+
+def _partitioned_by(
+    source: Source, given: Sequence[str] | None, schema: pa.Schema, where: str
+) -> tuple[str, ...]:
+    """Return the columns by which a source is partitioned, as the app or else the source says; () if nobody knows."""
+    known = getattr(source, "key", None) if given is None else given
+    columns = (known,) if isinstance(known, str) else tuple(known or ())
+    for name in columns:
+        if name not in schema.names:
+            raise unknown_column(name, schema.names, where)
+    return columns
 
 
 def _row_type(source: Source) -> type | None:

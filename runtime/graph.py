@@ -31,6 +31,8 @@ class FromSource:
     event_time: str | None
     out_of_orderness_ms: int
     idle_after_ms: int
+    partitioned_by: tuple[str, ...] = ()
+    """Columns of which equal values are in one partition; () if that is not known."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from holdfast.runtime.steps import (
     Late,
     Plan,
     Project,
+    SinkSpec,
     SinkStep,
     Step,
     Union,
@@ -39,7 +40,8 @@ def describe(plan: Plan) -> dict[str, Any]:
         ],
         "sinks": [
             {"name": sink.name, "kind": type(sink.sink).__name__, "fragment": sink.fragment,
-             "columns": _columns(sink.schema), "upsert_key": _key(sink.upsert_key)}
+             "columns": _columns(sink.schema), "upsert_key": _key(sink.upsert_key),
+             "written": _written(sink)}
             for sink in plan.sinks
         ],
         "operators": [
@@ -68,6 +70,8 @@ def render(plan: Plan) -> str:
         lines.append("")
         lines.append(f"fragment {fragment.index}: {_entry(plan, fragment)}")
         lines.extend(_below(fragment, INPUT, 1))
+    at_once = [sink.name for sink in plan.sinks if sink.path is not None]
+    lines += ["", f"written at once: {', '.join(at_once)}; other sinks at the commit"] if at_once else []
     return "\n".join(lines)
 
 
@@ -128,6 +132,10 @@ def _text(step: Step) -> str:
             return f"sink {sink}"
         case Exchange(edge=edge):
             return f"exchange to edge {edge}"
+
+
+def _written(sink: SinkSpec) -> str:
+    return "at commit" if sink.path is None else "at once"
 
 
 def _columns(schema: pa.Schema) -> list[dict[str, Any]]:

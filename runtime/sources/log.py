@@ -114,6 +114,12 @@ class Log:
         return meta
 
     def _check_schema(self, meta: LogMeta) -> None:
+        if self.key is not None and set(self.key) != set(meta.key):
+            raise ConfigError(
+                f"the log at {self.path} is partitioned by {list(meta.key) or 'no key'}, the job says {list(self.key)}",
+                not_done="the source was not opened",
+                next_step="correct key in the job, or leave it out",
+            )
         if self._expected is None:
             return
         if difference := describe_difference(self._expected, meta.schema):
