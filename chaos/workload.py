@@ -1,8 +1,8 @@
 """What a seed runs: a job, its input, when the input arrives, and which faults are armed.
 
 The job reads integer records, keeps one or two keyed aggregates in upsert sinks and adds (filtered)
-records to an append sink. Everything is tiny: a bug in a protocol needs few records and many
-interleavings.
+records to an append sink; in some runs the last record of every place goes to a sink that is written
+at once. Everything is tiny: a bug in a protocol needs few records and many interleavings.
 
 Invariants
     - A scenario is a function of its seed.
@@ -24,21 +24,20 @@ import pyarrow as pa
 import holdfast as hf
 from holdfast.chaos import faults
 from holdfast.chaos.faults import Fault
-from holdfast.chaos.oracle import Input
+from holdfast.chaos.oracle import PARTITION_STRIDE, Input
 from holdfast.checkpoint.bases import Thresholds
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.ports import Clock
 from holdfast.runtime.steps import Plan
 from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory_immediate import ImmediateTable
 
-SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("id", "key", "bucket", "value")])
-SOURCE, ADDED = "in", "added"
+SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("id", "key", "bucket", "value", "place")])
+SOURCE, ADDED, LASTS = "in", "added", "lasts"
 UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
 """Upsert sinks, each behind an operator, with their key column."""
 APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """How long somebody who names a checkpoint looks at the log before he appends."""
-PARTITION_STRIDE = 1_000_000
-"""Ids are partition * stride + offset, so that a row tells where it came from."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,8 @@ class Scenario:
     merging: Thresholds
     retention: Retention
     savepoints: tuple[SavepointAsked, ...]
+    at_once: bool
+    """There is a sink that is written at once: the last record of every place."""
     folders: bool
     """Workers keep committed state in folders that outlive them."""
     armed: dict[Fault, float]
@@ -125,6 +126,7 @@ def scenario(seed: int) -> Scenario:
         retention=_retention(keeping),
         savepoints=_savepoints(keeping),
         folders=rng.random() < 0.4,
+        at_once=random.Random(seed ^ 0xA70).random() < 0.4,
         armed=armed,
         moments=tuple(sorted(_moments(rng, armed, heal_at), key=lambda moment: moment.at)),
         heal_at=heal_at,
@@ -169,12 +171,14 @@ def operator_of(sink: str) -> str:
 
 
 @cache
-def plan_of(upserts: tuple[str, ...], above: int | None) -> Plan:
+def plan_of(upserts: tuple[str, ...], above: int | None, at_once: bool) -> Plan:
     """Return the job's plan; its source and sinks are stand-ins that every worker replaces by its own."""
     app = hf.App("simulated", key_groups=16)
-    records = app.source(SOURCE, ArrivingSource((), (), None, random.Random(0), 1))
+    records = app.source(SOURCE, ArrivingSource((), (), None, random.Random(0), 1), partitioned_by=["place"])
     kept = records if above is None else records.filter(pl.col("value") > above)
     kept.sink(ADDED, MemorySink())
+    if at_once:
+        kept.select("place", "id", "value").sink(LASTS, ImmediateTable(["place"]))
     for name in upserts:
         key = UPSERTS[name]
         totals = records.key_by(key).agg(

@@ -86,7 +86,7 @@ class ImmediateTable(MemorySink):
                 latest[tuple(row[name] for name in self.key or ())] = row
         self.fault("before_begin")
         with self._guard:
-            self.check_fence(owner, origin)
+            self.fence_holds(owner, origin)
             self.fault("after_tag")
             self._refuse_elsewhere(owner, origin, latest)
             self.fault("before_commit")
@@ -107,12 +107,21 @@ class ImmediateTable(MemorySink):
                     del self.tags[key]
 
     def check_fence(self, owner: Owner, origin: Origin) -> None:
-        """Refuse whoever does not own the partition any more; part of the transaction."""
+        """Refuse whoever does not own the partition any more."""
         standing = self.fences.get((owner.job_uuid, owner.sink, origin))
         if standing is None:
             raise ConfigError(f"{WHERE}: {origin} was not fenced", next_step="fence it first")
         if standing.generation != owner.generation:
             raise overtaken(WHERE, origin, owner.generation, standing.generation)
+
+    def fence_holds(self, owner: Owner, origin: Origin) -> None:
+        """Look at the fence inside of a write."""
+        self.check_fence(owner, origin)
+
+    def is_newer(self, key: Key, tag: str) -> bool:
+        """Tell whether a write with this tag applies to the key; other jobs' tags do not compare."""
+        known = self.tags.get(key)
+        return known is None or not known.tag.startswith(tag.rsplit("/", 2)[0] + "/") or tag > known.tag
 
     def tag_of(self, owner: Owner, origin: Origin, offset: int) -> str:
         """Return the tag of a write."""
@@ -134,10 +143,9 @@ class ImmediateTable(MemorySink):
                 raise elsewhere(WHERE, origin, str(key), known.tag)
 
     def _apply(self, tag: str, latest: Mapping[Key, Row]) -> int:
-        prefix, deleted = tag.rsplit("/", 2)[0], 0
+        deleted = 0
         for key, row in latest.items():
-            known = self.tags.get(key)
-            if known is not None and known.tag.startswith(f"{prefix}/") and known.tag >= tag:
+            if not self.is_newer(key, tag):
                 continue
             if row.get(OP) == DELETE:
                 self._kept.pop(key, None)

@@ -6,8 +6,9 @@ A crash is an exception that no target knows, raised at a named point of a write
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,8 +64,8 @@ class World(Protocol):
 
 
 class MemoryWorld:
-    def __init__(self) -> None:
-        self.table = ImmediateTable(KEY)
+    def __init__(self, table: type[ImmediateTable] = ImmediateTable) -> None:
+        self.table = table(KEY)
         self.sink: ImmediateSink = self.table
         self.table.prepare(SCHEMA, KEY)
 
@@ -337,3 +338,50 @@ class TestChoice:
 
     def test_any_other_cannot(self) -> None:
         assert SQLite("/data/out.db", "users", KEY).at_once() is None
+
+
+class WithoutTimeline(ImmediateTable):
+    """Tags that know no rewind."""
+
+    def tag_of(self, owner: Owner, origin: Origin, offset: int) -> str:
+        return super().tag_of(replace(owner, timeline=Timeline(1)), origin, offset)
+
+
+class WithoutTombstones(ImmediateTable):
+    """A deleted key leaves nothing."""
+
+    def bury(self, key: tuple[Any, ...], tag: str) -> None:
+        pass
+
+
+class WithoutPartitions(ImmediateTable):
+    """Whatever partition a key comes from."""
+
+    def is_elsewhere(self, owner: Owner, origin: Origin, tag: str) -> bool:
+        return False
+
+
+class WithoutUuid(ImmediateTable):
+    """Tags of all jobs compare."""
+
+    def write(self, owner: Owner, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
+        super().fence(replace(owner, job_uuid=""), {origin: 0})
+        return super().write(replace(owner, job_uuid=""), origin, offset, batches)
+
+
+class TestWrongVersions:
+    """Each negates a part of P1 or P22; the promise beside it must tell it from the right one."""
+
+    @pytest.mark.parametrize(
+        ("wrong", "promise"),
+        [
+            (WithoutTimeline, TestTags.test_a_newer_timeline_goes_before_any_offset_of_an_older_one),
+            (WithoutTombstones, TestTombstones.test_an_older_put_does_not_bring_a_deleted_row_back),
+            (WithoutPartitions, TestTags.test_a_key_of_another_partition_is_an_error_and_changes_nothing),
+            (WithoutUuid, TestTags.test_what_a_deleted_job_left_is_replaced),
+        ],
+    )
+    def test_it_breaks_its_promise(self, wrong: type[ImmediateTable], promise: Callable[[Any, World], None]) -> None:
+        promise(None, MemoryWorld())
+        with pytest.raises((AssertionError, ConfigError, pytest.fail.Exception)):
+            promise(None, MemoryWorld(wrong))

@@ -1,4 +1,4 @@
-"""Whole jobs whose sink is written at once: crashes, lost replies, zombies, code that changed, keys of two partitions."""
+"""Whole jobs whose sink is written at once: crashes, lost replies, zombies, code that changed, shared keys."""
 
 from __future__ import annotations
 
