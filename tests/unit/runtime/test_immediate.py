@@ -16,10 +16,12 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import Fenced
+from holdfast.runtime import immediate
 from holdfast.runtime.cluster import Cluster
 from holdfast.runtime.run import Prepared, prepare
 from holdfast.runtime.schema import schema_of
 from holdfast.runtime.settings import resolve
+from holdfast.sinks.contract import OwnedSink
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner
 from holdfast.storage.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
@@ -182,6 +184,22 @@ class TestAnyFailure:
         assert job.rows() == job.expected()
 
 
+    def test_sources_stop_when_too_much_waits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(immediate, "QUEUE_BYTES_MAX", 1)
+        job = Job(tmp_path, 0)
+        job.cluster.settle()
+        job.random.random = lambda: 0.0  # type: ignore[method-assign]
+        for _ in range(8):
+            job.see(10)
+            job.cluster.pass_time(1.0)
+        workers = job.cluster.driver.state.workers.values()
+        assert sum(hosted.progress.records_in for hosted in workers) <= 2 * 10
+        assert "delivery" in {held for hosted in workers for held in hosted.progress.held_by}
+        job.random.random = lambda: 1.0  # type: ignore[method-assign]
+        job.end()
+        assert job.rows() == job.expected()
+
+
 class TestTheTestDriver:
     def test_it_writes_at_once_too_and_keeps_the_last_row_over_a_crash(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "input"), schema_of(Seen), PARTITIONS)
@@ -209,8 +227,8 @@ class TestCodeThatChanged:
         app = app_of(folder, **changed)
         return prepare(app.plan(), resolve(app), takeover=True)
 
-    def run(self, folder: Path, rows: int, stop: bool) -> None:
-        prepared = self.begin(folder)
+    def run(self, folder: Path, rows: int, stop: bool, prepared: Prepared | None = None) -> None:
+        prepared = prepared or self.begin(folder)
         cluster = Cluster(prepared.plan, 1, 0, prepared.store, 1.0, prepared.partitions)
         cluster.begin()
         cluster.settle()
@@ -242,6 +260,20 @@ class TestCodeThatChanged:
     def test_neither_is_other_code_after_a_stop_at_a_barrier(self, tmp_path: Path) -> None:
         self.run(tmp_path, rows=3, stop=True)
         assert self.begin(tmp_path, least=2).warnings == ()
+
+    def test_a_sink_cannot_go_over_to_being_written_at_once(self, tmp_path: Path) -> None:
+        create_log(LocalObjects(tmp_path / "input"), schema_of(Seen), PARTITIONS)
+        app = hf.App("seen", root=str(tmp_path / "root"))
+        seen = app.source("seen", hf.Log(tmp_path / "input", Seen))
+        seen.sink("last", hf.SQLite(tmp_path / "out.db", "last", ["place", "thing"], delivery="idempotent"))
+        self.run(tmp_path, rows=3, stop=True, prepared=prepare(app.plan(), resolve(app)))
+        with pytest.raises(hf.ConfigError, match="was written at each commit until now, and would be written at once"):
+            self.begin(tmp_path)
+        [spec] = app_of(tmp_path).plan().sinks
+        job = prepare(app.plan(), resolve(app), takeover=True).job
+        assert job is not None and isinstance(spec.sink, OwnedSink)
+        with pytest.raises(hf.ConfigError, match="was written at each commit until now, and would be written at once"):
+            spec.sink.check_owner(job.uuid, "last")
 
     def test_a_sink_cannot_go_over_to_writing_at_the_commit(self, tmp_path: Path) -> None:
         self.run(tmp_path, rows=3, stop=True)
