@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.chaos import oracle
+from holdfast.chaos.at_once import Lasts
 from holdfast.chaos.history import History
 from holdfast.chaos.schedule import Journal
 from holdfast.chaos.targets import SharedTable
@@ -36,6 +37,7 @@ from holdfast.errors import Damaged, HoldfastError
 from holdfast.model import Epoch, Generation, JobUuid, Tag, WorkerId, Writer
 from holdfast.runtime.steps import Plan
 from holdfast.sinks.contract import OP
+from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.storage.objects import MemoryObjects
 
@@ -46,7 +48,14 @@ RESTORED_MAX = 8
 class Checks:
     """The checkers of one run. What they find is kept; the first finding ends the run."""
 
-    def __init__(self, scenario: Scenario, plan: Plan, tables: Mapping[str, SharedTable], journal: Journal) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        plan: Plan,
+        tables: Mapping[str, SharedTable],
+        lasts: ImmediateTable,
+        journal: Journal,
+    ) -> None:
         self._scenario, self._plan, self._tables, self._journal = scenario, plan, tables, journal
         self.objects = MemoryObjects()
         self.violations: list[str] = []
@@ -54,6 +63,7 @@ class Checks:
         self._fold: joblog.Job | None = None
         self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
         self._added = Added(scenario, self.fail)
+        self._lasts, self.lasts = lasts, Lasts(scenario, self.fail)
         self._upserted = {name: Upserted(name, UPSERTS[name], scenario, self.fail) for name in scenario.upserts}
         windowing = scenario.windowing
         self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
@@ -124,6 +134,8 @@ class Checks:
         self._compare_windows()
         for name, upserted in self._upserted.items():
             upserted.at_end(self._tables[name].rows())
+        if self._scenario.at_once:
+            self.lasts.at_end(self._lasts)
         if self._fold is not None and self._fold.completed:
             self._restore(self._fold.completed[-1])
             for done in self._fold.completed[:-1]:
@@ -144,6 +156,8 @@ class Checks:
         completed = isinstance(body, joblog.CheckpointCompleted)
         if isinstance(body, joblog.CheckpointCompleted) and self._windowed is not None and not self.violations:
             self._windowed.completed(self.objects.get(body.manifest.path))
+        if completed and self._scenario.at_once:
+            self.lasts.completed(self.history.cuts[self._fold.completed[-1].body.epoch])
         if (
             completed
             and self._scenario.verify_every_checkpoint

@@ -19,17 +19,20 @@ from typing import Any
 import msgspec
 
 from holdfast.chaos import network, simulator, wrong_times
+from holdfast.chaos.at_once import ProcessWrites
 from holdfast.chaos.stores import ProcessStore
 from holdfast.chaos.targets import SharedTable
 from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
-from holdfast.runtime import deployment, master, messages, seal, subtask, watermark, worker
+from holdfast.runtime import deployment, immediate, master, messages, seal, subtask, watermark, worker
 from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.operators.window import WindowOperator
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
+from holdfast.sinks.immediate import Origin
+from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.state import marker
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.table import Table
@@ -305,6 +308,30 @@ def _without_uuid(right: Right) -> Right:
     return lambda table, job_uuid, writer, *rest: right(table, "", writer, *rest)
 
 
+# Sinks that are written at once
+
+
+def _looks_before_it_writes(right: Right) -> Right:
+    def write(target: ProcessWrites, origin: Origin, offset: int, batches: Any) -> int:
+        target.table.check_fence(target.owner, origin)
+        deleted: int = right(target, origin, offset, batches)
+        return deleted
+
+    return write
+
+
+def _trusts(_: Right) -> Right:
+    return lambda table, owner, origin: None
+
+
+def _applies_anything(_: Right) -> Right:
+    return lambda table, key, tag: True
+
+
+def _waits_for_nothing(_: Right) -> Right:
+    return lambda writes, then: then()
+
+
 MUTANTS = (
     Mutant("unfinished-epoch-drops-its-delta", "P8", "a freeze holds only what changed since the last barrier",
            (Swap(Table, "freeze", _freezes_only_new),)),
@@ -361,5 +388,11 @@ MUTANTS = (
            (Swap(Repository, "_refuse_hole", _starts_in_holes),), rare=True),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
            (Swap(marker, "overlap", _takes_any_range),), rare=True),
+    Mutant("immediate-check-then-write", "P22", "a write looks at the fence first, and not in its transaction",
+           (Swap(ProcessWrites, "write", _looks_before_it_writes), Swap(ImmediateTable, "fence_holds", _trusts))),
+    Mutant("immediate-write-without-tags", "P22", "a write at once applies whatever tag its key has",
+           (Swap(ImmediateTable, "is_newer", _applies_anything),)),
+    Mutant("ack-before-immediate-writes", "P22, DESIGN 4.4", "an epoch is acked while its rows are not written yet",
+           (Swap(immediate.ImmediateWrites, "when_in", _waits_for_nothing),)),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""

@@ -11,6 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+PARTITION_STRIDE = 1_000_000
+"""Ids are partition * stride + offset, so that a row tells where it came from."""
+
 
 @dataclass(frozen=True)
 class Input:
@@ -22,6 +25,11 @@ class Input:
     value: int
     at: int = 0
     """Event time in microseconds."""
+
+    @property
+    def place(self) -> int:
+        """A key whose records are all in one partition."""
+        return 100 * (self.id // PARTITION_STRIDE) + self.key
 
 
 Partitions = Sequence[Sequence[Input]]
@@ -84,6 +92,21 @@ def passing(partitions: Partitions, cut: Cut, above: int | None) -> dict[int, li
         partition: [r.id for r in records[: cut.get(partition, 0)] if above is None or r.value > above]
         for partition, records in enumerate(partitions)
     }
+
+
+def lasts(partitions: Partitions, cut: Cut, above: int | None) -> dict[int, Input]:
+    """Return, by place, the last record that passes the filter."""
+    last: dict[int, Input] = {}
+    for partition, records in enumerate(partitions):
+        for record in records[: cut.get(partition, 0)]:
+            if above is None or record.value > above:
+                last[record.place] = record
+    return last
+
+
+def shown(record: Input) -> dict[str, int]:
+    """Return the row that the table written at once shows for a record."""
+    return {"place": record.place, "id": record.id, "value": record.value}
 
 
 def whole(partitions: Partitions) -> dict[int, int]:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.chaos import oracle
-from holdfast.chaos.oracle import Cut
-from holdfast.chaos.workload import PARTITION_STRIDE, Scenario
+from holdfast.chaos.oracle import PARTITION_STRIDE, Cut
+from holdfast.chaos.workload import Scenario
 from holdfast.model import Tag, Writer
 
 Fail = Callable[[str, str], None]

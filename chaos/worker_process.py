@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from holdfast.chaos.at_once import ProcessTable
 from holdfast.chaos.disks import DiskState
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.network import Endpoint
@@ -129,7 +130,10 @@ class WorkerProcess(Process):
         world.endpoints[self.address] = self.endpoint
         self.ports = WorkerPorts(world, self)
         plan = world.plan
-        sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec.name)) for spec in plan.sinks)
+        sinks = tuple(
+            replace(spec, sink=ProcessSink(world, self, spec.name) if spec.path is None else ProcessTable(world, self))
+            for spec in plan.sinks
+        )
         limits = replace(LIMITS, merging=world.scenario.merging)
         self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, limits)
         self.stream = ControlStream(world, self, driver)

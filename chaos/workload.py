@@ -1,9 +1,9 @@
 """What a seed runs: a job, its input, when the input arrives, and which faults are armed.
 
 The job reads integer records, keeps one or two keyed aggregates in upsert sinks and adds (filtered)
-records to an append sink; in some seeds it also counts in windows of event time, and in some every
-new driver has another parallelism. Everything is tiny: a bug in a protocol needs few records and
-many interleavings.
+records to an append sink; in some seeds it also counts in windows of event time, in some every new
+driver has another parallelism, and in some the last record of every place goes to a sink that is
+written at once. Everything is tiny: a bug in a protocol needs few records and many interleavings.
 
 Invariants
     - A scenario is a function of its seed.
@@ -25,17 +25,18 @@ import pyarrow as pa
 import holdfast as hf
 from holdfast.chaos import faults
 from holdfast.chaos.faults import Fault
-from holdfast.chaos.oracle import Input
+from holdfast.chaos.oracle import PARTITION_STRIDE, Input
 from holdfast.checkpoint.bases import Thresholds
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.ports import Clock
 from holdfast.runtime.dataflow import Stream
 from holdfast.runtime.steps import Plan
 from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory_immediate import ImmediateTable
 
-SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("id", "key", "bucket", "value")])
+SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("id", "key", "bucket", "value", "place")])
 TIMED_SCHEMA = SCHEMA.append(pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False))
-SOURCE, ADDED = "in", "added"
+SOURCE, ADDED, LASTS = "in", "added", "lasts"
 WINDOWS, LATE = "windows", "late"
 """Sinks of seeds with windows: a row per window when it is over, and what came too late for it."""
 OUT_OF_ORDERNESS_S = 1
@@ -44,8 +45,6 @@ UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
 APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """How long somebody who names a checkpoint looks at the log before he appends."""
 TIMED_SHARE, RESCALED_SHARE = 0.5, 0.3
-PARTITION_STRIDE = 1_000_000
-"""Ids are partition * stride + offset, so that a row tells where it came from."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,8 @@ class Scenario:
     merging: Thresholds
     retention: Retention
     savepoints: tuple[SavepointAsked, ...]
+    at_once: bool
+    """There is a sink that is written at once: the last record of every place."""
     folders: bool
     """Workers keep committed state in folders that outlive them."""
     armed: dict[Fault, float]
@@ -155,6 +156,7 @@ def scenario(seed: int) -> Scenario:
         windowing=windowing,
         parallelisms=(parallelism, *rescaled),
         folders=rng.random() < 0.4,
+        at_once=random.Random(seed ^ 0xA70).random() < 0.4,
         armed=armed,
         moments=tuple(sorted(_moments(rng, armed, heal_at), key=lambda moment: moment.at)),
         heal_at=heal_at,
@@ -214,18 +216,25 @@ def operator_of(sink: str) -> str:
 
 
 @cache
-def plan_of(upserts: tuple[str, ...], above: int | None, windowing: Windowing | None = None) -> Plan:
+def plan_of(
+    upserts: tuple[str, ...], above: int | None, windowing: Windowing | None = None, at_once: bool = False
+) -> Plan:
     """Return the job's plan; its source and sinks are stand-ins that every worker replaces by its own."""
     app = hf.App("simulated", key_groups=16)
     source = ArrivingSource((), (), None, random.Random(0), 1, SCHEMA if windowing is None else TIMED_SCHEMA)
+    by = ["place"]
     if windowing is None:
-        records = app.source(SOURCE, source)
+        records = app.source(SOURCE, source, partitioned_by=by)
     else:
         delay, idle_after = f"{OUT_OF_ORDERNESS_S}s", "1s" if windowing.idles else "1h"
-        records = app.source(SOURCE, source, event_time="at", out_of_orderness=delay, idle_after=idle_after)
+        records = app.source(
+            SOURCE, source, event_time="at", out_of_orderness=delay, idle_after=idle_after, partitioned_by=by
+        )
         _count_in_windows(records, windowing)
     kept = records if above is None else records.filter(pl.col("value") > above)
     kept.sink(ADDED, MemorySink())
+    if at_once:
+        kept.select("place", "id", "value").sink(LASTS, ImmediateTable(["place"]))
     for name in upserts:
         key = UPSERTS[name]
         totals = records.key_by(key).agg(

@@ -32,6 +32,7 @@ from holdfast.chaos.workload import SOURCE, ArrivingSource, Moment, Scenario, ba
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
 from holdfast.runtime import master
 from holdfast.runtime.cluster import rules_of
+from holdfast.sinks.memory_immediate import ImmediateTable
 
 SUPERVISE_S = 0.1
 EARLIER_EPOCHS = 57
@@ -54,15 +55,16 @@ class World:
         self._start = self.schedule.now
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max
-        plan = plan_of(scenario.upserts, scenario.above, scenario.windowing)
+        plan = plan_of(scenario.upserts, scenario.above, scenario.windowing, scenario.at_once)
         schema = plan.sources[0].source.schema
         batches = batches_of(scenario.partitions, schema)
         source = ArrivingSource(batches, arrivals, clock, self.random, rows_max, schema)
         self.plan = replace(plan, sources=tuple(replace(spec, source=source) for spec in plan.sources))
-        self.tables = {spec.name: SharedTable(spec.upsert_key) for spec in plan.sinks}
+        self.tables = {spec.name: SharedTable(spec.upsert_key) for spec in plan.sinks if spec.path is None}
+        self.lasts = ImmediateTable(["place"])
         for spec in plan.sinks:
-            self.tables[spec.name].prepare(spec.schema, spec.upsert_key)
-        self.checks = Checks(scenario, self.plan, self.tables, self.schedule.journal)
+            (self.tables[spec.name] if spec.path is None else self.lasts).prepare(spec.schema, spec.upsert_key)
+        self.checks = Checks(scenario, self.plan, self.tables, self.lasts, self.schedule.journal)
         self.objects = WatchedObjects(self._landed, self.checks.history.deleted)
         self.checks.objects = self.objects
         if scenario.earlier_job:

@@ -6,6 +6,8 @@ and `holdfast run job.py` the same; `app.plan()` gives the plan without running 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, HoldfastError
@@ -74,6 +76,7 @@ class App:
         out_of_orderness: str = "0s",
         idle_after: str = "30s",
         on_error: str | None = None,
+        partitioned_by: Sequence[str] | None = None,
     ) -> Stream:
         """Begin a stream at a source.
 
@@ -86,6 +89,9 @@ class App:
             on_error: What becomes of a record that no row can be made of, for example because a column is null that
                 may not be: "fail" ends the job, "drop" leaves it out and counts it, "dlq" makes it a dead letter.
                 Default: "dlq" if the app has a DLQ, else "fail".
+            partitioned_by: Columns by which whoever writes to the source chooses the partition: records that agree in
+                them are in one partition. `hf.Log(..., key=)` says so itself. With it, sinks with
+                delivery="idempotent" and these columns in their key are written at once.
 
         Raises:
             ConfigError: the name is taken or malformed, or the source's columns cannot be used.
@@ -113,6 +119,7 @@ class App:
             duration_ms(out_of_orderness, "out_of_orderness"),
             duration_ms(idle_after, "idle_after"),
             policy,
+            _partitioned_by(source, partitioned_by, schema, where),
         )
         node = self._graph.add(kind, None, name, schema, row_type=_row_type(source), event_time=event_time)
         return Stream(self._graph, node)
@@ -145,6 +152,18 @@ class App:
                     not_done="the job was not planned",
                     next_step=f"leave out {what.split('=', 1)[0]}",
                 )
+
+
+def _partitioned_by(
+    source: Source, given: Sequence[str] | None, schema: pa.Schema, where: str
+) -> tuple[str, ...]:
+    """Return the columns by which a source is partitioned, as the app or else the source says; () if nobody knows."""
+    known = getattr(source, "key", None) if given is None else given
+    columns = (known,) if isinstance(known, str) else tuple(known or ())
+    for name in columns:
+        if name not in schema.names:
+            raise unknown_column(name, schema.names, where)
+    return columns
 
 
 def _row_type(source: Source) -> type | None:

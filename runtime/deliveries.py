@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from holdfast.checkpoint.manifest import Confirmed
 from holdfast.checkpoint.repository import read_verified
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
-from holdfast.model import Generation, JobUuid, Pending, Tag, Writer
+from holdfast.model import JobUuid, Pending, Tag, Writer
+from holdfast.runtime.immediate import ImmediateWrites
+from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Target
@@ -47,15 +49,15 @@ class Deliveries:
         self._confirmed: dict[Writer, Tag] = {}
         self._by_manifest: dict[Writer, Tag] = {}
         self._errors: dict[str, str] = {}
+        self.immediate = ImmediateWrites(plan, ports, after, fail)
 
-    def deploy(
-        self, generation: Generation, job_uuid: JobUuid, pending: tuple[Pending, ...], confirmed: tuple[Confirmed, ...]
-    ) -> None:
+    def deploy(self, deploy: Deploy) -> None:
         """A generation begins: deliver first what earlier ones left behind."""
-        self._job_uuid = job_uuid
-        for done in confirmed:
+        self.immediate.deploy(deploy)
+        self._job_uuid = deploy.job_uuid
+        for done in deploy.confirmed:
             self._by_manifest[done.writer] = max(done.tag, self._by_manifest.get(done.writer, done.tag))
-        for item in sorted(pending, key=lambda item: item.tag):
+        for item in sorted(deploy.pending, key=lambda item: item.tag):
             self.queue(item)
 
     def queue(self, pending: Pending) -> None:
@@ -68,7 +70,11 @@ class Deliveries:
 
     def full(self) -> bool:
         """Return whether sources must stop until something is delivered (P18)."""
-        return any(delivery.is_full(machine) for machine in self._machines.values())
+        return self.immediate.full() or any(delivery.is_full(machine) for machine in self._machines.values())
+
+    def when_in(self, then: Callable[[], None]) -> None:
+        """Call this once all rows of sinks that are written at once, as of now, have been written (P22)."""
+        self.immediate.when_in(then)
 
     def confirmed(self) -> tuple[Confirmed, ...]:
         """Return how far each writer of this worker is known to have come."""
@@ -83,10 +89,11 @@ class Deliveries:
 
     def errors(self) -> dict[str, str]:
         """Return, per sink, why its last attempt failed; empty once it succeeds."""
-        return dict(self._errors)
+        return self._errors | self.immediate.errors()
 
     def close(self) -> None:
         """Close every target."""
+        self.immediate.close()
         for writer, target in self._targets.items():
             # On the writer's own lane, so never under a delivery that is still at work.
             self._submit(writer, target.close, lambda _writer, _result: None)

@@ -33,6 +33,8 @@ class FromSource:
     out_of_orderness_ms: int
     idle_after_ms: int
     on_error: OnError
+    partitioned_by: tuple[str, ...] = ()
+    """Columns of which equal values are in one partition; () if that is not known."""
 
 
 @dataclass(frozen=True, eq=False)

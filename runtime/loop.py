@@ -229,7 +229,7 @@ class WorkerLoop:
         except HoldfastError as error:
             self._report(deploy.generation, error)
             return
-        self._deliveries.deploy(deploy.generation, deploy.job_uuid, deploy.pending, deploy.confirmed)
+        self._deliveries.deploy(deploy)
         took_ms = round((clock.monotonic() - began) * 1000)
         self._ports.send(m.Ready(self.worker_id, deploy.generation, how, took_ms))
         self.beat()
@@ -279,7 +279,8 @@ class WorkerLoop:
         rate = self._limits.records_per_second
         throttle = Throttle(None if rate is None else rate / parallelism, self._ports.clock)
         readings = open_readings(plan, deploy.positions, self._opened, deploy.until)
-        run = SubtaskRun(plan, subtask, parallelism, self._state, links, self._opened, readings, throttle)
+        immediate = self._deliveries.immediate
+        run = SubtaskRun(plan, subtask, parallelism, self._state, links, self._opened, readings, throttle, immediate)
         sources = frozenset(f.index for f in plan.fragments if f.source is not None)
         machine = worker.start(
             deploy.generation, deploy.timeline, subtask, deploy.base_epoch, deploy.first_epoch,
@@ -312,6 +313,7 @@ class WorkerLoop:
                 active.machine = worker.positions_noted(active.machine, barrier.epoch, positions)
             case worker.Commit(through):
                 self._state.commit(through)
+                self._deliveries.immediate.committed(through)
             case worker.Deliver(pending):
                 self._deliveries.queue(pending)
             case worker.Seal(epoch):
@@ -324,11 +326,12 @@ class WorkerLoop:
                 self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))
 
     def _seal(self, generation: Generation, epoch: Epoch, job: SealJob) -> None:
-        def done(result: object) -> None:
-            assert isinstance(result, worker.Sealed) and self._active is not None
-            self._perform(*worker.output_sealed(self._active.machine, epoch, result))
+        def written(result: object) -> None:
+            if self._is_current(generation):
+                assert isinstance(result, worker.Sealed) and self._active is not None
+                self._perform(*worker.output_sealed(self._active.machine, epoch, result))
 
-        self._store(generation, "upload", job.run, done)
+        self._store(generation, "upload", job.run, lambda sealed: self._deliveries.when_in(lambda: written(sealed)))
 
     def _compact(self, generation: Generation, job: CompactJob) -> None:
         def done(result: object) -> None:

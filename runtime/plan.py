@@ -27,6 +27,7 @@ from holdfast.runtime.aggregates import state_columns
 from holdfast.runtime.dead_letters import DEAD_LETTERS, DLQ
 from holdfast.runtime.graph import FromSource, Graph, Node, ToSink
 from holdfast.runtime.identity import assign_operator_ids, check_against, describe_operators
+from holdfast.runtime.immediate_plan import with_immediate_sinks
 from holdfast.runtime.report import describe, render
 from holdfast.runtime.steps import (
     ANY_FRAGMENT,
@@ -150,7 +151,7 @@ def with_operator_ids(plan: Plan, previous_ids: Mapping[str, int]) -> Plan:
 def _finished(work: _Compilation, key_groups: int, previous_ids: Mapping[str, int]) -> Plan:
     drafts = [draft for kind, fragment, schema in work.operators for draft in _operators(kind, schema, fragment)]
     ids = assign_operator_ids([draft.name for draft in drafts], previous_ids)
-    return Plan(
+    plan = Plan(
         app=work.graph.app,
         key_groups=key_groups,
         sources=tuple(work.sources),
@@ -159,6 +160,8 @@ def _finished(work: _Compilation, key_groups: int, previous_ids: Mapping[str, in
         fragments=tuple(fragment.finished() for fragment in work.growing),
         edges=tuple(work.edges),
     )
+    sources = [node.kind for node in work.graph.nodes if isinstance(node.kind, FromSource)]
+    return with_immediate_sinks(plan, {s.name: s.partitioned_by for s in sources if s.partitioned_by})
 
 
 def _operators(aggregate: Aggregate | WindowAggregate, schema: pa.Schema, fragment: int) -> list[OperatorSpec]:

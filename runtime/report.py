@@ -22,6 +22,7 @@ from holdfast.runtime.steps import (
     Late,
     Plan,
     Project,
+    SinkSpec,
     SinkStep,
     Step,
     Union,
@@ -42,7 +43,8 @@ def describe(plan: Plan) -> dict[str, Any]:
         "sinks": [
             {"name": sink.name, "kind": type(sink.sink).__name__,
              "fragment": None if sink.fragment == ANY_FRAGMENT else sink.fragment,
-             "columns": _columns(sink.schema), "upsert_key": _key(sink.upsert_key)}
+             "columns": _columns(sink.schema), "upsert_key": _key(sink.upsert_key),
+             "written": _written(sink)}
             for sink in plan.sinks
         ],
         "operators": [
@@ -73,6 +75,8 @@ def render(plan: Plan) -> str:
         lines.extend(_below(fragment, INPUT, 1))
     dead = [sink for sink in plan.sinks if sink.fragment == ANY_FRAGMENT]
     lines += [f"\ndead letters of every fragment: sink {sink.name} ({_shown(sink.schema)})" for sink in dead]
+    at_once = [sink.name for sink in plan.sinks if sink.path is not None]
+    lines += ["", f"written at once: {', '.join(at_once)}; other sinks at the commit"] if at_once else []
     return "\n".join(lines)
 
 
@@ -136,6 +140,10 @@ def _text(step: Step) -> str:
             return f"sink {sink}"
         case Exchange(edge=edge):
             return f"exchange to edge {edge}"
+
+
+def _written(sink: SinkSpec) -> str:
+    return "at commit" if sink.path is None else "at once"
 
 
 def _columns(schema: pa.Schema) -> list[dict[str, Any]]:

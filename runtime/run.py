@@ -34,6 +34,7 @@ from holdfast.runtime import messages as m
 from holdfast.runtime.admission import check_from, check_has_end, refuse_second_run
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
+from holdfast.runtime.exposed import check_written_at_once, exposed
 from holdfast.runtime.local import boot_id
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.placement import local_paths
@@ -82,6 +83,8 @@ class Prepared:
     partitions: Mapping[str, tuple[int, ...]]
     until: Mapping[str, Mapping[int, int]] | None = None
     """With `once`: the end offsets of every source as they were found."""
+    warnings: tuple[str, ...] = ()
+    """For people: what this run cannot make right."""
 
 
 def prepare(
@@ -122,6 +125,7 @@ def prepare(
             before = repository.load_manifest(job.completed[-1].body.manifest)
     if before is not None:
         _check_sinks(plan, before)
+        check_written_at_once(plan, before)
     plan, operators = _with_identities(plan, before.operators if before is not None else (), drop_state)
     partitions: dict[str, tuple[int, ...]] = {}
     until: dict[str, Mapping[int, int]] | None = {} if once else None
@@ -137,7 +141,8 @@ def prepare(
     for sink in plan.sinks:
         _prepare_sink(sink, job)
     dlq_places.write(store, plan)
-    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until)
+    warnings = exposed(plan, job, before)
+    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings)
 
 
 def run(

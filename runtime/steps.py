@@ -194,6 +194,8 @@ class SinkSpec:
     fragment: int
     schema: pa.Schema
     upsert_key: tuple[str, ...] | None
+    path: str | None = None
+    """Identity of the code between the source and a sink that is written at once; None: it is written at the commit."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from holdfast.runtime import watermark
 from holdfast.runtime.channels import Links
 from holdfast.runtime.dead_letters import DLQ, Letters
 from holdfast.runtime.event_time import EventTime
+from holdfast.runtime.immediate import ImmediateWrites
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.functions import Arrival
 from holdfast.runtime.operators.intake import Intake
@@ -83,9 +84,11 @@ class SubtaskRun:
         opened: Mapping[str, OpenSource],
         readings: list[Reading],
         throttle: Throttle,
+        immediate: ImmediateWrites,
     ) -> None:
         self._plan, self._subtask, self._parallelism = plan, subtask, parallelism
         self._state, self.links, self._readings, self._throttle = state, links, readings, throttle
+        self._immediate = immediate
         self._paused: set[ChannelId] = set()
         self._routers = {e.index: Router(e, parallelism, plan.key_groups) for e in plan.edges}
         self._inputs = {f.index: inputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
@@ -117,6 +120,7 @@ class SubtaskRun:
                 self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
         self._close_stages(index, barrier.epoch)
         positions = tuple(self._position(r) for r in self._readings if r.fragment == index)
+        self._immediate.noted(barrier.epoch, positions)
         for channel in self._outputs[index]:
             self.links.put(channel, barrier)
         return positions
@@ -254,7 +258,10 @@ class SubtaskRun:
             self.links.put(ChannelId(edge, self._subtask, receiver), rows)
 
     def _write(self, sink: str, batch: pa.RecordBatch) -> None:
-        self._stages[sink].add(batch)
+        if self._immediate.takes(sink):
+            self._immediate.collect(sink, batch)
+        else:
+            self._stages[sink].add(batch)
 
     def _has_room(self, index: int) -> bool:
         return all(self.links.room(channel) for channel in self._outputs[index])
@@ -331,6 +338,7 @@ class SubtaskRun:
             time.woke(reading.partition)
         batch, arrival = self._intakes[reading.fragment].take(batch, arrival)
         self._fragments[reading.fragment].on_batch(batch, arrival)
+        self._immediate.arrived(reading.source, reading.partition, following)
         if time is not None:
             time.emitted(reading.partition, batch, following)
 

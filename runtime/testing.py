@@ -27,8 +27,9 @@ from holdfast.runtime import master
 from holdfast.runtime.app import App
 from holdfast.runtime.cluster import Cluster
 from holdfast.runtime.settings import duration_ms
-from holdfast.runtime.steps import Plan
+from holdfast.runtime.steps import Plan, SinkSpec
 from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.storage.objects import MemoryObjects
 
 PARTITIONS = 4
@@ -113,7 +114,7 @@ class TestDriver:
         plan = app.plan()
         rng = random.Random(seed)
         self.sources = {s.name: PushedSource(s.name, s.source.schema, rng) for s in plan.sources}
-        self.sinks = {s.name: MemorySink(key=s.upsert_key) for s in plan.sinks}
+        self.sinks = {s.name: _double(s) for s in plan.sinks}
         plan = _with_doubles(plan, self.sources, self.sinks)
         self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}
         self._operators = {operator.name: operator.id for operator in plan.operators}
@@ -265,6 +266,10 @@ class TestDriver:
                 not_done=str(error.get("not_done", "the job ended")),
                 next_step=str(error.get("next", "see the cause above")),
             )
+
+
+def _double(spec: SinkSpec) -> MemorySink:
+    return MemorySink(key=spec.upsert_key) if spec.path is None else ImmediateTable(key=spec.sink.key or ())
 
 
 def _with_doubles(plan: Plan, sources: Mapping[str, PushedSource], sinks: Mapping[str, MemorySink]) -> Plan:

@@ -50,6 +50,7 @@ from holdfast.sinks.contract import (
     check_null_keys,
     no_fault,
 )
+from holdfast.sinks.immediate import ImmediateSink
 from holdfast.sinks.sqlite_file import (
     check_name,
     check_place,
@@ -81,7 +82,8 @@ class SQLite:
         delivery: "transactional": the rows of an epoch become visible at once, after its checkpoint.
             "idempotent": so too, and a key changes only by a newer tag than the one its row carries in
             the column `_holdfast_tag`, which the table then has besides the stream's; needs a key.
-            Rows are not written before their epoch is committed: there is no immediate mode.
+            Where no shuffle lies between source and sink, and the source is known to be partitioned by columns of the
+            key, rows are written at once, before their epoch is committed; `holdfast plan` says which it is.
     """
 
     path: str
@@ -168,6 +170,19 @@ class SQLite:
     def open(self, job_uuid: str, writer: Writer) -> SQLiteTarget:
         """See Sink.open."""
         return SQLiteTarget(self, job_uuid, writer)
+
+    def at_once(self) -> ImmediateSink | None:
+        """See IdempotentSink.at_once."""
+        from holdfast.sinks.sqlite_immediate import ImmediateSQLite
+
+        return ImmediateSQLite(self) if self.tags_rows else None
+
+    def check_owner(self, job_uuid: str | None, name: str) -> None:
+        """Refuse a table that this sink of this job has written at once until now; see OwnedSink.check_owner."""
+        from holdfast.sinks.sqlite_immediate import refuse_fenced
+
+        if self.tags_rows:
+            refuse_fenced(self, job_uuid, name)
 
     def _check_delivery(self, schema: pa.Schema) -> None:
         if self.delivery not in ("transactional", "idempotent"):

@@ -64,12 +64,17 @@ class RowTags:
 
     def __init__(self, table: str, key: Iterable[str], incoming: str, job_uuid: str, writer: Writer) -> None:
         self._table, self._key, self._incoming = table, tuple(key), incoming
-        self._named = "".join(letter.lower() if letter.isascii() else letter for letter in table)  # as SQLite folds
+        self.named = "".join(letter.lower() if letter.isascii() else letter for letter in table)
+        """The table as SQLite folds it."""
         self._job, self._writer = job_uuid, writer
 
     def leave_out_older(self, db: sqlite3.Connection, tag: Tag) -> None:
         """Delete from the delivery what is not newer than its key; equal is not newer."""
-        standing = row_tag(self._job, tag), last_tag(self._job)
+        self.leave_out(db, row_tag(self._job, tag), last_tag(self._job))
+
+    def leave_out(self, db: sqlite3.Connection, first: str, last: str) -> None:
+        """Delete from the delivery the keys whose tag lies between these two."""
+        standing = first, last
         same = " AND ".join(f"t.{quoted(name)} = i.{quoted(name)}" for name in self._key)
         db.execute(
             f"DELETE FROM {self._incoming} AS i WHERE EXISTS (SELECT 1 FROM main.{quoted(self._table)} AS t "
@@ -79,28 +84,32 @@ class RowTags:
         db.execute(
             f"DELETE FROM {self._incoming} AS i WHERE EXISTS (SELECT 1 FROM main.{TOMBSTONE} AS d "
             f'WHERE d."table" = ? AND d."key" = {json_object("i", self._key)} AND d.tag BETWEEN ? AND ?)',
-            (self._named, *standing),
+            (self.named, *standing),
         )
 
     def bury(self, db: sqlite3.Connection, tag: Tag) -> None:
         """Leave a tombstone for every key that is deleted, whether it has a row or not; take those of puts away."""
+        self.bury_as(db, row_tag(self._job, tag))
+
+    def bury_as(self, db: sqlite3.Connection, text: str) -> None:
+        """Do the same with the text of a tag."""
         key = json_object("i", self._key)
         db.execute(
             f'DELETE FROM main.{TOMBSTONE} WHERE "table" = ? '
             f'AND "key" IN (SELECT {key} FROM {self._incoming} AS i WHERE i.{OP} = {PUT})',
-            (self._named,),
+            (self.named,),
         )
         db.execute(
             f'INSERT INTO main.{TOMBSTONE} ("table", "key", tag, sink, writer) '
             f"SELECT ?, {key}, ?, ?, ? FROM {self._incoming} AS i WHERE i.{OP} = {DELETE} "
             f'ON CONFLICT ("table", "key") DO UPDATE SET '
             f"tag = excluded.tag, sink = excluded.sink, writer = excluded.writer",
-            (self._named, row_tag(self._job, tag), self._writer.sink, self._writer.subtask),
+            (self.named, text, self._writer.sink, self._writer.subtask),
         )
 
     def forget(self, db: sqlite3.Connection, through: Tag) -> None:
         """Drop the writer's tombstones up to a tag: nothing older than it is delivered any more."""
         db.execute(
             f'DELETE FROM main.{TOMBSTONE} WHERE "table" = ? AND sink = ? AND writer = ? AND tag BETWEEN ? AND ?',
-            (self._named, self._writer.sink, self._writer.subtask, f"{self._job}/", row_tag(self._job, through)),
+            (self.named, self._writer.sink, self._writer.subtask, f"{self._job}/", row_tag(self._job, through)),
         )

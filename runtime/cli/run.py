@@ -123,6 +123,8 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
     prepared = runner.prepare(
         app.plan(), settings, args.drop_state, once=args.once, takeover=args.takeover, savepoint=args.savepoint
     )
+    for warning in prepared.warnings:
+        advise(f"\nWarning: {warning}.\n")
     ship_by_value(folder)
     start = _positions(prepared)
     tally = Tally(start)

@@ -116,6 +116,12 @@ class Log:
         return meta
 
     def _check_schema(self, meta: LogMeta) -> None:
+        if self.key is not None and set(self.key) != set(meta.key):
+            raise ConfigError(
+                f"the log at {self.path} is partitioned by {list(meta.key) or 'no key'}, the job says {list(self.key)}",
+                not_done="the source was not opened",
+                next_step="correct key in the job, or leave it out",
+            )
         if self._expected is None:
             return
         # A column may be null in the log alone: where it is, the record is undecodable (API.md).

@@ -1,4 +1,7 @@
-"""The job that the end-to-end tests break: two keyed aggregates side by side, of an embedded log."""
+"""The job that the end-to-end tests break: two keyed aggregates side by side, of an embedded log.
+
+Its sinks are of every kind: transactional, idempotent at the commit, and (`last`) idempotent and written at once.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,19 @@ class Visit:
     user: str
     page: int
     amount: int
+    part: int
+    """The partition of the log."""
 
 
 folder = Path(os.environ["COUNTING_FOLDER"])
 app = hf.App("counting", root=str(folder / "root"), checkpoint_every="500ms")
-visits = app.source("visits", hf.Log(str(folder / "input"), Visit))
+visits = app.source("visits", hf.Log(str(folder / "input"), Visit), partitioned_by=["part"])
 users = visits.key_by("user").agg("users", n=hf.count(), total=hf.sum("amount"), worst=hf.max("amount"))
 users.sink("users-out", hf.SQLite(str(folder / "out.db"), table="users", key=["user"]))
 gains = visits.filter(pl.col("amount") > 0).key_by("page").agg("pages", n=hf.count(), least=hf.min("amount"))
-gains.sink("pages-out", hf.SQLite(str(folder / "out.db"), table="pages", key=["page"]))
+gains.sink("pages-out", hf.SQLite(str(folder / "out.db"), table="pages", key=["page"], delivery="idempotent"))
+last = visits.filter(pl.col("page") < 100).select("part", "page", "user", "amount")
+last.sink("last-out", hf.SQLite(str(folder / "last.db"), table="last", key=["part", "page"], delivery="idempotent"))
 
 if __name__ == "__main__":
     app.main()

@@ -121,6 +121,7 @@ def make_input(folder: Path, rows: int) -> pl.DataFrame:
             "user": "user-" + ((index * 7919) % 5_003).cast(pl.String),
             "page": (index * 104_729) % 997,
             "amount": (index * 31) % 1_000 - 300,
+            "part": index // (rows // 4),
         }
     )
     schema = pa.schema(
@@ -128,6 +129,7 @@ def make_input(folder: Path, rows: int) -> pl.DataFrame:
             pa.field("user", pa.string(), nullable=False),
             pa.field("page", pa.int64(), nullable=False),
             pa.field("amount", pa.int64(), nullable=False),
+            pa.field("part", pa.int64(), nullable=False),
         ]
     )
     store = open_objects(str(folder / "input"))
@@ -143,7 +145,7 @@ def make_input(folder: Path, rows: int) -> pl.DataFrame:
 
 
 def differences(folder: Path, frame: pl.DataFrame) -> list[str]:
-    """Compare both tables with Polars straight over the input; return what differs."""
+    """Compare the tables with Polars straight over the input; return what differs."""
     wanted = {
         "users": frame.group_by("user").agg(
             n=pl.len().cast(pl.Int64), total=pl.col("amount").sum(), worst=pl.col("amount").max()
@@ -151,17 +153,20 @@ def differences(folder: Path, frame: pl.DataFrame) -> list[str]:
         "pages": frame.filter(pl.col("amount") > 0)
         .group_by("page")
         .agg(n=pl.len().cast(pl.Int64), least=pl.col("amount").min()),
+        "last": frame.filter(pl.col("page") < 100)
+        .group_by("part", "page")
+        .agg(pl.col("user").last(), pl.col("amount").last()),
     }
     problems = []
-    with contextlib.closing(sqlite3.connect(folder / "out.db")) as database:
-        for table, rows in wanted.items():
+    for table, rows in wanted.items():
+        with contextlib.closing(sqlite3.connect(folder / ("last.db" if table == "last" else "out.db"))) as database:
             found = set(database.execute(f"SELECT {', '.join(rows.columns)} FROM {table}"))
-            expected = set(rows.rows())
-            if found != expected:
-                problems.append(
-                    f"{table}: {len(expected - found)} missing or wrong, {len(found - expected)} unexpected, "
-                    f"for example {sorted(expected - found)[:2]} and {sorted(found - expected)[:2]}"
-                )
+        expected = set(rows.rows())
+        if found != expected:
+            problems.append(
+                f"{table}: {len(expected - found)} missing or wrong, {len(found - expected)} unexpected, "
+                f"for example {sorted(expected - found)[:2]} and {sorted(found - expected)[:2]}"
+            )
     return problems
 
 

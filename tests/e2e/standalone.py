@@ -124,9 +124,9 @@ def python_without_holdfast(folder: Path) -> Path:
 def running_on(cluster: Standalone, folder: Path, records_per_second: str) -> Iterator[Run]:
     """Start the job, with TLS as between machines. A killed process is seen by its closed streams; nobody is lost for
     being slow."""
-    how = {"HOLDFAST_TLS": "on", "HOLDFAST_SILENT_AFTER_MS": "60000", "HOLDFAST_SESSION_TIMEOUT_MS": "60000"}
+    how = {**cluster.environment, "HOLDFAST_TLS": "on", "HOLDFAST_SILENT_AFTER_MS": "60000", "HOLDFAST_SESSION_TIMEOUT_MS": "60000"}
     flags = ("--master", cluster.url, "--max-records-per-second", records_per_second)
-    with running(folder, *flags, **cluster.environment, **how) as run:
+    with running(folder, *flags, job=JOB, **how) as run:
         yield run
 
 

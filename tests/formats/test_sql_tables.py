@@ -14,13 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
+from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT
+from holdfast.sinks.immediate import Origin, Owner
 from holdfast.sinks.sqlite import SQLite
 
 GOLDEN = Path(__file__).parent / "sql_tables.sql"
 GOLDEN_IDEMPOTENT = GOLDEN.with_name("sql_tables_idempotent.sql")
-
+GOLDEN_AT_ONCE = GOLDEN.with_name("sql_tables_at_once.sql")
 
 SCHEMA = pa.schema(
     [
@@ -46,6 +47,33 @@ class TestTablesInASqlTarget:
         sink.prepare(SCHEMA, KEY)
         created = [sql for (sql,) in ask(sink, "SELECT sql FROM sqlite_master WHERE type = 'table' ORDER BY name")]
         assert ";\n\n".join(created) + ";\n" == golden.read_text()
+
+    def test_a_table_that_is_written_at_once_is_the_one_that_earlier_versions_created(self, tmp_path: Path) -> None:
+        table = SQLite(tmp_path / "out.db", "hot", KEY, "idempotent")
+        sink = table.at_once()
+        assert sink is not None
+        sink.prepare(SCHEMA, KEY)
+        created = [sql for (sql,) in ask(table, "SELECT sql FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+        assert ";\n\n".join(created) + ";\n" == GOLDEN_AT_ONCE.read_text()
+
+    def test_its_rows_carry_the_tag_as_earlier_versions_wrote_it(self, tmp_path: Path) -> None:
+        table = SQLite(tmp_path / "out.db", "Hot", KEY, "idempotent")
+        sink = table.at_once()
+        assert sink is not None
+        sink.prepare(SCHEMA, KEY)
+        schema = SCHEMA.append(pa.field(OP, pa.int8()))
+        at = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
+        rows = [{"auction": n, "window_end": at, "top": 0.5, "raw": b"", OP: op} for n, op in ((1, PUT), (2, DELETE))]
+        origin = Origin("bids", 3)
+        with closing(sink.open_at_once(Owner(JOB, "out", Generation(5), Timeline(2), "code"))) as target:
+            target.fence({origin: 7})
+            target.write(origin, 40, [pa.RecordBatch.from_pylist(rows, schema=schema)])
+        tag = f"{JOB}/@out/bids/3/0000000002/0000000000000000040"
+        assert ask(table, "SELECT auction, _holdfast_tag FROM hot") == [(1, tag)]
+        assert ask(table, "SELECT * FROM holdfast_tombstone") == [
+            ("hot", '{"auction":2,"window_end":"2026-01-31T09:30:00.000000Z"}', tag, "out", 3)
+        ]
+        assert ask(table, "SELECT * FROM holdfast_fence") == [(JOB, "out", "bids", 3, 5, 2, 40, "code")]
 
     def test_rows_and_tombstones_carry_the_tag_as_earlier_versions_wrote_it(self, tmp_path: Path) -> None:
         sink = SQLite(tmp_path / "out.db", "Hot", KEY, "idempotent")

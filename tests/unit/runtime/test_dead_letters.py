@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 import pyarrow as pa
@@ -33,6 +33,7 @@ from holdfast.model import (
 from holdfast.runtime.channels import MemoryNetwork, OpenLinks
 from holdfast.runtime.cluster import VirtualClock
 from holdfast.runtime.dead_letters import DEAD_LETTERS, decode_row, encode_row, told
+from holdfast.runtime.immediate import ImmediateWrites
 from holdfast.runtime.plan import describe, render
 from holdfast.runtime.reading import Throttle, open_readings
 from holdfast.runtime.sources.source import OpenSource, Source
@@ -45,6 +46,9 @@ from holdfast.state.store import Identity, StateStore
 from holdfast.storage.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 from holdfast.testing import TestDriver
+
+if TYPE_CHECKING:
+    from holdfast.runtime.loop import Ports
 
 
 @dataclass
@@ -362,7 +366,9 @@ class TestItsEpoch:
         state = StateStore(Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w")), specs, 16, (0, 16))
         readings = open_readings(plan, (SourcePosition("lines", 0, 0),), opened)
         throttle = Throttle(None, VirtualClock())
-        run = SubtaskRun(plan, Subtask(0), 1, state, links, opened, readings, throttle)
+        # No sink of this plan is written at once, so nothing is asked of the surroundings.
+        immediate = ImmediateWrites(plan, cast("Ports", None), lambda *_: None, lambda *_: None)
+        run = SubtaskRun(plan, Subtask(0), 1, state, links, opened, readings, throttle, immediate)
 
         def read(number: int) -> None:
             row = pa.Table.from_pylist([{"number": number, "text": None}], schema=pushed.schema)

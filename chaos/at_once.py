@@ -1,0 +1,172 @@
+"""A table that is written at once, as one worker sees it, and what must hold of it whenever somebody looks.
+
+Requests and replies are lost and writes land late, as those of chaos/targets.py; a write that lands late meets the
+fence as it is then. A reader sees rows that no checkpoint holds yet, but never a row that no record gave, never an
+older one after a newer one, and every row of a completed epoch.
+
+Invariants
+    - A write changes rows, tags and fence together, or nothing.
+
+Source: PROTOCOL P22; docs/design/0012.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from holdfast.chaos import oracle
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.oracle import PARTITION_STRIDE, Cut
+from holdfast.chaos.schedule import Process
+from holdfast.chaos.stores import LATE_S
+from holdfast.chaos.workload import Scenario
+from holdfast.errors import Fenced, Unavailable
+from holdfast.model import Writer
+from holdfast.sinks.immediate import Origin, Owner, Written
+from holdfast.sinks.memory import MemoryTarget
+from holdfast.sinks.memory_immediate import ImmediateTable
+
+if TYPE_CHECKING:
+    from holdfast.chaos.world import World
+
+T = TypeVar("T")
+
+
+class ProcessTable:
+    """The sink in the plan of one worker."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world, self._process, self._table = world, process, world.lasts
+
+    @property
+    def key(self) -> tuple[str, ...] | None:
+        """See Sink.key."""
+        return self._table.key
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check."""
+        self._table.check(schema, upsert_key)
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self._table.prepare(schema, upsert_key)
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept."""
+        self._table.accept(batch)
+
+    def open(self, job_uuid: str, writer: Writer) -> MemoryTarget:
+        """See Sink.open; nothing is ever staged for it."""
+        return self._table.open(job_uuid, writer)
+
+    def open_at_once(self, owner: Owner) -> ProcessWrites:
+        """See ImmediateSink.open_at_once."""
+        return ProcessWrites(self._world, self._process, owner)
+
+    def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
+        """See ImmediateSink.written."""
+        return self._table.written(job_uuid, sink)
+
+
+class ProcessWrites:
+    """One owner's way into the table. See immediate.ImmediateTarget."""
+
+    def __init__(self, world: World, process: Process, owner: Owner) -> None:
+        self._world, self._process, self.owner, self.table = world, process, owner, world.lasts
+
+    def fence(self, starts: Mapping[Origin, int]) -> None:
+        """See ImmediateTarget.fence."""
+        self._process.call(lambda: self._heard("fence", lambda: self.table.fence(self.owner, starts)))
+
+    def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
+        """See ImmediateTarget.write."""
+        return self._process.call(lambda: self._send(origin, offset, batches))
+
+    def forget(self, committed: Mapping[Origin, int]) -> None:
+        """See ImmediateTarget.forget."""
+        self.table.forget_tombstones(self.owner, committed)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _send(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
+        what = f"write of partition {origin.partition} below {offset}"
+        if self._world.faults.strikes(Fault.SINK_LATE):
+            delay = self._world.random.choice(LATE_S)
+            late = f"{self._process.name}'s {what} lands late"
+            self._world.schedule.after(delay, None, late, lambda: self._land_unheard(origin, offset, batches))
+            raise self._unavailable(f"{what}: no reply, it lands in {delay} s")
+        return self._heard(what, lambda: self._land(origin, offset, batches))
+
+    def _heard(self, what: str, effect: Callable[[], T]) -> T:
+        faults = self._world.faults
+        if faults.down(Fault.SINK_DOWN) or faults.strikes(Fault.SINK_REFUSED):
+            raise self._unavailable(f"{what}: refused")
+        result = effect()
+        if faults.strikes(Fault.SINK_REPLY_LOST):
+            raise self._unavailable(f"{what}: done, but the reply is lost")
+        return result
+
+    def _land(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
+        deleted = self.table.write(self.owner, origin, offset, batches)
+        self._say(f"partition {origin.partition} is written below {offset}")
+        self._world.checks.lasts.written(self.owner, origin, self.table)
+        return deleted
+
+    def _land_unheard(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> None:
+        try:
+            self._land(origin, offset, batches)
+        except Fenced:
+            self._say(f"refuses generation {self.owner.generation}")
+
+    def _say(self, what: str) -> None:
+        self._world.schedule.journal.say(self._process.name, f"{self.owner.sink}: {what}")
+
+    def _unavailable(self, what: str) -> Unavailable:
+        self._say(what)
+        return Unavailable(what, next_step="try again")
+
+
+class Lasts:
+    """What a reader sees of the table: of every place the last record, as far as it was read."""
+
+    def __init__(self, scenario: Scenario, fail: Callable[[str, str], None]) -> None:
+        self._scenario, self._fail = scenario, fail
+        self._records = {r.id: r for records in scenario.partitions for r in records}
+        self._shown: dict[int, int] = {}
+        """Place to the offset of the record that is shown."""
+
+    def written(self, owner: Owner, origin: Origin, table: ImmediateTable) -> None:
+        """Look at every row after a write."""
+        newest = table.fences[owner.job_uuid, owner.sink, origin].generation
+        if owner.generation < newest:
+            self._fail("P22 fence", f"generation {owner.generation} wrote from {origin}, which {newest} owns")
+        for row in table.rows():
+            record = self._records.get(row["id"])
+            if record is None or row != oracle.shown(record):
+                self._fail("I5 visible", f"{row} is no record")
+                return
+            offset = record.id % PARTITION_STRIDE
+            if offset < self._shown.get(record.place, 0):
+                what = f"place {record.place} shows offset {offset} after {self._shown[record.place]}"
+                self._fail("P22 order", what)
+            self._shown[record.place] = offset
+
+    def completed(self, cut: Cut) -> None:
+        """An epoch is complete: all its rows are there, or newer ones."""
+        for place, record in oracle.lasts(self._scenario.partitions, cut, self._scenario.above).items():
+            if self._shown.get(place, -1) < record.id % PARTITION_STRIDE:
+                what = f"place {place} shows offset {self._shown.get(place)}, the checkpoint holds record {record}"
+                self._fail("I1 loss", what)
+
+    def at_end(self, table: ImmediateTable) -> None:
+        """Compare all rows with the last record of every place."""
+        everything = oracle.whole(self._scenario.partitions)
+        last = oracle.lasts(self._scenario.partitions, everything, self._scenario.above)
+        expected = {place: oracle.shown(record) for place, record in last.items()}
+        found = {row["place"]: row for row in table.rows()}
+        if found != expected:
+            self._fail("I1 loss", f"written at once: found {found}, expected {expected}")

@@ -1,0 +1,160 @@
+"""What a sink is that is written at once, before the epoch of its rows is committed.
+
+Where no shuffle lies between a source and a sink, and every key of the target comes from one source partition, a row's
+place in that partition orders all writes to its key. The value is stored with its tag: (job, sink, source, partition,
+timeline, offset). The offset is how far the partition had been read when the value was the key's last one, so a value
+with a higher offset is never the older one, however the rows were cut into batches, before a failure or after it. An
+index of the rows of one record is not needed: of one write only the last row of a key is applied.
+
+After a crash the partition is read again from the checkpoint. What is written again meets its own tags: nothing is
+applied twice, and no older value goes over a newer one. The promise is for deterministic code, and readers of the
+target see what is not committed yet.
+
+Invariants
+    - The fence of a partition is written before the first row, and checked in the transaction that writes rows.
+    - A write applies to a key only if its tag is newer than the key's; equal is not newer.
+    - A key that carries the tag of another partition, or of another sink, is an error and changes nothing.
+    - A deleted key keeps its tag in a tombstone until the delete is committed and every older generation fenced.
+
+Pure: no clock, thread or I/O.
+Source: PROTOCOL P1, P22; docs/design/0012.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, Fenced
+from holdfast.model import Generation, Timeline
+from holdfast.sinks.contract import Sink
+
+_TIMELINE_DIGITS, _OFFSET_DIGITS = 10, 19
+
+
+@dataclass(frozen=True, order=True)
+class Origin:
+    """Where the rows of a write come from: one partition of one source."""
+
+    source: str
+    partition: int
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who writes: one sink of a job, in one generation."""
+
+    job_uuid: str
+    sink: str
+    generation: Generation
+    timeline: Timeline
+    path: str
+    """Identity of the code between source and sink."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a target knows of one partition."""
+
+    origin: Origin
+    generation: Generation
+    timeline: Timeline
+    offset: int
+    """How far the partition was read when it was last written from, in this timeline."""
+    path: str
+
+
+class ImmediateTarget(Protocol):
+    """One owner's way into a target. One call at a time, from any thread; every call may be repeated."""
+
+    def fence(self, starts: Mapping[Origin, int]) -> None:
+        """Take these partitions over: no older generation writes from them any more.
+
+        Args:
+            starts: The offset from which each is read.
+
+        Raises:
+            Fenced: a newer generation owns one of them; nothing was changed.
+            Unavailable: the outcome is unknown.
+        """
+
+    def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
+        """Apply the last row of every key where that is newer, in one transaction; return how many keys are deleted.
+
+        Args:
+            offset: How far the partition has been read.
+            batches: All rows that came from the records since the last write, in order.
+
+        Raises:
+            Fenced: a newer generation owns the partition; nothing was changed.
+            ConfigError: a key belongs to another partition, or the target does not take the rows; nothing was changed.
+            Unavailable: the outcome is unknown.
+        """
+
+    def forget(self, committed: Mapping[Origin, int]) -> None:
+        """Drop tombstones that lie before the offsets of a completed checkpoint; the partitions are fenced."""
+
+    def close(self) -> None:
+        """Release the connection; an unfinished write is undone."""
+
+
+@runtime_checkable
+class ImmediateSink(Sink, Protocol):
+    """A sink that is written at once. It cannot be taken back by a rewind: there are no before-images."""
+
+    def open_at_once(self, owner: Owner) -> ImmediateTarget:
+        """Return the owner's target; no connection is made yet."""
+
+    def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
+        """Return what the target knows of every partition. Raises Unavailable, ConfigError."""
+
+
+@runtime_checkable
+class IdempotentSink(Sink, Protocol):
+    """A sink that can keep the tag of every row."""
+
+    def at_once(self) -> ImmediateSink | None:
+        """Return the same target, to be written before the commit; None if it is configured otherwise."""
+
+
+def origin_prefix(job_uuid: str, sink: str, origin: Origin) -> str:
+    """Return how the tags of one partition begin; `@` sorts them behind those of sinks that write at the commit."""
+    return f"{job_uuid}/@{sink}/{origin.source}/{origin.partition}/"
+
+
+def immediate_tag(owner: Owner, origin: Origin, offset: int) -> str:
+    """Return the tag as a row carries it; of one partition, the text order is that of (timeline, offset)."""
+    prefix = origin_prefix(owner.job_uuid, owner.sink, origin)
+    return f"{prefix}{owner.timeline:0{_TIMELINE_DIGITS}d}/{offset:0{_OFFSET_DIGITS}d}"
+
+
+def after_all(prefix: str) -> str:
+    """Return what no tag with this prefix is above."""
+    return f"{prefix}~"
+
+
+def elsewhere(where: str, origin: Origin, key: str, tag: str) -> ConfigError:
+    """Return the error for a key that was written from somewhere else, as `tag` says."""
+    parts = tag.split("/")
+    found = f"partition {parts[3]} of source {parts[2]!r} by sink {parts[1][1:]!r}" if len(parts) == 6 else "a commit"
+    return ConfigError(
+        f"{where}: the key {key} comes from partition {origin.partition} of source {origin.source!r}, but was written "
+        f"from {found}; a key of a target that is written at once belongs to one partition of one sink",
+        not_done="the rows were not written; what was written before stays",
+        next_step="if the source is not partitioned by this key, take partitioned_by (or the key of hf.Log) out of "
+        "the code and write to a new table, which is then written at each commit; if the sink was renamed, "
+        "give it its name back",
+    )
+
+
+def overtaken(where: str, origin: Origin, generation: Generation, standing: int) -> Fenced:
+    """Return the error for a writer whose partition a newer generation has taken over."""
+    return Fenced(
+        f"{where}: generation {generation} no longer writes from partition {origin.partition} of source "
+        f"{origin.source!r}: generation {standing} does",
+        not_done="nothing was written to the target",
+        next_step="nothing: this process belongs to a run, or a part of one, that was replaced",
+    )

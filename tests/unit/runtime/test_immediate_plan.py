@@ -1,0 +1,137 @@
+"""Which sinks the plan lets be written at once: those whose keys come from one partition of the source, each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import holdfast as hf
+from holdfast.runtime.dataflow import Stream
+from holdfast.runtime.immediate_plan import is_immediate
+from holdfast.runtime.plan import describe, render
+from holdfast.runtime.schema import schema_of
+from holdfast.storage.log import create_log
+from holdfast.storage.objects import LocalObjects
+
+
+@dataclass
+class Reading:
+    sensor: int
+    room: str
+    value: float
+
+
+def reading(n: int) -> Reading:
+    return Reading(n, "kitchen", 0.5)
+
+
+class Built:
+    """An app with one sink."""
+
+    def __init__(self, by: list[str] | None = None, source: Any = None) -> None:
+        self.app = hf.App("sensors")
+        self.readings = self.app.source("readings", source or hf.Generator(Reading, reading), partitioned_by=by)
+
+    def at_once(self, stream: Stream, *key: str, delivery: str = "idempotent") -> bool:
+        stream.sink("out", hf.SQLite("/data/out.db", "out", list(key), delivery=delivery))
+        [spec] = self.app.plan().sinks
+        return is_immediate(spec)
+
+    def path(self, stream: Stream) -> str:
+        assert self.at_once(stream, "sensor")
+        path = self.app.plan().sinks[0].path
+        assert path is not None
+        return path
+
+
+class TestTheRule:
+    def test_a_key_by_which_the_source_is_partitioned_is_written_at_once(self) -> None:
+        built = Built(["sensor"])
+        assert built.at_once(built.readings, "sensor")
+
+    def test_so_is_a_key_with_further_columns(self) -> None:
+        built = Built(["sensor"])
+        assert built.at_once(built.readings, "room", "sensor")
+
+    def test_a_key_without_one_of_the_columns_is_written_at_the_commit(self) -> None:
+        built = Built(["sensor", "room"])
+        assert not built.at_once(built.readings, "sensor")
+
+    def test_without_a_word_about_partitions_it_is_written_at_the_commit(self) -> None:
+        built = Built()
+        assert not built.at_once(built.readings, "sensor")
+
+    def test_transactional_delivery_is_at_the_commit(self) -> None:
+        built = Built(["sensor"])
+        assert not built.at_once(built.readings, "sensor", delivery="transactional")
+
+    def test_a_log_with_a_key_says_so_itself(self, tmp_path: Path) -> None:
+        built = Built(source=hf.Log(tmp_path / "log", Reading, key=["sensor"]))
+        assert built.at_once(built.readings, "sensor")
+
+    def test_behind_a_shuffle_it_is_written_at_the_commit(self) -> None:
+        built = Built(["sensor"])
+        assert not built.at_once(built.readings.key_by("sensor").agg("totals", n=hf.count()), "sensor")
+
+    def test_a_column_may_be_renamed_and_rows_left_out(self) -> None:
+        built = Built(["sensor"])
+        stream = built.readings.filter(pl.col("value") > 0).select("value", id="sensor").filter(lambda r: r.id > 0)
+        assert built.at_once(stream, "id")
+
+    def test_a_column_that_was_computed_is_not_the_sources(self) -> None:
+        built = Built(["sensor"])
+        assert not built.at_once(built.readings.with_columns(sensor=pl.col("sensor") % 2), "sensor")
+
+    def test_neither_is_one_that_a_function_gave(self) -> None:
+        built = Built(["sensor"])
+        assert not built.at_once(built.readings.map(lambda r: r, to=Reading), "sensor")
+
+    def test_streams_that_were_united_have_no_order(self) -> None:
+        built = Built(["sensor"])
+        assert not built.at_once(built.readings.union(built.readings.filter(pl.col("value") > 0)), "sensor")
+
+    def test_an_unknown_column_is_refused(self) -> None:
+        with pytest.raises(hf.ConfigError, match="'senor'"):
+            Built(["senor"])
+
+    def test_a_log_that_is_partitioned_otherwise_is_refused(self, tmp_path: Path) -> None:
+        create_log(LocalObjects(tmp_path / "log"), schema_of(Reading), 4, ("room",))
+        with pytest.raises(hf.ConfigError, match=r"is partitioned by \['room'\], the job says \['sensor'\]"):
+            hf.Log(tmp_path / "log", Reading, key=["sensor"]).check()
+
+    def test_the_plan_shows_when_a_sink_is_written(self) -> None:
+        built = Built(["sensor"])
+        built.readings.sink("later", hf.SQLite("/data/out.db", "later", ["room"], delivery="idempotent"))
+        built.readings.sink("now", hf.SQLite("/data/out.db", "now", ["sensor"], delivery="idempotent"))
+        plan = built.app.plan()
+        assert [(sink["name"], sink["written"]) for sink in describe(plan)["sinks"]] == [
+            ("later", "at commit"),
+            ("now", "at once"),
+        ]
+        assert render(plan).endswith("written at once: now; other sinks at the commit")
+
+
+class TestIdentityOfThePath:
+    def test_the_same_code_has_the_same(self) -> None:
+        built, again = Built(["sensor"]), Built(["sensor"])
+        assert built.path(built.readings) == again.path(again.readings)
+
+    def test_another_expression_has_another(self) -> None:
+        built, again = Built(["sensor"]), Built(["sensor"])
+        first = built.path(built.readings.with_columns(value=pl.col("value") * 2))
+        assert first != again.path(again.readings.with_columns(value=pl.col("value") * 3))
+
+    def test_another_body_of_a_function_has_another(self) -> None:
+        built, again = Built(["sensor"]), Built(["sensor"])
+        first = built.path(built.readings.filter(lambda r: r.value > 1))
+        assert first != again.path(again.readings.filter(lambda r: r.value > 2))
+
+    def test_steps_of_other_sinks_do_not_count(self) -> None:
+        built, again = Built(["sensor"]), Built(["sensor"])
+        again.readings.filter(pl.col("value") > 0).sink("other", hf.SQLite("/data/out.db", "other"))
+        again.readings.sink("out", hf.SQLite("/data/out.db", "out", ["sensor"], delivery="idempotent"))
+        assert [spec.path for spec in again.app.plan().sinks] == [None, built.path(built.readings)]
