@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 import pyspark
-from running import Run, pid_gone, running
+from running import JOB, Run, pid_gone, running
 
 WORKERS = 2
 CORES = 2
@@ -124,9 +124,9 @@ def python_without_holdfast(folder: Path) -> Path:
 def running_on(cluster: Standalone, folder: Path, records_per_second: str) -> Iterator[Run]:
     """Start the job, with TLS as between machines. A killed process is seen by its closed streams; nobody is lost for
     being slow."""
-    how = {**cluster.environment, "HOLDFAST_TLS": "on", "HOLDFAST_SILENT_AFTER_MS": "60000", "HOLDFAST_SESSION_TIMEOUT_MS": "60000"}
+    how = {"HOLDFAST_TLS": "on", "HOLDFAST_SILENT_AFTER_MS": "60000", "HOLDFAST_SESSION_TIMEOUT_MS": "60000"}
     flags = ("--master", cluster.url, "--max-records-per-second", records_per_second)
-    with running(folder, *flags, job=JOB, **how) as run:
+    with running(folder, *flags, job=JOB, **cluster.environment | how) as run:
         yield run
 
 
