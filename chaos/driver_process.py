@@ -8,11 +8,13 @@ Source: DESIGN sections 3 and 4; PROTOCOL P4, P5, P6.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import ProcessStore
+from holdfast.chaos.targets import ProcessSink
 from holdfast.chaos.worker_process import ProcessClock, ProcessLane, WorkerProcess
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.repository import Repository
@@ -42,6 +44,8 @@ class DriverProcess(Process):
         self._world = world
         self.clock: Clock = ProcessClock(world)
         self.repository = Repository(ProcessStore(world, self))
+        sinks = world.plan.sinks
+        self.sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec.name)) for spec in sinks)
         self.owner = f"{world.random.getrandbits(128):032x}"
         self.loop = DriverLoop(world.new_rules(), self.owner, self, PULSE_S)
         self._workers: dict[WorkerId, WorkerProcess] = {}

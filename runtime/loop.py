@@ -229,7 +229,7 @@ class WorkerLoop:
         except HoldfastError as error:
             self._report(deploy.generation, error)
             return
-        self._deliveries.deploy(deploy.generation, deploy.job_uuid, deploy.pending, deploy.confirmed)
+        self._deliveries.deploy(deploy.timeline, deploy.job_uuid, deploy.pending, deploy.confirmed)
         took_ms = round((clock.monotonic() - began) * 1000)
         self._ports.send(m.Ready(self.worker_id, deploy.generation, how, took_ms))
         self.beat()

@@ -37,6 +37,7 @@ from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.plan import Plan, SinkSpec, check_against, describe_operators, with_operator_ids
+from holdfast.runtime.repair import unrepairable
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.host import WorkerTask
@@ -166,7 +167,7 @@ class _Run:
         self, prepared: Prepared, context: SparkContext, progress: Callable[[Mapping[str, Any]], None]
     ) -> None:
         self.clock = SystemClock()
-        self.repository = prepared.repository
+        self.repository, self.sinks = prepared.repository, prepared.plan.sinks
         self._prepared, self._progress = prepared, progress
         self._mailbox = Mailbox()
         self._lanes = ThreadLanes(self._mailbox)
@@ -322,6 +323,7 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         backoff_max=settings.restart_backoff_max_ms / 1000,
         until=prepared.until,
         retention=Retention(settings.retained_checkpoints, settings.retained_for_ms * 1000),
+        unrepairable=unrepairable(plan.sinks),
     )
 
 
