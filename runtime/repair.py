@@ -75,6 +75,10 @@ class Repairs:
         """Return the sinks that are not repaired yet."""
         return tuple(sorted(self._left))
 
+    def as_json(self) -> list[dict[str, str | None]]:
+        """Return what is still to be done, for `status`."""
+        return [{"sink": sink, "error": self.errors.get(sink)} for sink in self.waiting]
+
     def request(self, job: Job, base: Manifest) -> None:
         """Repair every target; what an older request still had to do is left."""
         self._generation, self._left, self.errors = job.generation, {spec.name for spec in self._sinks}, {}
