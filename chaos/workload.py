@@ -60,6 +60,16 @@ class SavepointAsked:
 
 
 @dataclass(frozen=True)
+class RewindAsked:
+    """Somebody wants the job to go back by some checkpoints: the driver is asked, or fenced by a driver of his own."""
+
+    at: float
+    back: int
+    delay: float | None
+    """None: the newest driver is asked; else seconds between his look at the log and his record."""
+
+
+@dataclass(frozen=True)
 class Scenario:
     """Everything that a seed decides before the run; times in virtual seconds from its start."""
 
@@ -81,6 +91,7 @@ class Scenario:
     merging: Thresholds
     retention: Retention
     savepoints: tuple[SavepointAsked, ...]
+    rewinds: tuple[RewindAsked, ...]
     folders: bool
     """Workers keep committed state in folders that outlive them."""
     armed: dict[Fault, float]
@@ -124,6 +135,7 @@ def scenario(seed: int) -> Scenario:
         merging=_merging(keeping),
         retention=_retention(keeping),
         savepoints=_savepoints(keeping),
+        rewinds=_rewinds(random.Random(seed ^ 0xBACC)),
         folders=rng.random() < 0.4,
         armed=armed,
         moments=tuple(sorted(_moments(rng, armed, heal_at), key=lambda moment: moment.at)),
@@ -147,6 +159,15 @@ def _savepoints(rng: random.Random) -> tuple[SavepointAsked, ...]:
     return tuple(
         SavepointAsked(rng.uniform(0.2, 6.0), rng.choice((None, None, *APPENDS_AFTER_S)))
         for _ in range(rng.choice((0, 1, 2, 4)))
+    )
+
+
+def _rewinds(rng: random.Random) -> tuple[RewindAsked, ...]:
+    """In half of the seeds go back once or a few times, soon again too."""
+    first = rng.uniform(0.3, 3.5)
+    return tuple(
+        RewindAsked(first + i * rng.choice((0.05, 0.5, 1.5)), rng.choice((0, 1, 1, 2, 5)), rng.choice((None, None, 0.0, 0.3)))
+        for i in range(rng.choice((0, 0, 0, 1, 1, 3)))
     )
 
 
