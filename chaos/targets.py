@@ -199,8 +199,8 @@ class ProcessTarget:
 def _unheard(land: Callable[[], object]) -> None:
     try:
         land()
-    except Fenced:
-        return  # a later rewind was first; nobody hears it
+    except (Fenced, Unavailable):
+        return  # a later rewind was first, or the target refused; nobody hears it
 
 
 def _shown(tag: Tag | None) -> str:

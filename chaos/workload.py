@@ -166,7 +166,9 @@ def _rewinds(rng: random.Random) -> tuple[RewindAsked, ...]:
     """In half of the seeds go back once or a few times, soon again too."""
     first = rng.uniform(0.3, 3.5)
     return tuple(
-        RewindAsked(first + i * rng.choice((0.05, 0.5, 1.5)), rng.choice((0, 1, 1, 2, 5)), rng.choice((None, None, 0.0, 0.3)))
+        RewindAsked(
+            first + i * rng.choice((0.05, 0.5, 1.5)), rng.choice((0, 1, 1, 2, 5)), rng.choice((None, None, 0.0, 0.3))
+        )
         for i in range(rng.choice((0, 0, 0, 1, 1, 3)))
     )
 
