@@ -154,7 +154,7 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
     hosted = state.workers.get(message.worker)
     if hosted is None or isinstance(state.phase, Over):
         return state, []
-    if isinstance(message, m.Failed) and message.permanent:
+    if isinstance(message, m.Failed) and message.permanent and not rewinding.is_past(state, message):
         return end(state, "failed", message.error)  # whatever the generation: it would come again
     state = _update(state, message.worker, replace(hosted, seen=now))
     phase = state.phase

@@ -18,7 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.checkpoint import append, joblog
+from holdfast.errors import Fenced
 from holdfast.model import Epoch
+from holdfast.runtime import messages as m
 from holdfast.runtime.master_state import CreateRecord, Gathering, Master, Opening, Rewinding, Step
 
 
@@ -63,6 +65,11 @@ def end(state: Master) -> append.Draft | None:
     if not state.ends_repaired or not isinstance(phase, Gathering) or not (phase.base_known and phase.repaired):
         return None
     return lambda _job: joblog.Stopped(job.base_epoch)
+
+
+def is_past(state: Master, message: m.Failed) -> bool:
+    """Return whether a target only refused what a rewind of this very job has left behind."""
+    return message.error.get("kind") == Fenced.kind and message.generation < state.job.generation
 
 
 def refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> str | None:
