@@ -118,7 +118,10 @@ def scenario(seed: int) -> Scenario:
     arrivals = tuple(tuple(sorted(rng.uniform(0.0, span) for _ in range(count))) for count in counts)
     armed = faults.draw(rng)
     heal_at = rng.uniform(1.5, 6.0)
-    keeping = random.Random(seed ^ 0xBA5E)
+    keeping, backwards = random.Random(seed ^ 0xBA5E), random.Random(seed ^ 0xBACC)
+    rewinds = _rewinds(backwards)
+    if rewinds and backwards.random() < 0.4:
+        armed = {**armed, Fault.SINK_LATE: 0.3}  # what comes late meets another timeline
     return Scenario(
         seed=seed,
         parallelism=parallelism,
@@ -135,7 +138,7 @@ def scenario(seed: int) -> Scenario:
         merging=_merging(keeping),
         retention=_retention(keeping),
         savepoints=_savepoints(keeping),
-        rewinds=_rewinds(random.Random(seed ^ 0xBACC)),
+        rewinds=rewinds,
         folders=rng.random() < 0.4,
         armed=armed,
         moments=tuple(sorted(_moments(rng, armed, heal_at), key=lambda moment: moment.at)),
