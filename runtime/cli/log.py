@@ -198,9 +198,10 @@ def seal(args: argparse.Namespace) -> int:
     _meta(args.path)
     store = open_objects(args.path)
     LogWriter(store).seal()
-    ends = LogReader(store).end_offsets()
+    reader = LogReader(store)
+    ends = reader.end_offsets()
     places = [{"partition": partition, "end_offset": end} for partition, end in ends.items()]
-    total = _count(sum(ends.values()), "row")
+    total = _count(sum(reader.rows(partition) for partition in ends), "row")
     _result(args, {"path": args.path, "sealed": True, "partitions": places}, f"{args.path} is sealed with {total}")
     return 0
 

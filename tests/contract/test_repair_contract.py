@@ -443,6 +443,18 @@ class TestHorizon:
         assert forgetful.rows() == replayed(forgetful, *(each for each in HISTORY if each.epoch <= 3))
 
 
+class TestForgettingAfterARewind:
+    def test_what_an_older_timeline_left_above_the_horizon_is_kept(self, either: World) -> None:
+        deliver(either, *HISTORY)
+        either.repair(to(3))
+        deliver(either, write(LEFT, 7, (1, "x"), timeline=2), write(RIGHT, 7, (11, "x"), timeline=2))
+        for writer in (LEFT, RIGHT):
+            with closing(either.sink.open(JOB, writer)) as target:
+                target.forget(tag(2, timeline=2))
+        either.repair(to(2, timeline=3))
+        assert either.rows() == replayed(either, *(each for each in HISTORY if each.epoch <= 2))
+
+
 CHANGES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["a", "b", "c", None])), max_size=4)
 EPOCHS = st.lists(st.tuples(CHANGES, CHANGES), min_size=1, max_size=5)
 
@@ -450,7 +462,7 @@ EPOCHS = st.lists(st.tuples(CHANGES, CHANGES), min_size=1, max_size=5)
 class TestAnyHistory:
     @pytest.mark.parametrize(("kind", "with_key"), [*((k, True) for k in KEYED), *((k, False) for k in APPEND)])
     @given(first=EPOCHS, second=EPOCHS, shares=st.permutations(range(5)), bases=st.tuples(*[st.integers(0, 6)] * 2))
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=10, deadline=None)
     def test_two_rewinds_leave_what_a_replay_leaves(
         self, kind: str, with_key: bool, first: Any, second: Any, shares: list[int], bases: tuple[int, int],
         tmp_path_factory: pytest.TempPathFactory,
