@@ -152,13 +152,14 @@ class MemorySink:
     def forget(self, job_uuid: str, writer: Writer, through: Tag) -> None:
         """See Target.forget."""
         with self._lock:
-            gone = {i.tag for i in self._before if (i.job_uuid, i.writer) == (job_uuid, writer) and i.tag <= through}
+            ours = [image for image in self._before if (image.job_uuid, image.writer) == (job_uuid, writer)]
+            gone = {image.tag for image in ours if _is_up_to(image, through)}
             if gone:
                 self._horizon[job_uuid, writer] = max({self._horizon.get((job_uuid, writer), max(gone)), *gone})
                 self._before = [
                     image
                     for image in self._before
-                    if (image.job_uuid, image.writer) != (job_uuid, writer) or image.tag > through
+                    if (image.job_uuid, image.writer) != (job_uuid, writer) or not _is_up_to(image, through)
                 ]
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
@@ -273,6 +274,10 @@ class MemorySink:
 
 def _by_subtask(writer: Writer) -> int:
     return writer.subtask
+
+
+def _is_up_to(image: BeforeImage, through: Tag) -> bool:
+    return image.tag.timeline <= through.timeline and image.tag.epoch <= through.epoch
 
 
 class MemoryTarget:

@@ -105,8 +105,12 @@ class RowTags:
     def forget(self, db: sqlite3.Connection, through: Tag) -> None:
         """Drop the writer's tombstones up to a tag: nothing older than it is delivered any more."""
         db.execute(
-            f'DELETE FROM main.{TOMBSTONE} WHERE "table" = ? AND sink = ? AND writer = ? AND tag BETWEEN ? AND ?',
-            (self._named, self._writer.sink, self._writer.subtask, f"{self._job}/", row_tag(self._job, through)),
+            f'DELETE FROM main.{TOMBSTONE} WHERE "table" = ? AND sink = ? AND writer = ? AND tag BETWEEN ? AND ? '
+            f"AND substr(tag, -{_EPOCH_DIGITS}) <= ?",
+            (
+                *(self._named, self._writer.sink, self._writer.subtask),
+                *(f"{self._job}/", row_tag(self._job, through), f"{through.epoch:0{_EPOCH_DIGITS}d}"),
+            ),
         )
 
 

@@ -101,15 +101,15 @@ def note_horizon(mark: str = "?") -> str:
     return _forward(
         HORIZON,
         f"SELECT job, sink, writer, timeline, epoch FROM {UNDO} WHERE job = {mark} AND sink = {mark} "
-        f"AND writer = {mark} AND (timeline, epoch) <= ({mark}, {mark}) ORDER BY timeline DESC, epoch DESC LIMIT 1",
+        f"AND writer = {mark} AND timeline <= {mark} AND epoch <= {mark} ORDER BY timeline DESC, epoch DESC LIMIT 1",
     )
 
 
 def forget(mark: str = "?") -> str:
-    """Delete a writer's before-images up to a tag."""
+    """Delete a writer's before-images up to a tag; those of older timelines too, but none of a later epoch."""
     return (
         f"DELETE FROM {UNDO} WHERE job = {mark} AND sink = {mark} AND writer = {mark} "
-        f"AND (timeline, epoch) <= ({mark}, {mark})"
+        f"AND timeline <= {mark} AND epoch <= {mark}"
     )
 
 
