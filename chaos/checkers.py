@@ -10,8 +10,9 @@ plain JSON, and the right answer comes from an oracle that shares no code with t
     I7      an overtaken driver appends nothing
     I8      everything that a manifest names is there, with the right size and hash
     I9      a checkpoint restores to what the oracle says of its offsets
+    P21     after a repair a target shows the base of the rewind, whole, and no older timeline writes to it again
 
-Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13, P17, P18.
+Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13, P17, P18, P21.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest, decode
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.model import Epoch, Generation, JobUuid, Tag, WorkerId, Writer
+from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, Tag, Timeline, WorkerId, Writer
 from holdfast.runtime.steps import Plan
-from holdfast.sinks.contract import OP
+from holdfast.sinks.contract import OP, Rewinding
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.storage.objects import MemoryObjects
 
+NO_TAG = Tag(Timeline(0), NO_EPOCH)
 RESTORED_MAX = 8
 """How many checkpoints of a run are restored before its end."""
 
@@ -67,7 +69,7 @@ class Checks:
         self._upserted = {name: Upserted(name, UPSERTS[name], scenario, self.fail) for name in scenario.upserts}
         windowing = scenario.windowing
         self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
-        self.restored = 0
+        self.restored = self.repairs = 0
         self.outcomes: dict[str, int] = {}
 
     @property
@@ -124,10 +126,30 @@ class Checks:
             keys = {row[UPSERTS[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
 
+    def repairing(self, rewinding: Rewinding) -> None:
+        """A transaction that takes output back is about to commit: the log must say so first (P21)."""
+        if self.history.bases.get(rewinding.to.timeline) != rewinding.to.epoch:
+            self.fail("P21 fence", f"{rewinding.sink} is taken back to {rewinding.to}, which the job log does not say")
+
+    def repaired(self, rewinding: Rewinding) -> None:
+        """It has committed: if it moved a tag, the target shows the base epoch, whole, and nothing else."""
+        writers = [(JobUuid(rewinding.job_uuid), writer) for writer in rewinding.writers]
+        moved = [key for key in writers if self._tags.get(key, NO_TAG) < rewinding.to]
+        self._tags |= dict.fromkeys(moved, rewinding.to)
+        cut = self.history.cuts.get(rewinding.to.epoch)
+        if not moved or cut is None:
+            return
+        self.repairs += 1
+        rows = self._tables[rewinding.sink].rows()
+        if rewinding.sink == ADDED:
+            self._added.taken_back(cut, rows)
+        else:
+            self._upserted[rewinding.sink].taken_back(rewinding.to, cut, rows)
+
     def at_end(self) -> None:
         """Compare everything with the oracle once nothing moves any more."""
         everything = oracle.whole(self._scenario.partitions)
-        last = self.history.cuts[max(self.history.cuts)] if self.history.cuts else {}
+        last = self.history.cuts[self.history.lineage[-1]] if self.history.lineage else {}
         if any(last.get(partition, 0) != count for partition, count in everything.items() if count):
             self.fail("I1 loss", f"the last checkpoint holds {last}, the input is {everything}")
         self._added.at_end(self._tables[ADDED].rows())
@@ -138,7 +160,7 @@ class Checks:
             self.lasts.at_end(self._lasts)
         if self._fold is not None and self._fold.completed:
             self._restore(self._fold.completed[-1])
-            for done in self._fold.completed[:-1]:
+            for done in self._fold.retained:
                 if done.body.epoch in self.history.savepoints.values():
                     self._restore(done)
 

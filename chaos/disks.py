@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from holdfast.chaos.schedule import Process
-from holdfast.model import Epoch, WorkerId
-from holdfast.runtime.local import EPOCH_MAX, Opened, identity_of
+from holdfast.model import WorkerId
+from holdfast.runtime.local import Opened, identity_of
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
-from holdfast.state.marker import Stretch, read_marker, usable
+from holdfast.state.marker import read_marker, usable
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
 
@@ -70,8 +70,7 @@ class Disk:
 
     def take(self, plan: Plan, deploy: Deploy, worker: WorkerId, process: Process) -> Opened:
         """Open some usable folder, or a new one."""
-        lineage = (Stretch(deploy.timeline, Epoch(1), EPOCH_MAX),)
-        owned, target = deploy.handle.key_groups, deploy.base_epoch
+        lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
         found = []
         for folder in self._folders:
             marker = read_marker(folder.store) if folder.holder is None else None

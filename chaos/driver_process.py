@@ -8,19 +8,23 @@ Source: DESIGN sections 3 and 4; PROTOCOL P4, P5, P6.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import ProcessStore
+from holdfast.chaos.targets import ProcessSink
 from holdfast.chaos.worker_process import ProcessClock, ProcessLane, WorkerProcess
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Unavailable
-from holdfast.model import WorkerId
+from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime import messages as m
 from holdfast.runtime.driver import DriverLoop
+from holdfast.runtime.master import Rewinding
+from holdfast.runtime.rewinding import no_way_back
 
 if TYPE_CHECKING:
     from holdfast.chaos.world import World
@@ -34,14 +38,24 @@ ZOMBIE_GRACE_S = 3.0
 """How long a dismissed worker is left alone before its Spark task is cancelled."""
 
 
-class DriverProcess(Process):
-    """One run of the job. It is its own DriverPorts."""
+@dataclass(frozen=True)
+class Errand:
+    """What `holdfast rewind` starts a driver for: go back by so many checkpoints, repair, end."""
 
-    def __init__(self, world: World, name: str) -> None:
+    back: int
+    delay: float
+
+
+class DriverProcess(Process):
+    """One run of the job, or one rewind of it. It is its own DriverPorts."""
+
+    def __init__(self, world: World, name: str, errand: Errand | None = None) -> None:
         super().__init__(name, world.schedule.journal)
-        self._world = world
+        self._world, self._errand = world, errand
         self.clock: Clock = ProcessClock(world)
         self.repository = Repository(ProcessStore(world, self))
+        sinks = world.plan.sinks
+        self.sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec.name)) for spec in sinks)
         self.owner = f"{world.random.getrandbits(128):032x}"
         self.loop = DriverLoop(world.new_rules(), self.owner, self, PULSE_S)
         self._workers: dict[WorkerId, WorkerProcess] = {}
@@ -59,6 +73,9 @@ class DriverProcess(Process):
         if job is not None and job.finished:
             self.end("the job is finished")
             return
+        if self._errand is not None:
+            self._run_errand(job, self._errand)
+            return
         delay = self._world.random.choice(SPARK_STARTS_S)
         self._world.schedule.after(delay, self, "takes the job over", lambda: self._begin(job))
 
@@ -66,6 +83,24 @@ class DriverProcess(Process):
         self._begun = True
         self.loop.begin(job, "started")
         self._poll()
+
+    def _run_errand(self, job: joblog.Job | None, errand: Errand) -> None:
+        epoch = None if job is None else back_from(job, errand.back)
+        if job is None or epoch is None:
+            self.end("there is nothing to go back to")
+            return
+
+        def begin() -> None:
+            self._begun = True
+            self.loop.rewind(job, Rewinding(epoch, True))
+            self._poll()
+
+        self._world.schedule.after(errand.delay, self, f"goes back to epoch {epoch}", begin)
+
+    @property
+    def generation(self) -> Generation:
+        """Return the generation that the driver is in."""
+        return self.loop.state.job.generation
 
     # Ports of the loop
 
@@ -135,6 +170,15 @@ class DriverProcess(Process):
             self.loop.asked("savepoint", {"name": savepoint}, job.generation, job.generation)
             self._look()
 
+    def asked_to_rewind(self, back: int) -> None:
+        """A request to go back by so many checkpoints came."""
+        if self._begun and not self.left and (job := self.loop.state.log.job) is not None:
+            epoch = back_from(job, back)
+            if epoch is not None:
+                args = {"epoch": epoch, "timeline": job.timeline, "stop": back % 2 == 0}
+                self.loop.asked("rewind", args, job.generation, job.generation)
+                self._look()
+
     def ended(self, why: str) -> None:
         """The streams break, and Spark ends what it ran for this driver, sooner or later."""
         for worker in self._launched.values():
@@ -160,3 +204,9 @@ class DriverProcess(Process):
 
     def _cancel(self, worker: WorkerProcess, delay: float) -> None:
         self._world.schedule.after(delay, None, "", lambda: worker.end("cancelled"))
+
+
+def back_from(job: joblog.Job, back: int) -> Epoch | None:
+    """Return the checkpoint so many before the last one that the job can go back to, or the first of them."""
+    possible = [each.body.epoch for each in job.completed if no_way_back(job, each.body.epoch) is None]
+    return possible[max(0, len(possible) - 1 - back)] if possible else None

@@ -1,6 +1,6 @@
 """A second reading of the job log and its manifests: plain JSON, by the rules of PROTOCOL, without the runtime's code.
 
-Source: PROTOCOL P1, P2, P6, P7, P13, P16, P18; research I6 to I8.
+Source: PROTOCOL P1, P2, P5, P6, P7, P13, P16, P18; research I6 to I8.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ class History:
         self.savepoints: dict[str, int] = {}
         """Which epoch has which name."""
         self._triggers: dict[int, tuple[int, str]] = {}
-        self._manifest: dict[str, Any] | None = None
+        self._manifests: dict[int, dict[str, Any]] = {}
+        self.lineage: list[int] = []
+        """Completed epochs that the job stands on, oldest first."""
+        self.timeline = 1
+        self.bases: dict[int, int] = {}
+        """Which epoch each timeline but the first continues from."""
+        self._expired_through = 0
 
     @property
     def triggers(self) -> int:
@@ -65,8 +71,12 @@ class History:
         kind = record["body"]["kind"]
         if self.finished and kind != "SavepointNamed":
             self._fail("P13", f"{path} follows the end of the job")
+        if record["timeline"] != self.timeline + (kind == "Rewound"):
+            self._fail("P6", f"{path} is of timeline {record['timeline']}, the job is on {self.timeline}")
         if kind == "GenerationStarted":
             self._started(record)
+        elif kind == "Rewound":
+            self._rewound(record)
         elif kind not in BY_ANYBODY and (record["generation"], record["owner"]) != (self.generation, self.owner):
             self._fail("I7 fence", f"{path}: {kind} of generation {record['generation']} in {self.generation}")
         if kind == "CheckpointCompleted":
@@ -97,26 +107,37 @@ class History:
         self.savepoints[name] = epoch
 
     def _expired(self, through: int) -> None:
-        if not self.named or not min(self.named) <= through < max(self.named):
+        if not self.named or not min(self.named) <= through < self.lineage[-1]:
             self._fail("P16", f"epochs through {through} of {sorted(self.named)} expired")
+        self._expired_through = through
         pinned = set(self.savepoints.values())
         self.named = {epoch: named for epoch, named in self.named.items() if epoch > through or epoch in pinned}
 
     def _began(self, job: dict[str, Any]) -> None:
         if {each["name"]: each["epoch"] for each in job["savepoints"]} != self.savepoints:
             self._fail("P7", f"the log begins anew without the savepoints {self.savepoints}")
-        if [each["body"]["epoch"] for each in job["completed"]] != sorted(self.named):
+        kept = (*job["completed"], *job.get("abandoned", ()))
+        if sorted(each["body"]["epoch"] for each in kept) != sorted(self.named):
             self._fail("P7", f"the log begins anew without {sorted(self.named)}")
 
     def _started(self, record: dict[str, Any]) -> None:
         body = record["body"]
         if record["generation"] != self.generation + 1:
             self._fail("I6 generations", f"generation {record['generation']} follows {self.generation}")
-        if body["base_epoch"] != max(self.cuts, default=0):
+        if body["base_epoch"] != (self.lineage[-1] if self.lineage else 0):
             self._fail("P5", f"generation {record['generation']} builds on {body['base_epoch']}, not on the last epoch")
         if self._triggers and body["first_epoch"] <= max(self._triggers):
             self._fail("I6 epochs", f"generation {record['generation']} begins at a number used before")
         self.generation, self.owner = record["generation"], record["owner"]
+
+    def _rewound(self, record: dict[str, Any]) -> None:
+        base = record["body"]["base_epoch"]
+        if base not in self.lineage or base not in self.named or base < self._expired_through:
+            self._fail("P16", f"the job goes back to epoch {base}, of {self.lineage} kept {sorted(self.named)}")
+        self.timeline += 1
+        self.bases[self.timeline] = base
+        self.lineage = [epoch for epoch in self.lineage if epoch <= base]
+        self._started(record)
 
     def _completed(self, record: dict[str, Any], objects: ObjectStore, standing: Standing) -> None:
         body = record["body"]
@@ -128,23 +149,28 @@ class History:
         data = self._verified(body["manifest"], objects)
         if data is None:
             self.cuts[epoch] = {}
+            self.lineage.append(epoch)
             return
         manifest = json.loads(data)
         self.named[epoch] = {body["manifest"]["path"], *(ref["path"] for ref in _named(manifest))}
         for ref in _named(manifest):
             self._verified(ref, objects)
         cut = {at["partition"]: at["offset"] for at in manifest["positions"]}
-        before = self.cuts[max(self.cuts)] if self.cuts else {}
+        follows = self.lineage[-1] if self.lineage else 0
+        if body["follows"] != follows:
+            self._fail("P5", f"epoch {epoch} follows {body['follows']}, not {follows}")
+        before = self.cuts.get(follows, {})
         if any(cut.get(partition, 0) < offset for partition, offset in before.items()):
             self._fail("I6 offsets", f"epoch {epoch} goes back from {before} to {cut}")
         self.cuts[epoch] = cut
-        self._check_pending(manifest, standing)
-        self._manifest = manifest
+        self._check_pending(manifest, self._manifests.get(follows), standing)
+        self._manifests[epoch] = manifest
+        self.lineage.append(epoch)
 
-    def _check_pending(self, manifest: dict[str, Any], standing: Standing) -> None:
+    def _check_pending(self, manifest: dict[str, Any], before: dict[str, Any] | None, standing: Standing) -> None:
         """P18: what was pending is named again, or it is in the target."""
         named = {_tagged(item) for item in manifest["pending"]}
-        for item in self._manifest["pending"] if self._manifest is not None else ():
+        for item in before["pending"] if before is not None else ():
             sink, subtask, timeline, epoch = _tagged(item)
             if (sink, subtask, timeline, epoch) not in named and standing(sink, subtask) < (timeline, epoch):
                 self._fail("P18", f"epoch {manifest['epoch']} forgets output of {sink}/{subtask} for epoch {epoch}")

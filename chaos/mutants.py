@@ -11,6 +11,7 @@ Source: PROTOCOL, list of mutants; research section 2b, checker validation.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,14 +20,28 @@ from typing import Any
 import msgspec
 
 from holdfast.chaos import network, simulator, wrong_times
+from holdfast.chaos import rewind_mutants as wrong
 from holdfast.chaos.at_once import ProcessWrites
 from holdfast.chaos.stores import ProcessStore
 from holdfast.chaos.targets import SharedTable
+from holdfast.chaos.workload import scenario
 from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
-from holdfast.runtime import deployment, immediate, master, messages, seal, subtask, watermark, worker
+from holdfast.runtime import (
+    deliveries,
+    deployment,
+    immediate,
+    master,
+    messages,
+    repair,
+    retention,
+    seal,
+    subtask,
+    watermark,
+    worker,
+)
 from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.operators.window import WindowOperator
 from holdfast.sinks import delivery
@@ -61,6 +76,8 @@ class Mutant:
     swaps: tuple[Swap, ...]
     rare: bool = False
     """It takes more seeds to catch than a quick test run plays."""
+    rewinds: bool = False
+    """Only a seed that goes back can catch it; others are not played."""
 
 
 @contextmanager
@@ -87,9 +104,10 @@ class Hunt:
 
 def hunt(mutant: Mutant, first: int, seeds: int) -> Hunt:
     """Play seeds until one catches the mutant."""
+    fit = (seed for seed in itertools.count(first) if not mutant.rewinds or scenario(seed).rewinds)
     with applied(mutant):
-        for played in range(seeds):
-            run = simulator.simulate(first + played)
+        for played, seed in enumerate(itertools.islice(fit, seeds)):
+            run = simulator.simulate(seed)
             if not run.passed:
                 return Hunt(mutant, played + 1, run)
     return Hunt(mutant, seeds, None)
@@ -386,6 +404,25 @@ MUTANTS = (
            (Swap(watermark, "told", wrong_times.closes_at_the_largest),)),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
            (Swap(Repository, "_refuse_hole", _starts_in_holes),), rare=True),
+    Mutant("rewound-without-generation", "P6", "a rewind goes on in the generation of whoever owned the job",
+           (Swap(append, "_record", wrong.keeps_generation),
+            Swap(joblog, "_fold_rewind", wrong.folds_into_generation)), rewinds=True),
+    Mutant("repair-before-fence", "P21", "a target takes rows back in one transaction and moves the tags in the next",
+           (Swap(SharedTable, "repair", wrong.fences_afterwards),), rewinds=True),
+    Mutant("epoch-without-timeline", "P17", "a target compares epochs and leaves the timeline out",
+           (Swap(SharedTable, "deliver", wrong.compares_epochs_alone),), rewinds=True),
+    Mutant("repair-not-made-up-for", "P21", "a start after a rewind that was cut short repairs nothing",
+           (Swap(joblog.Job, "repair_due", wrong.repairs_once),), rewinds=True),
+    Mutant("deployed-unrepaired", "P21", "a rewind goes on without taking output back",
+           (Swap(repair, "repair_one", wrong.deploys_unrepaired),), rewinds=True),
+    Mutant("delivery-outlives-rewind", "P21", "a worker's deliveries go on over a rewind",
+           (Swap(deliveries.Deliveries, "deploy", wrong.keeps_machines),), rewinds=True),
+    Mutant("folder-of-other-lineage", "P14", "a left-over folder is used although a rewind left its epochs behind",
+           (Swap(marker, "_lies_on", wrong.ignores_lineage),), rare=True, rewinds=True),
+    Mutant("before-images-of-all-timelines", "P16, P21", "what expires takes along what an older timeline needs",
+           (Swap(retention, "timeline_of", wrong.forgets_newest_timeline),), rare=True, rewinds=True),
+    Mutant("look-at-the-next-number-alone", "P7", "a start in a hole of the log looks at the number above it alone",
+           (Swap(Repository, "_refuse_hole", wrong.looks_at_next_alone),), rare=True),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
            (Swap(marker, "overlap", _takes_any_range),), rare=True),
     Mutant("immediate-check-then-write", "P22", "a write looks at the fence first, and not in its transaction",

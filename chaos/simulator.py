@@ -99,6 +99,8 @@ def _counts(world: World) -> dict[str, int]:
         "epochs_triggered": history.triggers,
         "epochs_completed": len(history.cuts),
         "savepoints": len(history.savepoints),
+        "rewinds": len(history.bases),
+        "targets_repaired": world.checks.repairs,
         "generations": history.generation,
         "drivers": len(world.drivers),
         "drivers_fenced": world.checks.outcomes.get("fenced", 0),

@@ -12,7 +12,7 @@ Source: PROTOCOL P17, P24; research F18.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import LATE_S
 from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Generation, JobUuid, Tag, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint, Outcome, already
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint, Outcome, Repair, Rewinding, already
 from holdfast.sinks.memory import MemorySink, MemoryTarget
 
 if TYPE_CHECKING:
@@ -65,6 +65,45 @@ class ProcessSink:
     def open(self, job_uuid: str, writer: Writer) -> ProcessTarget:
         """See Sink.open."""
         return ProcessTarget(self._world, self._process, self._table, JobUuid(job_uuid), writer)
+
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.plan_repair."""
+        return self._table.plan_repair(rewinding, schema, upsert_key)
+
+    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.repair."""
+        return self._process.call(lambda: self._repair(rewinding, schema, upsert_key))
+
+    def _repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        faults, to = self._world.faults, _shown(rewinding.to)
+        if faults.down(Fault.SINK_DOWN) or faults.strikes(Fault.SINK_REFUSED):
+            raise self._unavailable(f"repair to {to}: refused")
+
+        def land() -> Repair:
+            self._world.checks.repairing(rewinding)
+            found = self._table.repair(rewinding, schema, upsert_key)
+            self._say(f"is repaired to {to}: {found.restore} rows restored, {found.delete} deleted")
+            self._world.checks.repaired(rewinding)
+            return found
+
+        if faults.strikes(Fault.SINK_LATE):
+            delay = self._world.random.choice(LATE_S)
+            what = f"{self.name}: {self._process.name}'s repair to {to} lands late"
+            self._world.schedule.after(delay, None, what, lambda: _unheard(land))
+            raise self._unavailable(f"repair to {to}: no reply, it lands in {delay} s")
+        if faults.strikes(Fault.SINK_ROLLED_BACK):
+            raise self._unavailable(f"repair to {to}: rolled back")
+        found = land()
+        if faults.strikes(Fault.SINK_REPLY_LOST):
+            raise self._unavailable(f"repair to {to}: done, but the reply is lost")
+        return found
+
+    def _say(self, what: str) -> None:
+        self._world.schedule.journal.say(self._process.name, f"{self.name}: {what}")
+
+    def _unavailable(self, what: str) -> Unavailable:
+        self._say(what)
+        return Unavailable(what, next_step="try again")
 
 
 class ProcessTarget:
@@ -155,6 +194,13 @@ class ProcessTarget:
     def _unavailable(self, what: str) -> Unavailable:
         self._say(what)
         return Unavailable(what, next_step="try again")
+
+
+def _unheard(land: Callable[[], object]) -> None:
+    try:
+        land()
+    except (Fenced, Unavailable):
+        return  # a later rewind was first, or the target refused; nobody hears it
 
 
 def _shown(tag: Tag | None) -> str:

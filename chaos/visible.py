@@ -49,6 +49,14 @@ class Added:
                 counts[partition] = len(expected[partition])
         self._seen.append((writer, tag, cut, counts))
 
+    def taken_back(self, cut: Cut, rows: Sequence[Row]) -> None:
+        """A rewind has taken rows back: what is left must be what the base epoch holds, of all writers."""
+        self._ids, self._rows = {}, len(rows)
+        for row in rows:
+            self._ids.setdefault(int(row["id"]) // PARTITION_STRIDE, []).append(int(row["id"]))
+        for partition, ids in oracle.passing(self._scenario.partitions, cut, self._scenario.above).items():
+            self._compare("the base of a rewind", partition, ids)
+
     def at_end(self, rows: Sequence[Row]) -> None:
         """Compare all rows, and what earlier readers saw of partitions whose writer was not known yet."""
         if len(rows) != self._rows:
@@ -96,6 +104,12 @@ class Upserted:
                 what = f"{self._name}: {writer} at epoch {tag.epoch} shows {row}, expected {expected.get(key)}"
                 self._fail("I5 visible", what)
         self._seen.append((writer, tag, cut, frozenset(mine)))
+
+    def taken_back(self, to: Tag, cut: Cut, rows: Sequence[Row]) -> None:
+        """A rewind has taken rows back: what is left must be what the base epoch holds, of all writers."""
+        found, expected = {row[self._by]: row for row in rows}, oracle.totals(self._scenario.partitions, cut, self._by)
+        if found != expected:
+            self._fail("P21 repair", f"{self._name} repaired to {to} shows {found}, expected {expected}")
 
     def at_end(self, rows: Sequence[Row]) -> None:
         """Compare all rows, and what earlier readers saw of keys whose writer was not known yet."""

@@ -76,6 +76,16 @@ class Windowing:
 
 
 @dataclass(frozen=True)
+class RewindAsked:
+    """Somebody wants the job to go back by some checkpoints: the driver is asked, or fenced by a driver of his own."""
+
+    at: float
+    back: int
+    delay: float | None
+    """None: the newest driver is asked; else seconds between his look at the log and his record."""
+
+
+@dataclass(frozen=True)
 class Scenario:
     """Everything that a seed decides before the run; times in virtual seconds from its start."""
 
@@ -102,6 +112,7 @@ class Scenario:
     savepoints: tuple[SavepointAsked, ...]
     at_once: bool
     """There is a sink that is written at once: the last record of every place."""
+    rewinds: tuple[RewindAsked, ...]
     folders: bool
     """Workers keep committed state in folders that outlive them."""
     armed: dict[Fault, float]
@@ -134,10 +145,14 @@ def scenario(seed: int) -> Scenario:
     armed = faults.draw(rng)
     heal_at = rng.uniform(1.5, 6.0)
     keeping, timing = random.Random(seed ^ 0xBA5E), random.Random(seed ^ 0x71AE)
+    backwards = random.Random(seed ^ 0xBACC)
     windowing = _windowing(timing)
     if windowing is not None:
         records = tuple(_timed(timing, partition) for partition in records)
     rescaled = tuple(timing.choices((1, 2, 3), k=3)) if timing.random() < RESCALED_SHARE else ()
+    rewinds = _rewinds(backwards)
+    if rewinds and backwards.random() < 0.4:
+        armed = {**armed, Fault.SINK_LATE: 0.3}  # what comes late meets another timeline
     return Scenario(
         seed=seed,
         partitions=records,
@@ -155,8 +170,10 @@ def scenario(seed: int) -> Scenario:
         savepoints=_savepoints(keeping),
         windowing=windowing,
         parallelisms=(parallelism, *rescaled),
+        rewinds=rewinds,
         folders=rng.random() < 0.4,
-        at_once=random.Random(seed ^ 0xA70).random() < 0.4,
+        # What was written at once cannot be taken back, so such a job is never rewound.
+        at_once=not rewinds and random.Random(seed ^ 0xA70).random() < 0.5,
         armed=armed,
         moments=tuple(sorted(_moments(rng, armed, heal_at), key=lambda moment: moment.at)),
         heal_at=heal_at,
@@ -194,6 +211,17 @@ def _savepoints(rng: random.Random) -> tuple[SavepointAsked, ...]:
     return tuple(
         SavepointAsked(rng.uniform(0.2, 6.0), rng.choice((None, None, *APPENDS_AFTER_S)))
         for _ in range(rng.choice((0, 1, 2, 4)))
+    )
+
+
+def _rewinds(rng: random.Random) -> tuple[RewindAsked, ...]:
+    """In half of the seeds go back once or a few times, soon again too."""
+    first = rng.uniform(0.3, 3.5)
+    return tuple(
+        RewindAsked(
+            first + i * rng.choice((0.05, 0.5, 1.5)), rng.choice((0, 1, 1, 2, 5)), rng.choice((None, None, 0.0, 0.3))
+        )
+        for i in range(rng.choice((0, 0, 0, 1, 1, 3)))
     )
 
 

@@ -20,7 +20,7 @@ from functools import partial
 
 from holdfast.chaos.checkers import Checks
 from holdfast.chaos.disks import Disk
-from holdfast.chaos.driver_process import DriverProcess
+from holdfast.chaos.driver_process import DriverProcess, Errand
 from holdfast.chaos.faults import Fault, Faults
 from holdfast.chaos.namings import NamingProcess
 from holdfast.chaos.network import Address, Endpoint
@@ -28,7 +28,7 @@ from holdfast.chaos.schedule import Process, Schedule
 from holdfast.chaos.stores import WatchedObjects
 from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.worker_process import WorkerProcess
-from holdfast.chaos.workload import SOURCE, ArrivingSource, Moment, Scenario, batches_of, plan_of
+from holdfast.chaos.workload import SOURCE, ArrivingSource, Moment, RewindAsked, Scenario, batches_of, plan_of
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
 from holdfast.runtime import master
 from holdfast.runtime.cluster import rules_of
@@ -82,6 +82,8 @@ class World:
             self.schedule.after(moment.at, None, "", lambda moment=moment: self._strike(moment))  # type: ignore[misc]
         for number, asked in enumerate(self.scenario.savepoints):
             self.schedule.after(asked.at, None, "", partial(self._want_savepoint, f"s{number}", asked.delay))
+        for rewind in self.scenario.rewinds:
+            self.schedule.after(rewind.at, None, "", partial(self._want_rewind, rewind))
         self.schedule.after(self.scenario.heal_at, None, "THE WORLD HEALS", self._heal)
 
     def over(self) -> bool:
@@ -118,8 +120,8 @@ class World:
         return len(self.endpoints) + 1
 
     def generation_of(self, process: Process) -> Generation:
-        """Return the generation that a worker is in."""
-        assert isinstance(process, WorkerProcess)
+        """Return the generation that a process is in."""
+        assert isinstance(process, WorkerProcess | DriverProcess)
         return process.generation
 
     def _supervise(self) -> None:
@@ -139,8 +141,17 @@ class World:
             driver = alive[-1]
             self.schedule.after(0.0, driver, f"is asked for savepoint {name}", lambda: driver.asked_for(name))
 
-    def _start_driver(self) -> None:
-        driver = DriverProcess(self, f"d{len(self.drivers) + 1}")
+    def _want_rewind(self, asked: RewindAsked) -> None:
+        """Somebody asks the newest driver to go back, or does it himself with a driver of his own."""
+        alive = [driver for driver in self.drivers if driver.alive]
+        if asked.delay is not None:
+            self._start_driver(Errand(asked.back, asked.delay))
+        elif alive:
+            driver = alive[-1]
+            self.schedule.after(0.0, driver, "is asked to go back", lambda: driver.asked_to_rewind(asked.back))
+
+    def _start_driver(self, errand: Errand | None = None) -> None:
+        driver = DriverProcess(self, f"d{len(self.drivers) + 1}", errand)
         self.drivers.append(driver)
         self._doom(driver, Fault.DRIVER_CRASH)
         self.schedule.after(self.random.uniform(0.0, 0.2), driver, "starts", driver.start)

@@ -9,6 +9,7 @@ Invariants
     - A generation's base is the fold of all before its own start, folded again after every conflict (P5).
     - A driver that finds a newer generation appends nothing any more.
     - A name that somebody gave a checkpoint meanwhile is folded, and hinders nobody (P6).
+    - A rewind is not made anew on top of what others appended meanwhile: whoever asked saw another head.
     - Nothing is appended to a finished job: a start after its end would make the log unreadable.
 
 Pure: no clock, thread or I/O. Driven by runtime/master.py.
@@ -20,7 +21,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.checkpoint.joblog import Body, GenerationStarted, Job, JobCreated, Record, SavepointNamed, fold
+from holdfast.checkpoint.joblog import (
+    STARTS,
+    Body,
+    GenerationStarted,
+    Job,
+    JobCreated,
+    Record,
+    Rewound,
+    SavepointNamed,
+    fold,
+)
 from holdfast.model import Generation, JobUuid, Timeline
 
 Draft = Callable[[Job], Body]
@@ -115,7 +126,7 @@ def occupied(state: InFlight, found: Record) -> tuple[Appender, list[Effect]]:
     if isinstance(found.body, SavepointNamed):
         return _send_again(state, job)
     starting = isinstance(state.record.body, GenerationStarted)
-    if isinstance(found.body, GenerationStarted) or job.finished or not starting:
+    if isinstance(found.body, STARTS) or job.finished or not starting:
         ours = state.record.generation
         return Overtaken(state.owner, job, ours), [Lost(job, ours)]
     # An older driver's last record came first: fold it, and start from the newer base (P5).
@@ -129,5 +140,6 @@ def _send_again(state: InFlight, job: Job) -> tuple[Appender, list[Effect]]:
 
 def _record(owner: str, job: Job, draft: Draft, at: int) -> Record:
     body = draft(job)
-    generation = Generation(job.generation + 1) if isinstance(body, GenerationStarted) else job.generation
-    return Record(job.next_seq, job.uuid, generation, job.timeline, owner, at, body)
+    generation = Generation(job.generation + isinstance(body, STARTS))
+    timeline = Timeline(job.timeline + isinstance(body, Rewound))
+    return Record(job.next_seq, job.uuid, generation, timeline, owner, at, body)

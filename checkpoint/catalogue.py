@@ -70,7 +70,7 @@ class Catalogue:
 
     def unread(self, job: Job) -> list[Completed]:
         """Return the retained checkpoints whose manifests are not known yet."""
-        return [each for each in job.completed if each.body.epoch not in self._read]
+        return [each for each in job.retained if each.body.epoch not in self._read]
 
     def add(self, ref: ObjectRef, found: Manifest) -> None:
         """Take note of all that a manifest names, itself included."""
@@ -82,7 +82,7 @@ class Catalogue:
     def expire(self, job: Job) -> list[str]:
         """Forget what no retained manifest names, and return it."""
         assert not self.unread(job), "an unread manifest may name anything"
-        retained = [each.body.epoch for each in job.completed]
+        retained = [each.body.epoch for each in job.retained]
         gone = sorted(path for path, span in self._spans.items() if not _any_within(retained, span))
         for path in gone:
             del self._spans[path]

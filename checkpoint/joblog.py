@@ -8,12 +8,14 @@ Invariants
     - The first record holds a random job UUID, and every later one repeats it (P1).
     - `first_epoch` of a generation lies above every epoch number that an older one can have used (P2).
     - What a `LogStart` holds is what the records before it say, so either gives the same fold (P7).
-    - Only the owner of the newest generation appends after its `GenerationStarted`; `SavepointNamed` alone
-      may come from anybody, at any time after a checkpoint, also after the end of a run (P6).
+    - Only the owner of the newest generation appends after its start; `SavepointNamed` alone may come from
+      anybody, at any time after a checkpoint, also after the end of a run (P6).
+    - `Rewound` starts a generation and a timeline: what was completed after its base is abandoned, nothing
+      ever builds on it again, and its numbers are not given away (P2, P6).
     - A savepoint's name belongs to one checkpoint, for good, and that checkpoint never expires (P16).
 
 Pure: no clock, thread or I/O. The bytes are moved by checkpoint/repository.py.
-Source: PROTOCOL P1, P2, P6, P7; DESIGN section 13 for the record's form.
+Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010 for rewinds.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from holdfast.checkpoint.timeline import Rewind
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Timeline
 
@@ -44,6 +47,15 @@ class GenerationStarted(msgspec.Struct, frozen=True, tag="GenerationStarted", ta
     first_epoch: Epoch
     base_epoch: Epoch
     """Last completed epoch before this record; 0 if there is none (P5)."""
+    host: str
+    cause: str
+
+
+class Rewound(msgspec.Struct, frozen=True, tag="Rewound", tag_field="kind"):
+    """The job goes back to a checkpoint: a generation on a new timeline, whose targets are repaired first (P21)."""
+
+    base_epoch: Epoch
+    first_epoch: Epoch
     host: str
     cause: str
 
@@ -95,8 +107,11 @@ class LogStart(msgspec.Struct, frozen=True, tag="LogStart", tag_field="kind"):
 
 
 Body = (
-    JobCreated | GenerationStarted | CheckpointCompleted | SavepointNamed | Stopped | Finished | Expired | LogStart
-)
+    JobCreated | GenerationStarted | Rewound | CheckpointCompleted | SavepointNamed | Stopped | Finished | Expired
+    | LogStart
+)  # fmt: skip
+STARTS = (GenerationStarted, Rewound)
+"""Each of them makes its writer the job's owner (P6)."""
 PRUNABLE = (CheckpointCompleted, Expired, LogStart)
 """A generation's own driver alone appends these, so a stale driver's next record never meets one of them (P7)."""
 STARTS_KEPT = 100
@@ -170,6 +185,7 @@ class Job:
     owner: str = ""
     first_epoch: Epoch = Epoch(1)
     completed: tuple[Completed, ...] = ()
+    """Retained checkpoints of the lineage that the job is on, oldest first."""
     starts: tuple[Start, ...] = ()
     ended: Stopped | Finished | None = None
     ended_at: int | None = None
@@ -178,6 +194,9 @@ class Job:
     expired_through: Epoch = NO_EPOCH
     log_start: int = 0
     """Sequence number of the newest LogStart; 0 if there is none."""
+    rewinds: tuple[Rewind, ...] = ()
+    abandoned: tuple[Completed, ...] = ()
+    """Retained checkpoints that rewinds left behind: listed and kept like others, never built on."""
 
     @property
     def base_epoch(self) -> Epoch:
@@ -188,6 +207,16 @@ class Job:
     def finished(self) -> bool:
         """Return whether there is nothing left to run, ever."""
         return isinstance(self.ended, Finished)
+
+    @property
+    def retained(self) -> tuple[Completed, ...]:
+        """Return every checkpoint that is kept, of all timelines, in the order of their numbers."""
+        return tuple(sorted((*self.completed, *self.abandoned), key=lambda each: each.body.epoch))
+
+    @property
+    def repair_due(self) -> bool:
+        """Return whether targets may still show what a rewind undoes: no checkpoint says otherwise yet (P21)."""
+        return bool(self.rewinds) and self.base_epoch == self.rewinds[-1].base_epoch
 
     def savepoint(self, name: str) -> Savepoint | None:
         """Return the savepoint of this name."""
@@ -255,11 +284,13 @@ def fold(job: Job | None, record: Record) -> Job:
             next_step="give each job a root or a name of its own",
             where=Where(job=job.name),
         )
-    if record.timeline != job.timeline:
+    if record.timeline != job.timeline + isinstance(body, Rewound):
         raise _broken(f"job log record {record.seq} is of timeline {record.timeline}, not of {job.timeline}")
     job = replace(job, next_seq=record.seq + 1)
     if isinstance(body, GenerationStarted):
         return _fold_start(job, record, body)
+    if isinstance(body, Rewound):
+        return _fold_rewind(job, record, body)
     if isinstance(body, SavepointNamed):
         if record.generation != job.generation or all(done.body.epoch != body.epoch for done in job.completed):
             raise _broken(f"job log record {record.seq} names epoch {body.epoch}, which is not completed")
@@ -284,7 +315,8 @@ def fold(job: Job | None, record: Record) -> Job:
             if not job.expired_through < through < job.base_epoch:
                 raise _broken(f"job log record {record.seq} gives up epochs through {through} of {job.base_epoch}")
             kept = tuple(each for each in job.completed if _outlives(job, each.body.epoch, through))
-            return replace(job, completed=kept, expired_through=through)
+            left = tuple(each for each in job.abandoned if _outlives(job, each.body.epoch, through))
+            return replace(job, completed=kept, abandoned=left, expired_through=through)
         case LogStart(job=said):
             if replace(said, next_seq=job.next_seq) != job:
                 raise _broken(f"job log record {record.seq} does not say what the records before it say")
@@ -304,7 +336,24 @@ def _named(job: Job, record: Record, name: str, epoch: Epoch) -> Job:
     return replace(job, savepoints=(*job.savepoints, Savepoint(name, epoch)))
 
 
-def _fold_start(job: Job, record: Record, body: GenerationStarted) -> Job:
+def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
+    """P6: a rewind is a start as any other, but for where it continues from."""
+    base = body.base_epoch
+    if all(each.body.epoch != base for each in job.completed):
+        raise _broken(f"job log record {record.seq} goes back to epoch {base}, which is none of the lineage")
+    job = replace(
+        job,
+        timeline=record.timeline,
+        completed=tuple(each for each in job.completed if each.body.epoch <= base),
+        abandoned=(*job.abandoned, *(each for each in job.completed if each.body.epoch > base)),
+        # What another owner can have used counts, whether it was abandoned just now or not (P2).
+        first_epoch=Epoch(max(job.first_epoch, job.base_epoch + 1)),
+        rewinds=(*job.rewinds, Rewind(record.timeline, base, body.first_epoch, record.at)),
+    )
+    return _fold_start(job, record, body)
+
+
+def _fold_start(job: Job, record: Record, body: GenerationStarted | Rewound) -> Job:
     if job.finished:
         raise _broken(f"job log record {record.seq} starts a finished job")
     if record.generation != job.generation + 1 or body.base_epoch != job.base_epoch:

@@ -148,6 +148,10 @@ class Repository:
         """Read a manifest and verify it."""
         return decode(read_verified(self._store, ref), ref)
 
+    def read(self, ref: ObjectRef) -> bytes:
+        """Return the bytes of an object that a manifest names, verified."""
+        return read_verified(self._store, ref)
+
     def names(self, folder: str) -> Sequence[str]:
         """Return the paths of all objects in one of the job's folders."""
         return self._store.list(folder)

@@ -15,10 +15,13 @@ import time
 from typing import Any
 
 from holdfast.checkpoint import joblog
-from holdfast.errors import ConfigError, Fenced, NotFound, Where
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
 from holdfast.ports import ObjectStore
 from holdfast.runtime import status
 from holdfast.runtime.sources.generator import Generator
+from holdfast.runtime.steps import Plan, SinkSpec
+from holdfast.sinks.contract import OwnedSink
 
 LOOK_EVERY_S = 0.2
 
@@ -54,7 +57,7 @@ def check_from(name: str, job: joblog.Job | None, savepoint: str) -> None:
         next_step = f"use one of {known}" if known else "it has none; run it without --from"
     else:
         what = f"savepoint {savepoint!r} is epoch {found.epoch}, and job {name!r} has gone on since"
-        next_step = "going back to it comes with rewind, which this version does not have; run it without --from"
+        next_step = f"go back to it first: holdfast rewind {name} --to-savepoint {savepoint}; or run it without --from"
     raise ConfigError(
         what,
         not_done="the job was not started; state and output are untouched",
@@ -71,6 +74,30 @@ def check_has_end(job: str, name: str, source: object) -> None:
             not_done="the job was not started; state and output are untouched",
             next_step="give the generator a count, or run without --once",
             where=Where(job=job, source=name),
+        )
+
+
+def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
+    """Create or check a target. One that the job has used before and that is away or locked now, by a stopped
+    process of an older run perhaps, keeps nobody from running: only its deliveries wait (P24)."""
+    try:
+        spec.sink.prepare(spec.schema, spec.upsert_key)
+        if isinstance(spec.sink, OwnedSink):
+            spec.sink.check_owner(None if job is None else job.uuid, spec.name)
+    except Unavailable:
+        if job is None or not job.completed:
+            raise
+
+
+def check_sinks(plan: Plan, before: Manifest) -> None:
+    """Output that was committed has to go somewhere, also if the code no longer has its sink."""
+    waiting = sorted({item.writer.sink for item in before.pending} - {sink.name for sink in plan.sinks})
+    if waiting:
+        raise ConfigError(
+            f"the app no longer has the sink {waiting[0]!r}, but output for it is committed and not delivered yet",
+            not_done="the job was not started; state and output are untouched",
+            next_step=f"put the sink {waiting[0]!r} back and run until it has caught up (holdfast stop waits for that)",
+            where=Where(job=plan.app),
         )
 
 

@@ -155,7 +155,7 @@ class Cluster:
         partitions: Mapping[str, tuple[int, ...]],
     ) -> None:
         self.clock, self._store, self._random = VirtualClock(), store, random.Random(seed)
-        self._plan = plan
+        self._plan, self.sinks = plan, plan.sinks
         self.network = MemoryNetwork()
         self.members: dict[WorkerId, Member] = {}
         self.held_launches: list[int] | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from holdfast.checkpoint.manifest import Confirmed
 from holdfast.checkpoint.repository import read_verified
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
-from holdfast.model import JobUuid, Pending, Tag, Writer
+from holdfast.model import JobUuid, Pending, Tag, Timeline, Writer
 from holdfast.runtime.immediate import ImmediateWrites
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
@@ -50,11 +50,15 @@ class Deliveries:
         self._by_manifest: dict[Writer, Tag] = {}
         self._errors: dict[str, str] = {}
         self.immediate = ImmediateWrites(plan, ports, after, fail)
+        self._timeline = Timeline(1)
 
     def deploy(self, deploy: Deploy) -> None:
-        """A generation begins: deliver first what earlier ones left behind."""
+        """A generation begins: deliver first what earlier ones left behind. On a new timeline all machines are new."""
         self.immediate.deploy(deploy)
         self._job_uuid = deploy.job_uuid
+        if deploy.timeline != self._timeline:
+            self._timeline = deploy.timeline
+            self._machines, self._confirmed, self._by_manifest, self._errors = {}, {}, {}, {}
         for done in deploy.confirmed:
             self._by_manifest[done.writer] = max(done.tag, self._by_manifest.get(done.writer, done.tag))
         for item in sorted(deploy.pending, key=lambda item: item.tag):
@@ -114,7 +118,8 @@ class Deliveries:
                     self._errors.pop(writer.sink, None)
                     self._on_confirmed(writer, tag)
                 case delivery.RetryAfter(_, delay_ms):
-                    self._after(delay_ms / 1000, lambda: self._step(writer, delivery.RetryDue()))
+                    retry = self._of_now(lambda: self._step(writer, delivery.RetryDue()))
+                    self._after(delay_ms / 1000, retry)
                 case delivery.Fail(_, error, kind):
                     what, _, rest = error.partition(".\nNot done: ")
                     not_done, _, following = rest.partition(".\nNext: ")
@@ -122,8 +127,18 @@ class Deliveries:
                     self._fail(raised(what, not_done=not_done or "nothing more was delivered", next_step=following))
 
     def _submit(self, writer: Writer, work: Callable[[], object], done: Callable[[Writer, object], None]) -> None:
-        lane = self._ports.lane(f"deliver-{writer.sink}-{writer.subtask}")
-        lane.submit(work, lambda result: done(writer, result))
+        timeline = self._timeline
+
+        def ended(result: object) -> None:
+            if self._timeline == timeline:  # else a rewind has come between: the output is of no use any more
+                done(writer, result)
+
+        self._ports.lane(f"deliver-{writer.sink}-{writer.subtask}").submit(work, ended)
+
+    def _of_now(self, action: Callable[[], object]) -> Callable[[], object]:
+        """Return what does this unless a rewind comes between."""
+        timeline = self._timeline
+        return lambda: action() if self._timeline == timeline else None
 
     def _target(self, writer: Writer) -> Target:
         if writer not in self._targets:

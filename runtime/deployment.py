@@ -11,6 +11,7 @@ from dataclasses import replace
 from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
+from holdfast.checkpoint.timeline import lineage_of
 from holdfast.model import ObjectRef, SourcePosition, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime.master_state import Master, Running
@@ -70,6 +71,7 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
     return m.Deploy(
         job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers,
         recovery.handles_for(base, list(rules.key_ranges))[subtask], positions, pending, confirmed, until,
+        lineage_of(job.rewinds),
     )  # fmt: skip
 
 

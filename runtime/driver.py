@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Damaged, Fenced, HoldfastError, Unavailable
-from holdfast.model import Generation, ObjectRef, WorkerId
+from holdfast.model import Generation, ObjectRef, WorkerId, Writer
 from holdfast.ports import Clock, Lane
 from holdfast.runtime import master
 from holdfast.runtime import messages as m
+from holdfast.runtime.plan import SinkSpec
+from holdfast.runtime.repair import Repairs
 from holdfast.runtime.sweep import Sweep
 
 LOG_RETRY_S = 0.1
@@ -37,6 +39,8 @@ class DriverPorts(Protocol):
     def clock(self) -> Clock: ...
     @property
     def repository(self) -> Repository: ...
+    @property
+    def sinks(self) -> Sequence[SinkSpec]: ...
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Send to a worker; may be lost."""
@@ -64,6 +68,7 @@ class DriverLoop:
         self._timer_ids = itertools.count()
         self._master: master.Master | None = None
         self.sweep = Sweep(ports.repository, lambda: ports.lane("sweep"))
+        self.repairs = Repairs(ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail)
         self.outcome: tuple[str, Mapping[str, Any] | None] | None = None
 
     @property
@@ -75,6 +80,10 @@ class DriverLoop:
     def begin(self, job: joblog.Job | None, cause: str) -> None:
         """Take the job over as the log describes it, or create it."""
         self._perform(*master.begin(self._rules, self._owner, job, cause, self._ports.clock.wall_us()))
+
+    def rewind(self, job: joblog.Job, asked: master.Rewinding) -> None:
+        """Take over a job that nobody runs, go back, repair its targets, and end."""
+        self._perform(*master.begin_rewind(self._rules, self._owner, job, asked, self._ports.clock.wall_us()))
 
     def received(self, message: m.FromWorker) -> None:
         """Handle a message of a worker."""
@@ -128,15 +137,20 @@ class DriverLoop:
                     self._ports.dismiss(worker, launch)
                 case master.Cancel(launch):
                     self._ports.cancel(launch)
+                case master.RepairTargets(job, base):
+                    self.repairs.request(job, base)
                 case master.Sweep(job):
                     self.sweep.request(job)
-                case master.End("failed", error) if error is not None and error["kind"] == Damaged.kind:
+                case master.End("failed", error) if error is not None and error["kind"] in (Damaged.kind, Fenced.kind):
                     self._end_if_ours(error)
                 case master.End(outcome, error):
                     self.outcome = outcome, error
 
+    def _repaired(self, generation: Generation, writers: frozenset[Writer]) -> None:
+        self._perform(*master.repaired(self.state, generation, writers, self._now()))
+
     def _end_if_ours(self, error: Mapping[str, Any]) -> None:
-        """What looks like damage is none if a newer generation owns the job and has swept (P16)."""
+        """What looks like damage is none if a newer generation owns the job: it sweeps, it fences targets (P16)."""
 
         def done(result: object) -> None:
             if isinstance(result, Unavailable):

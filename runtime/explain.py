@@ -42,12 +42,21 @@ def findings(shown: Status) -> list[Finding]:
     job, state = shown["job"], shown["state"]
     if state in ("finished", "stopped", "failed", "unreachable"):
         return [_ended(job, state, shown)]
-    found = [*_workers(shown), *_epoch(shown), *_delivery(shown), *_sources(shown)]
+    found = [*_repairs(shown), *_workers(shown), *_epoch(shown), *_delivery(shown), *_sources(shown)]
     if all(each.code in GOOD for each in found):
         checkpoint = shown["checkpoint"]
         last = "no checkpoint yet" if checkpoint is None else f"last checkpoint {_span(checkpoint['age_ms'])} ago"
         found.insert(0, Finding("progress", f"nothing holds it up: it is {state}, {last}", None))
     return found
+
+
+def _repairs(shown: Status) -> Iterator[Finding]:
+    for each in shown.get("repairing", []):
+        yield Finding(
+            "repairing",
+            f"the job was rewound, and sink {each['sink']} is not repaired yet: {each['error'] or 'it is at work'}",
+            "make its target reachable; the repair is tried again by itself, and nothing runs before it is done",
+        )
 
 
 def _ended(job: str, state: str, shown: Status) -> Finding:

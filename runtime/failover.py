@@ -116,7 +116,9 @@ def forgive_own_pause(state: Master, now: float) -> Master:
 
 
 def launch_missing(state: Master, now: float) -> Step:
-    """Start as many workers as are missing, unless the backoff says to wait."""
+    """Start as many workers as are missing, unless none is needed any more or the backoff says to wait."""
+    if state.ends_repaired:
+        return state, []
     late = [number for number, at in state.launching.items() if now - at > LAUNCH_DEADLINE_S]
     effects: list[Effect] = [Cancel(number) for number in late]
     for number in late:

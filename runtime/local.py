@@ -23,10 +23,8 @@ from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
 from holdfast.state.directory import claim
-from holdfast.state.marker import Stretch, usable
+from holdfast.state.marker import usable
 from holdfast.state.store import Identity, StateStore
-
-EPOCH_MAX = Epoch(1 << 62)
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,7 @@ class LocalFolders:
     def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
         """Take over the folder that leaves least to restore, else a new one."""
         parent = self._root / (boot_id() or "unknown-boot") / deploy.job_uuid
-        lineage = (Stretch(deploy.timeline, Epoch(1), EPOCH_MAX),)
-        owned, target = deploy.handle.key_groups, deploy.base_epoch
+        lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
         try:
             self._root.mkdir(exist_ok=True, mode=0o700)
             _check_owner(self._root)

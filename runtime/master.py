@@ -5,7 +5,7 @@ coordinator per generation, and starts a new generation when a worker is lost: s
 place, only the lost subtask is restored.
 
 Invariants
-    - Nothing is deployed before `GenerationStarted` of this generation is in the log.
+    - Nothing is deployed before the start of this generation is in the log, `GenerationStarted` or `Rewound`.
     - An append in doubt is settled before the next generation is appended (P4).
     - A worker that was lost is never spoken to again; if it lives it is a zombie, and everything it
       says carries an old generation or comes on a closed stream (P2).
@@ -21,9 +21,9 @@ from dataclasses import replace
 
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.model import NO_EPOCH, ObjectRef, Subtask, Tag, Timeline, WorkerId
+from holdfast.model import NO_EPOCH, ObjectRef, Tag, Timeline, WorkerId
 from holdfast.runtime import messages as m
-from holdfast.runtime import placement, retention
+from holdfast.runtime import placement, retention, rewinding
 from holdfast.runtime.deployment import (
     all_ended,
     all_ready,
@@ -44,6 +44,7 @@ from holdfast.runtime.failover import (
     lost,
     recovered,
 )
+from holdfast.runtime.gathering import base_loaded, deploy_if_complete, gather, repaired
 from holdfast.runtime.master_requests import (
     carry_out,
     end_input,
@@ -67,7 +68,9 @@ from holdfast.runtime.master_state import (
     Master,
     Opening,
     Over,
+    RepairTargets,
     Restart,
+    Rewinding,
     Rules,
     Running,
     Send,
@@ -78,8 +81,9 @@ from holdfast.runtime.master_state import (
 
 __all__ = [
     "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "Hosted", "Launch", "LoadManifest",
-    "Master", "Opening", "Over", "Restart", "Rules", "Running", "Send", "Step", "StoreManifest", "Sweep", "begin",
-    "carry_out", "end", "heard", "launch_ended", "lost", "stop", "tick",
+    "Master", "Opening", "Over", "RepairTargets", "Restart", "Rewinding", "Rules", "Running", "Send", "Step",
+    "StoreManifest", "Sweep", "base_loaded", "begin", "begin_rewind", "carry_out", "end", "heard", "launch_ended",
+    "lost", "repaired", "stop", "tick",
 ]  # fmt: skip
 
 BROKEN_GRACE_S = 1.0
@@ -94,6 +98,12 @@ def begin(rules: Rules, owner: str, job: joblog.Job | None, cause: str, at_us: i
         log, effects = append.create_job(append.Quiet(owner, None), body, rules.job_uuid, at_us)
         return _log_effects(replace(state, log=log), effects, 0.0, at_us)
     return _start_generation(state, cause, at_us)
+
+
+def begin_rewind(rules: Rules, owner: str, job: joblog.Job, asked: Rewinding, at_us: int) -> Step:
+    """Take over a job that nobody runs, go back, repair its targets, and end: a driver without workers."""
+    state = Master(rules, append.Quiet(owner, job), Opening("rewinding"))
+    return rewinding.start(state, asked, 0.0, at_us)
 
 
 def record_found(state: Master, record: joblog.Record, now: float, at_us: int) -> Step:
@@ -111,17 +121,6 @@ def retry_append(state: Master) -> Step:
     if not isinstance(state.log, append.InFlight) or isinstance(state.phase, Over):
         return state, []
     return state, [CreateRecord(effect.record) for effect in append.retry(state.log)]
-
-
-def base_loaded(state: Master, manifest: Manifest, now: float) -> Step:
-    """The manifest that the generation continues from has been read."""
-    if not isinstance(state.phase, Gathering) or manifest.epoch != state.job.base_epoch:
-        return state, []
-    confirmed = {**state.confirmed}
-    for done in manifest.confirmed:
-        confirmed[done.writer] = max(done.tag, confirmed.get(done.writer, done.tag))
-    state = replace(state, phase=Gathering(manifest, True), confirmed=confirmed)
-    return _deploy_if_complete(state, now)
 
 
 def manifest_stored(state: Master, manifest: Manifest, ref: ObjectRef, now: float, at_us: int) -> Step:
@@ -147,7 +146,7 @@ def registered(state: Master, message: m.Register, now: float) -> Step:
     state = replace(state, launching=launching, workers={**state.workers, message.worker: hosted})
     if (refused := placement.refusal(state.rules, message)) is not None:
         return end(state, "refused", refused)
-    return _deploy_if_complete(state, now)
+    return deploy_if_complete(state, now)
 
 
 def heard(state: Master, message: m.FromWorker, now: float) -> Step:
@@ -157,7 +156,7 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
     hosted = state.workers.get(message.worker)
     if hosted is None or isinstance(state.phase, Over):
         return state, []
-    if isinstance(message, m.Failed) and message.permanent:
+    if isinstance(message, m.Failed) and message.permanent and not rewinding.is_past(state, message):
         return end(state, "failed", message.error)  # whatever the generation: it would come again
     state = _update(state, message.worker, replace(hosted, seen=now))
     phase = state.phase
@@ -192,8 +191,8 @@ def tick(state: Master, now: float, at_us: int) -> Step:
             effects += more
     if isinstance(state.phase, Over):
         return state, effects
-    if state.recover is not None and isinstance(state.log, append.Quiet):
-        state, more = _start_generation(state, state.recover, at_us)
+    if isinstance(state.log, append.Quiet):
+        state, more = _start_what_is_due(state, now, at_us)
         effects += more
     state, more = launch_missing(state, now)
     effects += more
@@ -201,6 +200,19 @@ def tick(state: Master, now: float, at_us: int) -> Step:
         state, more = _tick_running(state, state.phase, now, at_us)
         effects += more
     return state, effects
+
+
+def _start_what_is_due(state: Master, now: float, at_us: int) -> Step:
+    """Nothing is in flight: go back if that was asked, recover if that is due, end if only a rewind was wanted."""
+    if state.rewind is not None:
+        return rewinding.start(state, state.rewind, now, at_us)
+    if state.recover is not None:
+        return _start_generation(state, state.recover, at_us)
+    if (draft := rewinding.end(state)) is not None:
+        assert isinstance(state.log, append.Quiet)
+        log, appends = append.append(state.log, draft, at_us)
+        return _log_effects(replace(state, log=log), appends, now, at_us)
+    return state, []
 
 
 def pulse(state: Master) -> list[Effect]:
@@ -294,8 +306,8 @@ def _appended(state: Master, record: joblog.Record, now: float, at_us: int) -> S
         case joblog.JobCreated():
             assert isinstance(state.phase, Opening)
             return _start_generation(state, state.phase.cause, at_us)
-        case joblog.GenerationStarted():
-            return _gather(state, now)
+        case joblog.GenerationStarted() | joblog.Rewound():
+            return gather(state, now)
         case joblog.CheckpointCompleted():
             return _completed(state, now, at_us)
         case joblog.Expired() | joblog.LogStart():
@@ -320,44 +332,6 @@ def _start_generation(state: Master, cause: str, at_us: int) -> Step:
     )
     state = replace(state, log=log, phase=Opening(cause), recover=None)
     return _log_effects(state, effects, 0.0, at_us)
-
-
-def _gather(state: Master, now: float) -> Step:
-    """The generation is ours: every worker is free to take a subtask of it."""
-    if state.recovering_since is not None:
-        started = state.job.starts[-1]
-        since = state.recovering_since
-        restart = Restart(since, started.cause, state.job.generation, logged_after=now - since)
-        state = replace(state, restarts=(*state.restarts, restart))
-    workers = {
-        w: replace(hosted, ready=False, how=None, ended=False, caught_up=False) for w, hosted in state.workers.items()
-    }
-    state = replace(state, workers=workers)
-    if not state.job.completed:
-        return _deploy_if_complete(replace(state, phase=Gathering(None, True)), now)
-    state = replace(state, phase=Gathering(None, False))
-    return state, [LoadManifest(state.job.completed[-1].body.manifest)]
-
-
-def _deploy_if_complete(state: Master, now: float) -> Step:
-    phase = state.phase
-    if not isinstance(phase, Gathering) or not phase.base_known:
-        return state, []
-    if len(state.workers) < state.rules.parallelism:
-        return launch_missing(state, now)
-    taken = {hosted.subtask for hosted in state.workers.values() if hosted.subtask is not None}
-    free = [Subtask(s) for s in range(state.rules.parallelism) if s not in taken]
-    workers = dict(state.workers)
-    for worker, hosted in workers.items():
-        if hosted.subtask is None and free:
-            workers[worker] = replace(hosted, subtask=free.pop(0))
-    job = state.job
-    epochs = coordinator.start(state.rules.parallelism, job.base_epoch, job.first_epoch)
-    state = replace(state, workers=workers, phase=Running(phase.base, now, epochs, now, phase.base))
-    if state.recovering_since is not None:
-        deployed = replace(state.restarts[-1], deployed_after=now - state.recovering_since)
-        state = replace(state, restarts=(*state.restarts[:-1], deployed))
-    return state, [Send(w, deployment(state, phase.base, w)) for w in assigned(state)]
 
 
 def _completed(state: Master, now: float, at_us: int) -> Step:

@@ -31,6 +31,7 @@ from msgspec import structs
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.model import Generation
 from holdfast.runtime import messages as m
+from holdfast.runtime import rewinding
 from holdfast.runtime.deployment import all_ended, all_ready, assigned
 from holdfast.runtime.failover import end
 from holdfast.runtime.master_state import Effect, Master, Over, Running, Send, Step
@@ -75,6 +76,8 @@ def carry_out(
     effects: list[Effect] = []
     if kind == "savepoint":
         state = replace(state, savepoints=(*state.savepoints, args["name"]))
+    elif kind == "rewind":
+        state = rewinding.accept(state, args)
     elif args.get("how") == "now":
         state, effects = end(state, ENDED_NOW, None)
     elif args.get("how") == "finish":
@@ -147,6 +150,8 @@ def _refusal(state: Master, kind: str, args: Mapping[str, Any], generation: int,
         return None
     if kind == "savepoint":
         return _no_savepoint(state, args.get("name"))
+    if kind == "rewind":
+        return rewinding.refusal(state, args, ending=_last_barrier_is_out(state))
     return f"this version does not know requests of the kind {kind!r}"
 
 

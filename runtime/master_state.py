@@ -48,6 +48,8 @@ class Rules:
     """Host name and boot id of the driver."""
     local_paths: tuple[str, ...] = ()
     """What the job keeps on the driver's disk, for people; empty if every machine sees it all."""
+    unrepairable: tuple[str, ...] = ()
+    """Sinks whose output no rewind can take back."""
 
     @property
     def parallelism(self) -> int:
@@ -109,6 +111,16 @@ class Gathering:
 
     base: Manifest | None
     base_known: bool
+    repaired: bool = True
+    """No target shows what a rewind has undone (P21)."""
+
+
+@dataclass(frozen=True)
+class Rewinding:
+    """Somebody wants the job to go back to this epoch; with `stop`, to end there."""
+
+    epoch: Epoch
+    stop: bool
 
 
 @dataclass(frozen=True)
@@ -166,6 +178,10 @@ class Master:
     """Names that were asked for and no completed epoch carries yet, oldest first."""
     recover: str | None = None
     """A recovery is due as soon as the append in flight is settled (P4)."""
+    rewind: Rewinding | None = None
+    """A rewind is due then; it takes the place of a recovery."""
+    ends_repaired: bool = False
+    """The run ends as soon as the targets are repaired: no worker is needed any more."""
     restarts: tuple[Restart, ...] = ()
     recovering_since: float | None = None
     given_up: int = 0
@@ -202,6 +218,14 @@ class StoreManifest:
 
     manifest: Manifest
     started: float
+
+
+@dataclass(frozen=True)
+class RepairTargets:
+    """In the background: deliver what the base left, take back what is newer; answer with repaired (P21)."""
+
+    job: joblog.Job
+    base: Manifest
 
 
 @dataclass(frozen=True)
@@ -249,5 +273,5 @@ class End:
     error: Mapping[str, Any] | None = None
 
 
-Effect = CreateRecord | LoadManifest | StoreManifest | Sweep | Send | Launch | Dismiss | Cancel | End
+Effect = CreateRecord | LoadManifest | StoreManifest | RepairTargets | Sweep | Send | Launch | Dismiss | Cancel | End
 Step = tuple[Master, list[Effect]]

@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.model import (
+    EPOCH_MAX,
     Barrier,
     Epoch,
     Generation,
@@ -23,6 +24,7 @@ from holdfast.model import (
     Pending,
     SnapshotHandle,
     SourcePosition,
+    Stretch,
     Subtask,
     Tag,
     Timeline,
@@ -148,6 +150,8 @@ class Deploy(Message, frozen=True):
     confirmed: tuple[Confirmed, ...]
     until: tuple[SourcePosition, ...] = ()
     """Where to stop reading; without an entry a partition is read for as long as it lasts."""
+    lineage: tuple[Stretch, ...] = (Stretch(Timeline(1), Epoch(1), EPOCH_MAX),)
+    """Which local state may be a base: only what lies on it (P14)."""
 
 
 class Trigger(Message, frozen=True):

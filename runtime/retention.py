@@ -9,6 +9,7 @@ from __future__ import annotations
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.append import Draft
 from holdfast.checkpoint.catalogue import expirable, log_is_long
+from holdfast.checkpoint.timeline import timeline_of
 from holdfast.model import NO_EPOCH, Tag
 from holdfast.runtime import messages as m
 from holdfast.runtime.deployment import assigned
@@ -26,5 +27,7 @@ def draft(state: Master, at_us: int) -> Draft | None:
 def appended(state: Master) -> list[Effect]:
     """The record is in the log: objects, records and before-images may go."""
     job = state.job
-    expired = m.Expired(job.generation, Tag(job.timeline, job.expired_through))
+    through = job.expired_through
+    # Of the timeline that it is of: tags of a later one are above all that an earlier one delivered.
+    expired = m.Expired(job.generation, Tag(timeline_of(job.rewinds, through), through))
     return [Sweep(job), *(Send(worker, expired) for worker in assigned(state))]

@@ -26,25 +26,26 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, Unavailable, Where
+from holdfast.errors import ConfigError, HoldfastError, Where
 from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import dlq_places, master, requests, status
 from holdfast.runtime import messages as m
-from holdfast.runtime.admission import check_from, check_has_end, refuse_second_run
+from holdfast.runtime.admission import check_from, check_has_end, check_sinks, prepare_sink, refuse_second_run
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
 from holdfast.runtime.exposed import check_written_at_once, exposed
 from holdfast.runtime.local import boot_id
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.placement import local_paths
-from holdfast.runtime.plan import Plan, SinkSpec, check_against, describe_operators, with_operator_ids
+from holdfast.runtime.plan import Plan, check_against, describe_operators, with_operator_ids
+from holdfast.runtime.repair import unrepairable
+from holdfast.runtime.rewind_plan import blocker
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.launch import SparkHost, check_slots, start_context
 from holdfast.runtime.spark.tls import is_wanted, make_credentials
-from holdfast.sinks.contract import OwnedSink
 from holdfast.state.keygroups import range_of
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
@@ -124,7 +125,7 @@ def prepare(
         if job.completed:
             before = repository.load_manifest(job.completed[-1].body.manifest)
     if before is not None:
-        _check_sinks(plan, before)
+        check_sinks(plan, before)
         check_written_at_once(plan, before)
     plan, operators = _with_identities(plan, before.operators if before is not None else (), drop_state)
     partitions: dict[str, tuple[int, ...]] = {}
@@ -139,7 +140,7 @@ def prepare(
             until[spec.name] = opened.end_offsets()
         opened.close()
     for sink in plan.sinks:
-        _prepare_sink(sink, job)
+        prepare_sink(sink, job)
     dlq_places.write(store, plan)
     warnings = exposed(plan, job, before)
     return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings)
@@ -174,7 +175,7 @@ class _Run:
         self, prepared: Prepared, context: SparkContext, progress: Callable[[Mapping[str, Any]], None]
     ) -> None:
         self.clock = SystemClock()
-        self.repository = prepared.repository
+        self.repository, self.sinks = prepared.repository, prepared.plan.sinks
         self._prepared, self._progress = prepared, progress
         self._mailbox = Mailbox()
         self._lanes = ThreadLanes(self._mailbox)
@@ -271,15 +272,31 @@ class _Run:
             return  # the store is away for now; polled again in a second
         assert isinstance(found, list)
         for request in found:
-            first = Generation(self._first_generation)
-            reply = self._loop.asked(request.kind, request.args, request.generation, first)
-            if reply is None:
-                self._inbox.put_back(request)
-            else:
-                self._lanes.lane("requests").submit(
-                    lambda r=request, a=reply: self._inbox.answer(r, a),  # type: ignore[misc]
-                    lambda _: None,  # an answer that could not be written is written with the next poll
+            if request.kind == "rewind" and (job := self._loop.state.log.job) is not None:
+                epoch = request.args.get("epoch", 0)
+                self._lanes.lane("targets").submit(
+                    lambda j=job, e=epoch: blocker(self.repository, j, e, self.sinks),  # type: ignore[misc]
+                    lambda result, r=request: self._carry_out(r, result),  # type: ignore[misc]
                 )
+            else:
+                self._carry_out(request, None)
+
+    def _carry_out(self, request: requests.Request, refused: object) -> None:
+        """Let the loop do it and answer; a rewind that a target stands against is not begun."""
+        first = Generation(self._first_generation)
+        why = refused.what if isinstance(refused, HoldfastError) else refused
+        if isinstance(why, BaseException):
+            raise why
+        reply: Mapping[str, Any] | None = {"accepted": False, "generation": request.generation, "reason": why}
+        if why is None:
+            reply = self._loop.asked(request.kind, request.args, request.generation, first)
+        if reply is None:
+            self._inbox.put_back(request)
+            return
+        self._lanes.lane("requests").submit(
+            lambda: self._inbox.answer(request, reply),
+            lambda _: None,  # an answer that could not be written is written with the next poll
+        )
 
     def _flush(self, *lanes: str) -> None:
         """Wait until what was given to the lanes is done, or until it takes too long."""
@@ -301,6 +318,8 @@ class _Run:
         shown = status.of_run(self._loop.state, self._prepared.root, "continuous", host, pid, at)
         if (swept := self._loop.sweep.problem) is not None:
             shown["problems"].append({"code": swept.kind, "what": swept.what, "next": swept.next_step})
+        if self._loop.repairs.waiting:
+            shown["repairing"] = self._loop.repairs.as_json()
         data = json.dumps(shown).encode()
         if self._loop.outcome is None or self._loop.outcome[0] != "fenced":
             self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), lambda _: None)
@@ -332,31 +351,8 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         retention=Retention(settings.retained_checkpoints, settings.retained_for_ms * 1000),
         machine=(socket.gethostname(), boot_id()),
         local_paths=() if settings.shared_paths == "true" else local_paths(plan, prepared.root),
+        unrepairable=unrepairable(plan.sinks),
     )
-
-
-def _prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
-    """Create or check a target. One that the job has used before and that is away or locked now, by a stopped
-    process of an older run perhaps, keeps nobody from running: only its deliveries wait (P24)."""
-    try:
-        spec.sink.prepare(spec.schema, spec.upsert_key)
-        if isinstance(spec.sink, OwnedSink):
-            spec.sink.check_owner(None if job is None else job.uuid, spec.name)
-    except Unavailable:
-        if job is None or not job.completed:
-            raise
-
-
-def _check_sinks(plan: Plan, before: Manifest) -> None:
-    """Output that was committed has to go somewhere, also if the code no longer has its sink."""
-    waiting = sorted({item.writer.sink for item in before.pending} - {sink.name for sink in plan.sinks})
-    if waiting:
-        raise ConfigError(
-            f"the app no longer has the sink {waiting[0]!r}, but output for it is committed and not delivered yet",
-            not_done="the job was not started; state and output are untouched",
-            next_step=f"put the sink {waiting[0]!r} back and run until it has caught up (holdfast stop waits for that)",
-            where=Where(job=plan.app),
-        )
 
 
 def _with_identities(

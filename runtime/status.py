@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.checkpoint import joblog
 from holdfast.runtime import master, waiting
+from holdfast.runtime.rewinding import no_way_back
 
 SCHEMA = 1
 ENDED_NOW = "it was ended at once, without a last checkpoint"
@@ -81,7 +82,14 @@ def of_log(job: joblog.Job, name: str, root: str) -> dict[str, Any]:
             "bytes": last.body.bytes_total,
         }
         status["epochs"] = len(job.completed)
+        status["rewind_horizon"] = _horizon(job)
     return status
+
+
+def _horizon(job: joblog.Job) -> dict[str, Any] | None:
+    """Return the oldest checkpoint that the job can go back to, outputs included."""
+    possible = [each for each in job.completed if no_way_back(job, each.body.epoch) is None]
+    return {"epoch": possible[0].body.epoch, "at": possible[0].at} if possible else None
 
 
 def _empty(name: str, root: str) -> dict[str, Any]:

@@ -207,6 +207,27 @@ class TestDriver:
             self.cluster.pass_time(0.25)
             self._check()
 
+    def rewind(self, epoch: int) -> None:
+        """Go back to a checkpoint: state, offsets and delivered rows; return when every subtask reads again from there.
+
+        Raises:
+            ConfigError: the job cannot go back there.
+        """
+        job = self.cluster.driver.state.job
+        args = {"epoch": epoch, "timeline": job.timeline}
+        answer = self.cluster.driver.asked("rewind", args, job.generation, job.generation)
+        assert answer is not None
+        if not answer["accepted"]:
+            raise ConfigError(
+                f"the job was not rewound: {answer['reason']}",
+                not_done="state and output are untouched",
+                next_step=f"give one of the epochs {[each.body.epoch for each in job.completed]}",
+            )
+        while self.cluster.driver.state.job.timeline == job.timeline:
+            self.cluster.pass_time(0.25)
+            self._check()
+        self.recover()
+
     def rows(self, sink: str) -> list[dict[str, Any]]:
         """Return the rows delivered to a sink so far."""
         if sink not in self.sinks:

@@ -83,7 +83,10 @@ class Target(Protocol):
         """
 
     def forget(self, through: Tag) -> None:
-        """Drop the before-images of deliveries up to this tag; no rewind can reach them any more."""
+        """Drop the before-images of deliveries up to this tag; no rewind can reach them any more.
+
+        Those of older timelines too, but none of a later epoch: what an earlier rewind left may be rewound again.
+        """
 
     def close(self) -> None:
         """Release the connection; an unfinished delivery is undone."""
@@ -169,7 +172,8 @@ class Repair:
     Args:
         restore: Rows that get the values back that they had as of the base epoch.
         delete: Rows that were not there as of the base epoch.
-        changed_by_others: Rows among these that no longer are as the job left them; None where that is not known.
+        changed_by_others: How many rows among these are seen to be no longer as the job left them, at least; None
+            where that cannot be seen, and never 0 unless it is known.
         sample: Keys or places of a few of them, for people.
         reason: One sentence.
     """
@@ -184,12 +188,16 @@ class Repair:
 
 @runtime_checkable
 class RepairableSink(Protocol):
-    """A sink whose output a rewind can take back. Others are refused when a rewind is planned."""
+    """A sink whose output a rewind can take back. Others are refused when a rewind is planned.
+
+    What is pending up to the base epoch is delivered before the repair: after it, its tags are of an older timeline.
+    """
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """Say what `repair` would do now. Reads only, and may be overtaken by a delivery.
 
         Raises:
+            Fenced: the target stands on a newer timeline.
             ConfigError: the target is not the one that the job wrote to.
             Unavailable: the target cannot be reached now.
         """
@@ -203,7 +211,8 @@ class RepairableSink(Protocol):
         Raises:
             Fenced: the target stands on a newer timeline.
             Unavailable: the outcome is unknown, or the target is busy: do it again.
-            ConfigError: the target is not the one that the job wrote to.
+            ConfigError: the verdict is "impossible", or the target is not the one that the job wrote to; nothing
+                changed, no tag moved.
         """
 
 

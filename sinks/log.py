@@ -14,10 +14,11 @@ Invariants
     - Nothing is appended while an earlier append is in doubt; reading the tag settles it first.
     - A log that was deleted and made again under an open target is noticed before anything is written.
 
-A log keeps every row, so a stream that replaces rows is refused, and nothing here can be taken back by
-before-images. `hf.Log` (runtime/sources/log.py) is what users write; it hands over to `LogSink`.
+A log keeps every row, so a stream that replaces rows is refused, and there are no before-images: a rewind makes the
+offsets of what it takes back void (storage/voids.py). `hf.Log` (runtime/sources/log.py) is what users write; it
+hands over to `LogSink`.
 
-Source: PROTOCOL P1, P4, P17; storage/log.py.
+Source: PROTOCOL P1, P4, P17, P21; storage/log.py.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.ports import ObjectStore
-from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Outcome, already
-from holdfast.storage.log import LogReader, LogWriter, check_meta, create_log, read_meta
-from holdfast.storage.logformat import LogMeta, describe_column
+from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Outcome, Repair, Rewinding, already
+from holdfast.sinks.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
+from holdfast.storage.commits import Commits
+from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
+from holdfast.storage.logformat import LogMeta, VoidRange, check_meta, describe_column
 from holdfast.storage.objects import open_objects
 from holdfast.storage.partitioning import partition_rows, partitions_of
+from holdfast.storage.voids import TakeBack, gathered, moving, newest_tag
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,14 @@ class LogSink:
         """See Sink.open."""
         return LogTarget(self.where, lambda: open_objects(self.path, writable=False), job_uuid, writer)
 
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.plan_repair."""
+        return plan_repair(self.where, open_objects(self.path, writable=False), rewinding)
+
+    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.repair."""
+        return repair(self.where, open_objects(self.path, writable=False), rewinding)
+
     def _check_columns(self, schema: pa.Schema, found: pa.Schema, of: str) -> None:
         if difference := misfit(schema, found):
             raise ConfigError(
@@ -216,6 +228,68 @@ class LogTarget:
         standing = log.tag_of(self._name)
         assert standing is not None, "only a standing tag refuses an append"
         return already(self._where, tag, standing)
+
+
+SEALED = "the log is sealed: nothing can be added to it, also not what says that rows are taken back"
+
+
+def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:
+    """See RepairableSink.plan_repair."""
+    commits = Commits(store, _meta_of(where, store))
+    back = _back(rewinding)
+    if _stands(where, commits, back, rewinding):
+        return untouched("truncate", rewinding)
+    if commits.tail.sealed:
+        return impossible(SEALED)
+    return _repaired(gathered(commits, back), rewinding)
+
+
+def repair(
+    where: str, store: ObjectStore, rewinding: Rewinding, pause: Callable[[float], None] = time.sleep
+) -> Repair:
+    """See RepairableSink.repair. Tags and void ranges are one commit."""
+    commits = Commits(store, _meta_of(where, store))
+    back = _back(rewinding)
+    if _stands(where, commits, back, rewinding):
+        return untouched("truncate", rewinding)
+    if commits.tail.sealed:
+        raise refused(where, SEALED)
+    ranges = LogWriter(store, pause=pause).take_back(back)
+    commits.refresh()
+    _stands(where, commits, back, rewinding)
+    return _repaired(ranges, rewinding)
+
+
+def _stands(where: str, commits: Commits, back: TakeBack, rewinding: Rewinding) -> bool:
+    newest = newest_tag(commits.tail, back)
+    if newest is not None and newest.timeline > rewinding.to.timeline:
+        raise overtaken(where, newest, rewinding)
+    return not moving(commits.tail, back)
+
+
+def _back(rewinding: Rewinding) -> TakeBack:
+    prefix = f"{rewinding.job_uuid}/{rewinding.sink}/"
+    return TakeBack(
+        rewinding.to,
+        tuple(writer_name(rewinding.job_uuid, writer) for writer in rewinding.writers),
+        lambda name: name.startswith(prefix) and name.removeprefix(prefix).isdecimal(),
+    )
+
+
+def _repaired(ranges: tuple[VoidRange, ...], rewinding: Rewinding) -> Repair:
+    sample = tuple({"partition": r.partition, "first_offset": r.first, "end_offset": r.end} for r in ranges)
+    reason = f"offsets of rows appended after epoch {rewinding.to.epoch} become void; who has read them is stopped"
+    return Repair("truncate", 0, sum(map(len, ranges)), 0, sample[:SAMPLE_MAX], reason)
+
+
+def _meta_of(where: str, store: ObjectStore) -> LogMeta:
+    if (meta := read_meta(store)) is None:
+        raise ConfigError(
+            f"{where}: there is no log; there was, when the job ran",
+            not_done="the rewind did not change it",
+            next_step="bring it back, or start the job so that it is made anew, then rewind",
+        )
+    return meta
 
 
 def writer_name(job_uuid: str, writer: Writer) -> str:

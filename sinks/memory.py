@@ -7,15 +7,16 @@ before `after_commit` leaves the contents as they were.
 
 Invariants
     - Rows, before-images and tag change together or not at all.
+    - A before-image of an added row names its number; numbers are never used again.
     - Whoever reads the contents sees whole deliveries.
 
-Source: PROTOCOL P17; the conformance suite holds this and every real target to the same contract.
+Source: PROTOCOL P17, P21; the conformance suite holds this and every real target to the same contract.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -30,10 +31,23 @@ from holdfast.sinks.contract import (
     Delivered,
     Fault,
     Outcome,
+    Repair,
+    Rewinding,
     already,
     check_key,
     check_null_keys,
     no_fault,
+)
+from holdfast.sinks.undo import (
+    SAMPLE_MAX,
+    Change,
+    dropped,
+    impossible,
+    is_undone,
+    overtaken,
+    refused,
+    take_back,
+    untouched,
 )
 
 Row = dict[str, Any]
@@ -42,7 +56,10 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class BeforeImage:
-    """What a delivery replaced; `before` holds the columns outside the key, None if there was no row."""
+    """What a delivery replaced; `before` holds the columns outside the key, None if there was no row.
+
+    Without a key, one image stands for all rows of a delivery: its key says `first` and `last` number.
+    """
 
     job_uuid: str
     writer: Writer
@@ -61,10 +78,13 @@ class MemorySink:
         """Called at every fault point of every delivery; may raise."""
         self._lock = Lock()
         self._schema: pa.Schema | None = None
-        self._added: list[Row] = []
+        self._added: dict[int, Row] = {}
+        self._numbered = 0
+        self._names: tuple[str, ...] = ()
         self._kept: dict[Key, Row] = {}
         self._tags: dict[tuple[str, Writer], Tag] = {}
         self._before: list[BeforeImage] = []
+        self._horizon: dict[tuple[str, Writer], Tag] = {}
 
     @property
     def key(self) -> tuple[str, ...] | None:
@@ -97,7 +117,7 @@ class MemorySink:
     def rows(self) -> list[Row]:
         """Return the rows that are visible, in order of arrival of the row or of its key."""
         with self._lock:
-            return [dict(row) for row in (self._added if self._key is None else self._kept.values())]
+            return [dict(row) for row in (self._added if self._key is None else self._kept).values()]
 
     def before_images(self) -> list[BeforeImage]:
         """Return what deliveries replaced, in order."""
@@ -132,11 +152,92 @@ class MemorySink:
     def forget(self, job_uuid: str, writer: Writer, through: Tag) -> None:
         """See Target.forget."""
         with self._lock:
-            self._before = [
-                image
-                for image in self._before
-                if (image.job_uuid, image.writer) != (job_uuid, writer) or image.tag > through
-            ]
+            ours = [image for image in self._before if (image.job_uuid, image.writer) == (job_uuid, writer)]
+            gone = {image.tag for image in ours if _is_up_to(image, through)}
+            if gone:
+                self._horizon[job_uuid, writer] = max({self._horizon.get((job_uuid, writer), max(gone)), *gone})
+                self._before = [
+                    image
+                    for image in self._before
+                    if (image.job_uuid, image.writer) != (job_uuid, writer) or not _is_up_to(image, through)
+                ]
+
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.plan_repair."""
+        with self._lock:
+            return self._planned(rewinding)[0]
+
+    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.repair."""
+        self.fault("before_begin")
+        with self._lock:
+            moving = self._moving(rewinding)
+            self.fault("after_tag")
+            found, rows, images = self._planned(rewinding)
+            if found.verdict == "impossible":
+                raise refused("memory sink", found.reason)
+            self.fault("before_commit")
+            if moving:
+                self._tags.update(dict.fromkeys(moving, rewinding.to))
+                self._before = images
+                if self._key is None:
+                    self._added = rows
+                else:
+                    self._kept = rows
+        self.fault("after_commit")
+        return found
+
+    def _moving(self, rewinding: Rewinding) -> list[tuple[str, Writer]]:
+        """Return the writers whose tags move: the given ones, and those that delivered."""
+        known = {writer for job, writer in self._tags if job == rewinding.job_uuid and writer.sink == rewinding.sink}
+        writers = [(rewinding.job_uuid, writer) for writer in sorted(known.union(rewinding.writers), key=_by_subtask)]
+        newest = max((self._tags[writer] for writer in writers if writer in self._tags), default=rewinding.to)
+        if newest.timeline > rewinding.to.timeline:
+            raise overtaken("memory sink", newest, rewinding)
+        return [writer for writer in writers if writer not in self._tags or self._tags[writer] < rewinding.to]
+
+    def _planned(self, rewinding: Rewinding) -> tuple[Repair, dict[Any, Row], list[BeforeImage]]:
+        """Return the verdict, and what rows and images are after it."""
+        rows: dict[Any, Row] = dict(self._added if self._key is None else self._kept)
+        if not self._moving(rewinding):
+            return untouched("truncate" if self._key is None else "overwrite", rewinding), rows, self._before
+        ours = [i for i in self._before if i.job_uuid == rewinding.job_uuid and i.writer.sink == rewinding.sink]
+        ids = rewinding.job_uuid, rewinding.sink
+        lost = [tag for (job, writer), tag in self._horizon.items() if (job, writer.sink) == ids]
+        if beyond := [tag.epoch for tag in lost if is_undone(tag, rewinding)]:
+            return impossible(dropped(max(beyond), rewinding)), rows, self._before
+        undone = [image for image in ours if is_undone(image.tag, rewinding)]
+        places = {id(image) for image in undone}
+        kept = [image for image in self._before if id(image) not in places]
+        if self._key is None:
+            numbers = [n for image in undone for n in range(image.key["first"], image.key["last"] + 1)]
+            gone = [rows.pop(n) for n in numbers]
+            reason = f"rows added after epoch {rewinding.to.epoch} are removed"
+            return Repair("truncate", 0, len(gone), 0, tuple(gone[:SAMPLE_MAX]), reason), rows, kept
+        return self._overwritten(rewinding, ours, rows, kept)
+
+    def _overwritten(
+        self, rewinding: Rewinding, ours: list[BeforeImage], rows: dict[Any, Row], kept: list[BeforeImage]
+    ) -> tuple[Repair, dict[Any, Row], list[BeforeImage]]:
+        of_key: dict[Key, list[BeforeImage]] = {}
+        for image in ours:
+            of_key.setdefault(tuple(image.key.values()), []).append(image)
+        restored, deleted, sample = 0, 0, []
+        for key, images in of_key.items():
+            taken = take_back(Change(image, image.before, is_undone(image.tag, rewinding)) for image in images)
+            for image, before in taken.rewritten:
+                kept[kept.index(image)] = replace(image, before=before)
+            if taken.last is None:
+                continue
+            sample.append(dict(taken.last.key))
+            if taken.before is not None:
+                restored += 1
+                whole = {**taken.last.key, **taken.before}
+                rows[key] = {name: whole[name] for name in self._names}
+            elif rows.pop(key, None) is not None:
+                deleted += 1
+        reason = f"rows get back what they held after epoch {rewinding.to.epoch}"
+        return Repair("overwrite", restored, deleted, 0, tuple(sample[:SAMPLE_MAX]), reason), rows, kept
 
     def _advance(self, where: str, job_uuid: str, writer: Writer, tag: Tag) -> AlreadyDelivered | None:
         standing = self._tags.get((job_uuid, writer))
@@ -144,8 +245,12 @@ class MemorySink:
 
     def _publish(self, job_uuid: str, writer: Writer, tag: Tag, incoming: list[Row]) -> None:
         if self._key is None:
+            first, last = self._numbered + 1, self._numbered + len(incoming)
             self.fault("before_commit")
-            self._added += incoming
+            if incoming:
+                self._before.append(BeforeImage(job_uuid, writer, tag, 0, {"first": first, "last": last}, None))
+                self._added.update(enumerate(incoming, first))
+                self._numbered = last
         else:
             latest: dict[Key, Row] = {tuple(row[name] for name in self._key): row for row in incoming}
             images = [
@@ -154,6 +259,7 @@ class MemorySink:
             ]
             self.fault("before_commit")
             self._before += images
+            self._names = next((tuple(name for name in row if name != OP) for row in incoming), self._names)
             for key, row in latest.items():
                 if row.get(OP) == DELETE:
                     self._kept.pop(key, None)
@@ -164,6 +270,14 @@ class MemorySink:
     def _value(self, key: Key) -> Row | None:
         row = self._kept.get(key)
         return None if row is None else {name: value for name, value in row.items() if name not in (self._key or ())}
+
+
+def _by_subtask(writer: Writer) -> int:
+    return writer.subtask
+
+
+def _is_up_to(image: BeforeImage, through: Tag) -> bool:
+    return image.tag.timeline <= through.timeline and image.tag.epoch <= through.epoch
 
 
 class MemoryTarget:

@@ -13,6 +13,9 @@ After any failure the connection is dropped, which rolls back what it began; the
 another. The file is never created here, only by `prepare`, and a file that was replaced under an
 open connection is noticed before anything is written.
 
+A table without a key gets before-images too: which rows a delivery added, by their rowids (see
+sqlite_added.py). What takes deliveries back is in sqlite_repair.py.
+
 With delivery="idempotent" every row carries its tag as well, and each key takes only what is newer
 (see sqlite_rows.py). Everything else is the same: one transaction, after the commit of the epoch.
 
@@ -45,12 +48,15 @@ from holdfast.sinks.contract import (
     Delivered,
     Fault,
     Outcome,
+    Repair,
+    Rewinding,
     already,
     check_key,
     check_null_keys,
     no_fault,
 )
 from holdfast.sinks.immediate import ImmediateSink
+from holdfast.sinks.sqlite_added import add_rows
 from holdfast.sinks.sqlite_file import (
     check_name,
     check_place,
@@ -62,6 +68,7 @@ from holdfast.sinks.sqlite_file import (
     table_columns,
     translated,
 )
+from holdfast.sinks.sqlite_repair import RepairedTable, create_horizon, plan_repair, repair
 from holdfast.sinks.sqlite_rows import CREATE_TOMBSTONE, TAG_COLUMN, RowTags, row_tag
 from holdfast.storage.paths import refuse_password
 
@@ -151,6 +158,7 @@ class SQLite:
             db.execute("BEGIN IMMEDIATE")
             for create in (tags.CREATE_PROGRESS, tags.CREATE_UNDO, *([CREATE_TOMBSTONE] if self.tags_rows else [])):
                 db.execute(create)
+            create_horizon(db)
             kind = db.execute("SELECT type FROM sqlite_master WHERE lower(name) = lower(?)", (self.table,)).fetchone()
             if kind is None:
                 db.execute(create_table(self.where, self.table, self._table_schema(schema), self.key))
@@ -183,6 +191,17 @@ class SQLite:
 
         if self.tags_rows:
             refuse_fenced(self, job_uuid, name)
+
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.plan_repair."""
+        return plan_repair(self._repaired(schema), rewinding)
+
+    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.repair."""
+        return repair(self._repaired(schema), rewinding)
+
+    def _repaired(self, schema: pa.Schema) -> RepairedTable:
+        return RepairedTable(self.where, self.path, self.table, tuple(schema.names), self.key, self.tags_rows)
 
     def _check_delivery(self, schema: pa.Schema) -> None:
         if self.delivery not in ("transactional", "idempotent"):
@@ -264,6 +283,7 @@ class SQLiteTarget:
         """See Target.forget."""
         with self._session() as db:
             db.execute("BEGIN IMMEDIATE")
+            db.execute(tags.note_horizon(), tags.tag_row(self._job, self._writer, through))
             db.execute(tags.forget(), tags.tag_row(self._job, self._writer, through))
             if self._row_tags is not None:
                 self._row_tags.forget(db, through)
@@ -357,7 +377,7 @@ class SQLiteTarget:
     def _apply(self, db: sqlite3.Connection, tag: Tag) -> None:
         table, columns, key = quoted(self._sink.table), listed(self._columns), self._sink.key
         if key is None:
-            db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM {INCOMING} ORDER BY rowid")
+            add_rows(db, self._sink.table, self._columns, INCOMING, tags.tag_row(self._job, self._writer, tag))
             return
         if self._row_tags is not None:
             self._row_tags.leave_out_older(db, tag)

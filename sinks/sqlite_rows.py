@@ -28,6 +28,10 @@ from holdfast.sinks.sqlite_file import json_object, quoted
 
 TAG_COLUMN = "_holdfast_tag"
 TOMBSTONE = "holdfast_tombstone"
+RESTORED = "temp.holdfast_restored"
+"""What a repair gives back: key and other columns of each row, and the three below."""
+GONE, LAST_TAG, LAST_WRITER = "_holdfast_gone", "_holdfast_last_tag", "_holdfast_last_writer"
+"""1: the row is deleted instead. Tag and writer of its last change, which is taken back."""
 _TIMELINE_DIGITS, _EPOCH_DIGITS = 10, 16
 
 CREATE_TOMBSTONE = f"""\
@@ -64,7 +68,7 @@ class RowTags:
 
     def __init__(self, table: str, key: Iterable[str], incoming: str, job_uuid: str, writer: Writer) -> None:
         self._table, self._key, self._incoming = table, tuple(key), incoming
-        self.named = "".join(letter.lower() if letter.isascii() else letter for letter in table)
+        self.named = folded(table)
         """The table as SQLite folds it."""
         self._job, self._writer = job_uuid, writer
 
@@ -110,6 +114,48 @@ class RowTags:
     def forget(self, db: sqlite3.Connection, through: Tag) -> None:
         """Drop the writer's tombstones up to a tag: nothing older than it is delivered any more."""
         db.execute(
-            f'DELETE FROM main.{TOMBSTONE} WHERE "table" = ? AND sink = ? AND writer = ? AND tag BETWEEN ? AND ?',
-            (self.named, self._writer.sink, self._writer.subtask, f"{self._job}/", row_tag(self._job, through)),
+            f'DELETE FROM main.{TOMBSTONE} WHERE "table" = ? AND sink = ? AND writer = ? AND tag BETWEEN ? AND ? '
+            f"AND substr(tag, -{_EPOCH_DIGITS}) <= ?",
+            (
+                *(self.named, self._writer.sink, self._writer.subtask),
+                *(f"{self._job}/", row_tag(self._job, through), f"{through.epoch:0{_EPOCH_DIGITS}d}"),
+            ),
         )
+
+
+def folded(table: str) -> str:
+    """Return the table's name as SQLite compares it."""
+    return "".join(letter.lower() if letter.isascii() else letter for letter in table)
+
+
+def bury_repaired(db: sqlite3.Connection, table: str, key: Iterable[str], standing: str, sink: str) -> None:
+    """Leave a tombstone with the rewind's tag for every row that it deletes; take those of restored rows away."""
+    name = json_object("r", key)
+    db.execute(
+        f'DELETE FROM main.{TOMBSTONE} WHERE "table" = ? '
+        f'AND "key" IN (SELECT {name} FROM {RESTORED} AS r WHERE {GONE} = 0)',
+        (folded(table),),
+    )
+    db.execute(
+        f'INSERT INTO main.{TOMBSTONE} ("table", "key", tag, sink, writer) '
+        f"SELECT ?, {name}, ?, ?, {LAST_WRITER} FROM {RESTORED} AS r WHERE {GONE} = 1 "
+        f'ON CONFLICT ("table", "key") DO UPDATE SET '
+        f"tag = excluded.tag, sink = excluded.sink, writer = excluded.writer",
+        (folded(table), standing, sink),
+    )
+
+
+def changed_by_others(db: sqlite3.Connection, table: str, key: Iterable[str]) -> int | None:
+    """Count rows that do not carry the tag of the job's last change, or are gone without its tombstone.
+
+    Who changes a row and leaves its tag is not seen; so none found is None, not 0.
+    """
+    names = tuple(key)
+    same = " AND ".join(f"t.{quoted(name)} = r.{quoted(name)}" for name in names)
+    count: int = db.execute(
+        f"SELECT count(*) FROM {RESTORED} AS r LEFT JOIN main.{quoted(table)} AS t ON {same} "
+        f'LEFT JOIN main.{TOMBSTONE} AS d ON d."table" = ? AND d."key" = {json_object("r", names)} '
+        f"WHERE CASE WHEN t.{quoted(names[0])} IS NULL THEN d.tag ELSE t.{TAG_COLUMN} END IS NOT r.{LAST_TAG}",
+        (folded(table),),
+    ).fetchone()[0]
+    return count or None

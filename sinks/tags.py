@@ -1,8 +1,9 @@
 """SQL for the tag that makes a delivery happen once, and for the before-images that let it be undone.
 
-Every SQL target holds two tables of ours. `holdfast_progress` has one row per writer: the tag of
+Every SQL target holds three tables of ours. `holdfast_progress` has one row per writer: the tag of
 the last epoch whose output is in. `holdfast_undo` has one row per row that a delivery replaced,
-deleted or added, with what was there before, so that a rewind can put it back.
+deleted or added, with what was there before, so that a rewind can put it back. `holdfast_horizon`
+has the tag of the newest delivery of a writer whose before-images were dropped.
 
 Advancing the tag is the first statement of the delivery transaction. It takes the row lock, and
 it changes one row only if (timeline, epoch) grows; with any other count the transaction is rolled
@@ -23,6 +24,7 @@ from holdfast.model import Tag, Writer
 
 PROGRESS = "holdfast_progress"
 UNDO = "holdfast_undo"
+HORIZON = "holdfast_horizon"
 
 CREATE_PROGRESS = f"""\
 CREATE TABLE IF NOT EXISTS {PROGRESS} (
@@ -45,6 +47,16 @@ CREATE TABLE IF NOT EXISTS {UNDO} (
     "key" TEXT NOT NULL,
     "before" TEXT,
     PRIMARY KEY (job, sink, writer, timeline, epoch, n)
+)"""
+
+CREATE_HORIZON = f"""\
+CREATE TABLE {HORIZON} (
+    job TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    writer INTEGER NOT NULL,
+    timeline BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    PRIMARY KEY (job, sink, writer)
 )"""
 
 UNDO_COLUMNS = 'job, sink, writer, timeline, epoch, n, "key", "before"'
@@ -71,18 +83,41 @@ def read_tag(mark: str = "?") -> str:
 
 def advance(mark: str = "?") -> str:
     """Move the tag forward. Row count 1: go on. Anything else: roll back and read the tag again."""
-    return (
-        f"INSERT INTO {PROGRESS} (job, sink, writer, timeline, epoch) VALUES ({_marks(mark, 5)}) "
-        f"ON CONFLICT (job, sink, writer) DO UPDATE SET timeline = excluded.timeline, epoch = excluded.epoch "
-        f"WHERE ({PROGRESS}.timeline, {PROGRESS}.epoch) < (excluded.timeline, excluded.epoch)"
+    return _forward(PROGRESS, f"VALUES ({_marks(mark, 5)})")
+
+
+def lose(mark: str = "?") -> str:
+    """Note that there is no before-image of a delivery, so that no rewind tries to take it back."""
+    return _forward(HORIZON, f"VALUES ({_marks(mark, 5)})")
+
+
+def adopt_horizon() -> str:
+    """Note, once, when the table of horizons is new: of what was delivered before, nobody knows what was kept."""
+    return f"INSERT INTO {HORIZON} SELECT job, sink, writer, timeline, epoch FROM {PROGRESS}"
+
+
+def note_horizon(mark: str = "?") -> str:
+    """Note, before `forget`, the newest delivery whose before-images it drops; nothing if it drops none."""
+    return _forward(
+        HORIZON,
+        f"SELECT job, sink, writer, timeline, epoch FROM {UNDO} WHERE job = {mark} AND sink = {mark} "
+        f"AND writer = {mark} AND timeline <= {mark} AND epoch <= {mark} ORDER BY timeline DESC, epoch DESC LIMIT 1",
     )
 
 
 def forget(mark: str = "?") -> str:
-    """Delete a writer's before-images up to a tag."""
+    """Delete a writer's before-images up to a tag; those of older timelines too, but none of a later epoch."""
     return (
         f"DELETE FROM {UNDO} WHERE job = {mark} AND sink = {mark} AND writer = {mark} "
-        f"AND (timeline, epoch) <= ({mark}, {mark})"
+        f"AND timeline <= {mark} AND epoch <= {mark}"
+    )
+
+
+def _forward(table: str, source: str) -> str:
+    return (
+        f"INSERT INTO {table} (job, sink, writer, timeline, epoch) {source} "
+        f"ON CONFLICT (job, sink, writer) DO UPDATE SET timeline = excluded.timeline, epoch = excluded.epoch "
+        f"WHERE ({table}.timeline, {table}.epoch) < (excluded.timeline, excluded.epoch)"
     )
 
 

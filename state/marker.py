@@ -15,12 +15,10 @@ Pure: no clock, thread or I/O.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from holdfast.errors import Damaged
-from holdfast.model import NO_EPOCH, Epoch, JobUuid, Timeline
+from holdfast.model import NO_EPOCH, Epoch, JobUuid, Stretch, Timeline
 from holdfast.ports import KeyValue
 
 MARKER_KEY = b"\xff\xffmarker"
@@ -44,15 +42,6 @@ class Marker(msgspec.Struct, frozen=True):
     operators: tuple[int, ...]
     touched: tuple[int, ...]
     version: int = _VERSION
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """The epochs, first to last inclusive, that one timeline contributed to a job's lineage."""
-
-    timeline: Timeline
-    first: Epoch
-    last: Epoch
 
 
 Lineage = tuple[Stretch, ...]

@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
 def list_all(args: argparse.Namespace) -> int:
     """List checkpoints. Exit status: 0."""
     stored = open_job(root_of(args), args.job)
-    completed = stored.job.completed
+    completed = stored.job.retained
     if args.last is not None and args.last < 1:
         raise ConfigError(f"--last is {args.last}", not_done="nothing was listed", next_step="give at least 1")
     newest = completed[-(args.last or (len(completed) if args.json else NEWEST_SHOWN)) :]
@@ -93,7 +93,7 @@ def verify(args: argparse.Namespace) -> int:
             raise ConfigError("--orphans looks at all checkpoints", not_done="nothing was read",
                               next_step="leave out --epoch")  # fmt: skip
         return orphans(stored, as_json=args.json)
-    chosen = stored.job.completed if args.epoch is None else (completed_at(stored, args.epoch),)
+    chosen = stored.job.retained if args.epoch is None else (completed_at(stored, args.epoch),)
     return verify_all(stored, chosen, as_json=args.json)
 
 
@@ -103,11 +103,11 @@ def completed_at(stored: Stored, wanted: str) -> Completed:
     Raises:
         ConfigError: there is none; names the nearest ones, as epoch numbers have gaps.
     """
-    completed = stored.job.completed
+    completed = stored.job.retained
     if (named := stored.job.savepoint(wanted)) is not None:
         wanted = str(named.epoch)
     if wanted == "latest" and completed:
-        return completed[-1]
+        return stored.job.completed[-1]
     if wanted != "latest" and not wanted.isdigit():
         what, next_step = f"{wanted!r} is no epoch and no savepoint", "give a number, a savepoint, or latest"
     elif not completed:

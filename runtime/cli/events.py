@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     parser = add_command(
         subparsers,
         "events",
-        "What happened to a job: starts, restarts with cause and duration, savepoints, stops, its end.",
+        "What happened to a job: starts, restarts with cause and duration, savepoints, rewinds, stops, its end.",
         "holdfast events hot-auctions\nholdfast events hot-auctions --all --last 100",
     )
     parser.add_argument("job", metavar="JOB", help="name of the job under the root")
@@ -89,6 +89,10 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
                 start = event
                 event |= {"event": "started" if by_hand else "restarted", "epoch": base or None, "cause": cause}
                 event |= {"host": host, "duration_ms": recovery_ms.get(record.generation)}
+            case joblog.Rewound(base_epoch=base, cause=cause, host=host):
+                start = event
+                event |= {"event": "rewound", "epoch": base, "cause": cause, "host": host}
+                event["duration_ms"] = recovery_ms.get(record.generation)
             case joblog.CheckpointCompleted(epoch=epoch, follows=follows, duration_ms=took, savepoint=name):
                 if start is not None and follows == (start["epoch"] or NO_EPOCH):  # else the first has expired
                     start["first_checkpoint_ms"] = _ms(start["at"], record.at)
@@ -123,10 +127,12 @@ def _told(records: Sequence[joblog.Record]) -> list[joblog.Record]:
         return joblog.Record(PRUNED, job.uuid, generation, job.timeline, "", at, body)
 
     known = [record(job.created_at, Generation(0), joblog.JobCreated(job.name, job.key_groups))]
+    rewound = {rewind.first_epoch for rewind in job.rewinds}
     for s in job.starts:
-        body = joblog.GenerationStarted(s.first_epoch, s.base_epoch, s.host, s.cause)
+        kind = joblog.Rewound if s.first_epoch in rewound else joblog.GenerationStarted
+        body = kind(first_epoch=s.first_epoch, base_epoch=s.base_epoch, host=s.host, cause=s.cause)
         known.append(record(s.at, s.generation, body))
-    for done in job.completed:
+    for done in job.retained:
         names = job.names_of(done.body.epoch)
         known.append(record(done.at, done.generation, structs.replace(done.body, savepoint=None)))
         known += [record(done.at, done.generation, joblog.SavepointNamed(done.body.epoch, name)) for name in names]

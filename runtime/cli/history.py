@@ -110,7 +110,8 @@ def observed(
         if job.ended is not None:
             shown["restarts"] = _restarts(job, live["restarts"])
         elif live["state"] in _LAST_WORDS or (driver["seen_ms"] <= status.STALE_AFTER_MS and not _gone(driver)):
-            from_log: dict[str, Any] = {key: shown[key] for key in ("checkpoint", "epochs") if key in shown}
+            told = ("checkpoint", "epochs", "rewind_horizon")
+            from_log: dict[str, Any] = {key: shown[key] for key in told if key in shown}
             shown = {**shown, **live, **from_log, "driver": driver, "restarts": _restarts(job, live["restarts"])}
             if live["state"] in _LAST_WORDS:
                 shown["workers"] = []  # they have left
@@ -155,7 +156,7 @@ def _restarts(job: joblog.Job, live: Any) -> list[dict[str, Any]]:
     return [
         {"at": s.at, "cause": s.cause, "generation": s.generation, "recovery_ms": took.get(s.generation)}
         for s in job.starts
-        if s.generation in took or not s.cause.startswith("started")
+        if s.generation in took or not s.cause.startswith(("started", "rewound"))
     ]
 
 

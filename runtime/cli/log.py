@@ -154,15 +154,16 @@ def read(args: argparse.Namespace) -> int:
             raise _wrong(what, "nothing was read", "choose an offset in between")
     rows: list[Placed] = []
     for partition in partitions:
-        offset = reader.retention_start(partition) if args.offset is None else args.offset
+        offset = reader.retention_start(partition) if args.offset is None else reader.begin(partition, args.offset)
         while len(rows) < args.limit:
             batch, following = reader.read(partition, offset, READ_BYTES_MAX)
             if batch is None:
                 break
-            rows += placed_rows(partition, offset, batch.slice(0, args.limit - len(rows)))
+            first = following - batch.num_rows  # Behind the offset where a rewind took rows back.
+            rows += placed_rows(partition, first, batch.slice(0, args.limit - len(rows)))
             offset = following
     _show(args, names, rows)
-    held = sum(ends[partition] for partition in partitions)
+    held = sum(reader.rows(partition) for partition in partitions)
     if len(rows) == args.limit < held:
         print(f"{args.limit} of {_count(held, 'row')} shown; --limit shows more", file=sys.stderr)
     return 0
@@ -173,7 +174,7 @@ def tail(args: argparse.Namespace, pause: Callable[[float], None] = time.sleep) 
     reader = _reader(args.path)
     names = reader.meta.schema.names
     offsets = {
-        partition: max(reader.retention_start(partition), reader.end_offset(partition) - max(0, args.lines))
+        partition: _lines_before_the_end(reader, partition, args.lines)
         for partition in _chosen(args, reader.meta)
     }
     if not args.json:
@@ -197,9 +198,10 @@ def seal(args: argparse.Namespace) -> int:
     _meta(args.path)
     store = open_objects(args.path)
     LogWriter(store).seal()
-    ends = LogReader(store).end_offsets()
+    reader = LogReader(store)
+    ends = reader.end_offsets()
     places = [{"partition": partition, "end_offset": end} for partition, end in ends.items()]
-    total = _count(sum(ends.values()), "row")
+    total = _count(sum(reader.rows(partition) for partition in ends), "row")
     _result(args, {"path": args.path, "sealed": True, "partitions": places}, f"{args.path} is sealed with {total}")
     return 0
 
@@ -209,10 +211,15 @@ def _print_from(args: argparse.Namespace, reader: LogReader, partition: int, off
         batch, following = reader.read(partition, offset, READ_BYTES_MAX)
         if batch is None:
             return offset
-        for row in placed_rows(partition, offset, batch):
+        for row in placed_rows(partition, following - batch.num_rows, batch):
             print(as_json_line(row) if args.json else plain_line(reader.meta.schema.names, row))
         sys.stdout.flush()
         offset = following
+
+
+def _lines_before_the_end(reader: LogReader, partition: int, lines: int) -> int:
+    first = reader.last_position(partition) - max(0, lines)
+    return reader.begin(partition, max(reader.retention_start(partition), first))
 
 
 def _partitioner(args: argparse.Namespace, meta: LogMeta) -> Callable[[pa.Table], dict[int, pa.Table]]:

@@ -28,6 +28,7 @@ COMMANDS = {
     "explain": "why a job makes no progress, and what to do about it",
     "stop": "take a last checkpoint and end a running job; it can be started again",
     "savepoint": "name a checkpoint of a job, so that it is kept",
+    "rewind": "go back to an earlier checkpoint: state, offsets and what targets show",
     "checkpoints": "list, show or verify the checkpoints of a job",
     "dlq": "list dead letters, and append their records to the log that they came from",
     "log": "create, write, read and seal embedded logs",
@@ -44,8 +45,8 @@ examples:
   holdfast status hot-auctions --json
 
 JOB is the name of a job under the root, JOB.py a Python file that builds an hf.App.
-exit status: 0 done, 1 unexpected, 2 wrong use or configuration, 4 damaged data, 5 something is unavailable,
-6 fenced or already running, 7 the job failed"""
+exit status: 0 done, 1 unexpected, 2 wrong use or configuration, 3 plan shown only, 4 damaged data,
+5 something is unavailable, 6 fenced or already running, 7 the job failed"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.runtime.schema import describe_difference, schema_of
+from holdfast.sinks.contract import Repair, Rewinding
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.storage.log import LogReader, read_meta
 from holdfast.storage.logformat import LogMeta, describe_column
@@ -95,6 +96,14 @@ class Log:
         """See OwnedSink.check_owner."""
         self._sink().check_owner(job_uuid, name)
 
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.plan_repair."""
+        return self._sink().plan_repair(rewinding, schema, upsert_key)
+
+    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.repair."""
+        return self._sink().repair(rewinding, schema, upsert_key)
+
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""
         self._sink().accept(batch)
@@ -136,7 +145,10 @@ class Log:
 
 
 class OpenLog:
-    """The log as one worker reads it; at the end of what is known it looks for new commits."""
+    """The log as one worker reads it; at the end of what is known it looks for new commits.
+
+    A reader stands before void ranges at the end, not behind them, until rows follow (storage/voids.py).
+    """
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
@@ -149,18 +161,18 @@ class OpenLog:
 
     def end_offsets(self) -> dict[int, int]:
         self._reader.refresh()
-        return self._reader.end_offsets()
+        return {partition: self._reader.last_position(partition) for partition in self.partitions()}
 
     def retention_start(self, partition: int) -> int:
         return self._reader.retention_start(partition)
 
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
-        if offset >= self._reader.end_offset(partition):
+        if offset >= self._reader.last_position(partition):
             self._reader.refresh()
         return self._reader.read(partition, offset, max_bytes)
 
     def ended(self, partition: int, offset: int) -> bool:
-        return self._reader.sealed and offset >= self._reader.end_offset(partition)
+        return self._reader.sealed and offset >= self._reader.last_position(partition)
 
     def close(self) -> None:
         self._reader.close()

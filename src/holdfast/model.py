@@ -21,8 +21,18 @@ Subtask = NewType("Subtask", int)
 KEY_GROUPS_MAX = 32_768
 NO_EPOCH = Epoch(0)
 """Epoch numbers start at 1; 0 stands for "before the first"."""
+EPOCH_MAX = Epoch(1 << 62)
 EPOCHS_GIVEN_UP_MAX = 100
 """A of PROTOCOL P2: how many epochs in a row a generation may give up."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The epochs, first to last inclusive, that one timeline contributed to a job's lineage."""
+
+    timeline: Timeline
+    first: Epoch
+    last: Epoch
 
 
 @dataclass(frozen=True)

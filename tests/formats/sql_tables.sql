@@ -1,3 +1,12 @@
+CREATE TABLE holdfast_horizon (
+    job TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    writer INTEGER NOT NULL,
+    timeline BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    PRIMARY KEY (job, sink, writer)
+);
+
 CREATE TABLE holdfast_progress (
     job TEXT NOT NULL,
     sink TEXT NOT NULL,

@@ -9,6 +9,7 @@ Invariants
       finishes it before anything else (PROTOCOL P4).
     - Offsets are never reused; nothing follows a seal.
     - A tagged append takes effect only if the writer's tag grows (PROTOCOL P17).
+    - Rows that a rewind took back are read by nobody who comes later; who read them is told (see voids.py).
 
 Layout: `meta.json`, `commits/<20 digits>.json`, `data/<partition>/<unique>.arrow`; see docs/formats.md.
 """
@@ -28,12 +29,13 @@ from holdfast.ports import ObjectStore
 from holdfast.storage.commits import Commits
 from holdfast.storage.logformat import (
     META_PATH,
-    PARTITIONS_MAX,
     Commit,
     Draft,
     LogMeta,
     LogSegment,
+    VoidRange,
     WriterTag,
+    check_meta,
     commit_path,
     decode_meta,
     describe_column,
@@ -42,6 +44,7 @@ from holdfast.storage.logformat import (
     placed,
 )
 from holdfast.storage.segment import SEGMENT_BYTES_MAX, OpenSegment, encode_segment, segment_hash
+from holdfast.storage.voids import Passage, TakeBack, drafted, moving
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch
 SENDS_MAX = 4
@@ -142,6 +145,23 @@ class LogWriter:
         self._commits.refresh()
         return self._commits.tail.tag_of(writer)
 
+    def take_back(self, back: TakeBack) -> tuple[VoidRange, ...]:
+        """Move the writers' tags and make void what they appended after the base epoch; nothing if the tags stand.
+
+        Raises:
+            ConfigError: the log is sealed.
+            Unavailable: the outcome is unknown; do it again.
+        """
+        for _ in range(CONFLICTS_MAX):
+            self.settle()
+            self._commits.refresh()
+            if not moving(self._commits.tail, back):
+                return ()
+            draft, ranges = drafted(self._commits, back, self._wall_us())
+            if self._commit(draft) is not None:
+                return ranges
+        raise _overtaken("nothing was taken back")
+
     def seal(self) -> None:
         """End the log: nothing can be appended any more. Sealing twice is no error."""
         self.settle()
@@ -181,11 +201,7 @@ class LogWriter:
             if self._is_ours(draft, sent):
                 return sent
             sent = None
-        raise Unavailable(
-            f"{CONFLICTS_MAX} appends of others came first, one after the other",
-            not_done="no row was appended",
-            next_step="use fewer writers, or larger appends",
-        )
+        raise _overtaken("no row was appended")
 
     def _is_ours(self, draft: Draft, commit: Commit) -> bool:
         """Send the commit until its place is taken; return whether by us."""
@@ -207,10 +223,17 @@ class LogReader:
         self._commits = Commits(store, self.meta)
         self._open: dict[int, OpenSegment] = {}
         self._sequence: dict[int, int] = {}
+        self._passage = Passage(self._commits, repr(store))
 
     def refresh(self) -> bool:
-        """Look for new commits: one request that finds nothing if there are none. Returns whether there were any."""
-        return self._commits.refresh()
+        """Look for new commits: one request that finds nothing if there are none. Returns whether there were any.
+
+        Raises:
+            Damaged: rows that this reader has read were taken back.
+        """
+        news = self._commits.refresh()
+        self._passage.refreshed()
+        return news
 
     @property
     def sealed(self) -> bool:
@@ -228,6 +251,18 @@ class LogReader:
         """Return the offset that the next row appended to the partition will have."""
         return self._commits.tail.ends[partition]
 
+    def rows(self, partition: int) -> int:
+        """Return how many rows the partition has."""
+        return self._passage.rows(partition, self.end_offset(partition))
+
+    def begin(self, partition: int, offset: int) -> int:
+        """Return where to begin to read if a person asks for this offset: before the void range that holds it."""
+        return self._passage.begin(partition, offset)
+
+    def last_position(self, partition: int) -> int:
+        """Return the offset at which a reader stands that has read everything: the end, or where only void follows."""
+        return self._passage.back(partition, self.end_offset(partition))
+
     def retention_start(self, partition: int) -> int:
         """Return the lowest offset that can be read; format 1 keeps everything."""
         assert 0 <= partition < self.meta.partitions
@@ -237,11 +272,21 @@ class LogReader:
         """Read rows in order, without copying: at most 65,536, at most max_bytes, but at least one.
 
         Returns:
-            The rows and the offset after them; None and the same offset at the end.
+            The rows and the offset after them; None and the same offset at the end. Void ranges are left out, so the
+            first row's offset is that after them less their number.
 
         Raises:
-            Damaged: a segment or commit is not what was written, or the offset lies beyond the end.
+            Damaged: a segment or commit is not what was written, the offset lies beyond the end, or rows before it
+                were taken back after they had been read.
         """
+        self._passage.reached(partition, offset)
+        if (onward := self._passage.onward(partition, offset)) != offset and onward == self.end_offset(partition):
+            return None, offset
+        batch, following = self._read_at(partition, onward, max_bytes)
+        self._passage.reached(partition, following)
+        return batch, following
+
+    def _read_at(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         segment = self._open.get(partition)
         if segment is None or not segment.holds(offset):
             end = self.end_offset(partition)
@@ -296,10 +341,20 @@ def _created(store: ObjectStore, path: str, data: bytes, pause: Callable[[float]
     raise AssertionError("the last attempt returns or raises")
 
 
+def _overtaken(not_done: str) -> Unavailable:
+    return Unavailable(
+        f"{CONFLICTS_MAX} appends of others came first, one after the other",
+        not_done=not_done,
+        next_step="use fewer writers, or larger appends",
+    )
+
+
 def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
     """Say whether the draft may follow; False for a tag that does not grow or a second seal."""
     if draft.tag is not None and not _grows(tail, draft.tag, draft.follows):
         return False
+    if draft.kind == "void" and draft.after != tail.sequence:
+        return False  # Made for another end: there may be more to take back now.
     if not tail.sealed:
         return True
     if draft.kind == "seal":
@@ -324,22 +379,6 @@ def _first_offsets(commit: Commit | None) -> dict[int, int]:
 
 def _plain(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.type, column.nullable) for column in schema])
-
-
-def check_meta(meta: LogMeta) -> None:
-    """Raise ConfigError unless a log like this could be created."""
-    problem = None
-    names = meta.schema.names
-    if not 1 <= meta.partitions <= PARTITIONS_MAX:
-        problem = f"{meta.partitions} partitions were asked for, 1 to {PARTITIONS_MAX} are possible"
-    elif not names or len(set(names)) < len(names):
-        problem = "the schema has no column, or one twice"
-    elif encoded := [column.name for column in meta.schema if pa.types.is_dictionary(column.type)]:
-        problem = f"column {encoded[0]!r} is dictionary-encoded, which a log does not store"
-    elif missing := [name for name in meta.key if name not in names]:
-        problem = f"the key column {missing[0]!r} is not in the schema ({', '.join(names)})"
-    if problem:
-        raise ConfigError(problem, not_done="no log was created", next_step="correct it and create the log again")
 
 
 def _fitting(meta: LogMeta, partition: int, rows: Rows) -> pa.Table:

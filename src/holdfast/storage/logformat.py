@@ -8,6 +8,9 @@ Invariants
     - A commit's `ends` are those of its predecessor plus its own rows; so the newest commit alone tells where the
       log ends, and offsets of one partition are found by bisection over the commits.
     - `tags` holds the newest tag of every writer, so it too is read from the newest commit alone (PROTOCOL P17).
+    - A commit that takes rows back (kind `void`) and all after it are of format 2, which an older release refuses as
+      newer: it would read those rows. Until then a log is written byte for byte as format 1.
+    - `void` names the newest commit of that kind, and that one lists every void range of the log.
 
 Pure: no clock, random or I/O.
 """
@@ -26,6 +29,8 @@ from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Tag
 
 FORMAT_VERSION = 1
+VOID_VERSION = 2
+"""Of commits from the first one on that takes rows back."""
 PARTITIONS_MAX = 4_096
 META_PATH = "meta.json"
 COMMITS_FOLDER = "commits"
@@ -57,6 +62,18 @@ class LogSegment:
 
 
 @dataclass(frozen=True)
+class VoidRange:
+    """Offsets of one partition, `end` excluded, whose rows a rewind took back; whole segments, never used again."""
+
+    partition: int
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True)
 class WriterTag:
     """How far one writer's output stands in this log; the writer's name is the sink's affair."""
 
@@ -71,7 +88,7 @@ class Commit:
     v: int
     log: str
     sequence: int
-    kind: Literal["append", "seal"]
+    kind: Literal["append", "seal", "void"]
     owner: str
     """Names the one append that made this record, so that its writer knows it again (PROTOCOL P4)."""
     at_us: int
@@ -80,6 +97,10 @@ class Commit:
     segments: tuple[LogSegment, ...] = ()
     tag: WriterTag | None = None
     tags: tuple[WriterTag, ...] = ()
+    void: int = 0
+    """Sequence of the newest commit that took rows back, this one included; 0: none did."""
+    voids: tuple[VoidRange, ...] = ()
+    """In a commit that takes rows back: all void ranges of the log, in order."""
 
     @property
     def sealed(self) -> bool:
@@ -113,7 +134,7 @@ _Record = TypeVar("_Record")
 class Draft:
     """A commit that has no sequence yet; rows of one partition stand in their order."""
 
-    kind: Literal["append", "seal"]
+    kind: Literal["append", "seal", "void"]
     owner: str
     at_us: int
     segments: tuple[LogSegment, ...] = ()
@@ -121,6 +142,11 @@ class Draft:
     tag: WriterTag | None = None
     follows: Tag | None = None
     """Where the tag's writer has to stand for this to be appended; None: anywhere before the tag."""
+    after: int = 0
+    """Of a draft that takes rows back: the one commit that it may follow, since it was made for that end."""
+    voids: tuple[VoidRange, ...] = ()
+    moved: tuple[WriterTag, ...] = ()
+    """Tags that move with it."""
 
 
 def before_the_first(meta: LogMeta) -> Commit:
@@ -138,10 +164,29 @@ def placed(draft: Draft, tail: Commit) -> Commit:
         assert base == ends[segment.partition], "segments of a partition leave no gap"
         ends[segment.partition] += segment.rows
         segments.append(replace(segment, base=base))
+    moved = draft.moved if draft.tag is None else (draft.tag,)
+    voids = draft.kind == "void"
     return Commit(
-        FORMAT_VERSION, tail.log, tail.sequence + 1, draft.kind, draft.owner, draft.at_us,
-        tuple(ends), tuple(segments), draft.tag, _tags_after(tail, draft.tag),
+        VOID_VERSION if voids else tail.v, tail.log, tail.sequence + 1, draft.kind, draft.owner, draft.at_us,
+        tuple(ends), tuple(segments), draft.tag, _tags_after(tail, moved),
+        tail.sequence + 1 if voids else tail.void, draft.voids,
     )  # fmt: skip
+
+
+def check_meta(meta: LogMeta) -> None:
+    """Raise ConfigError unless a log like this could be created."""
+    problem = None
+    names = meta.schema.names
+    if not 1 <= meta.partitions <= PARTITIONS_MAX:
+        problem = f"{meta.partitions} partitions were asked for, 1 to {PARTITIONS_MAX} are possible"
+    elif not names or len(set(names)) < len(names):
+        problem = "the schema has no column, or one twice"
+    elif encoded := [column.name for column in meta.schema if pa.types.is_dictionary(column.type)]:
+        problem = f"column {encoded[0]!r} is dictionary-encoded, which a log does not store"
+    elif missing := [name for name in meta.key if name not in names]:
+        problem = f"the key column {missing[0]!r} is not in the schema ({', '.join(names)})"
+    if problem:
+        raise ConfigError(problem, not_done="no log was created", next_step="correct it and create the log again")
 
 
 def commit_path(sequence: int) -> str:
@@ -172,19 +217,28 @@ def decode_meta(data: bytes) -> LogMeta:
 
 
 def encode_commit(commit: Commit) -> bytes:
-    return _hashed(commit)
+    if commit.v == VOID_VERSION:
+        return _hashed(commit)
+    record = msgspec.to_builtins(commit)
+    del record["void"], record["voids"]
+    return _hashed(record)
 
 
 def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
     """Return the commit, checked against itself, its name and its log."""
     path = commit_path(sequence)
-    commit = _unhashed(path, data, Commit)
+    commit = _unhashed(path, data, Commit, VOID_VERSION)
     if commit.log != meta.uuid:
         raise damaged(path, f"belongs to log {commit.log}, not to {meta.uuid}")
     if commit.sequence != sequence:
         raise damaged(path, f"says it is commit {commit.sequence}")
     if len(commit.ends) != meta.partitions or not all(0 <= s.partition < meta.partitions for s in commit.segments):
         raise damaged(path, f"names partitions that a log of {meta.partitions} does not have")
+    if (commit.void == sequence) != (commit.kind == "void") or (commit.voids and commit.kind != "void"):
+        raise damaged(path, "has void ranges and is not of that kind, or the other way round")
+    parts = range(meta.partitions)
+    if not all(r.partition in parts and 0 <= r.first < r.end <= commit.ends[r.partition] for r in commit.voids):
+        raise damaged(path, "has void ranges that lie outside the log")
     return commit
 
 
@@ -198,6 +252,8 @@ def check_follows(commit: Commit, before: Commit) -> None:
         if segment.base != ends[segment.partition]:
             raise damaged(path, f"leaves a gap at offset {ends[segment.partition]} of partition {segment.partition}")
         ends[segment.partition] += segment.rows
+    if commit.kind != "void" and commit.void != before.void:
+        raise damaged(path, f"says that commit {commit.void} took rows back last, but it was {before.void}")
     if tuple(ends) != commit.ends:
         raise damaged(path, "has end offsets that do not fit its rows")
 
@@ -216,11 +272,11 @@ def damaged(path: str, what: str) -> Damaged:
     )
 
 
-def _tags_after(tail: Commit, tag: WriterTag | None) -> tuple[WriterTag, ...]:
-    if tag is None:
+def _tags_after(tail: Commit, moved: tuple[WriterTag, ...]) -> tuple[WriterTag, ...]:
+    if not moved:
         return tail.tags
-    others = [known for known in tail.tags if known.writer != tag.writer]
-    return tuple(sorted([*others, tag], key=lambda known: known.writer))
+    newest = {known.writer: known for known in (*tail.tags, *moved)}
+    return tuple(sorted(newest.values(), key=lambda known: known.writer))
 
 
 def _hashed(record: object) -> bytes:
@@ -228,15 +284,15 @@ def _hashed(record: object) -> bytes:
     return body + _HASH_FIELD + xxhash.xxh3_64_hexdigest(body).encode("ascii") + b'"}'
 
 
-def _unhashed(path: str, data: bytes, kind: type[_Record]) -> _Record:
+def _unhashed(path: str, data: bytes, kind: type[_Record], newest: int = FORMAT_VERSION) -> _Record:
     body, found = data[:-_HASH_BYTES], data[-_HASH_BYTES:]
     if found != _HASH_FIELD + xxhash.xxh3_64_hexdigest(body).encode("ascii") + b'"}':
         raise damaged(path, "does not match the hash at its end")
     try:
         version = msgspec.json.decode(body + b"}", type=_Versioned).v
-        if version != FORMAT_VERSION:
+        if not FORMAT_VERSION <= version <= newest:
             raise ConfigError(
-                f"{path} of the log has format {version}, this release knows format {FORMAT_VERSION}",
+                f"{path} of the log has format {version}, this release knows format {newest}",
                 not_done="the log was not opened",
                 next_step="use the release of Holdfast that wrote it, or a newer one",
             )

@@ -20,7 +20,9 @@ class Written:
 
     def append(self, generation: int, owner: str, **body: Any) -> None:
         self._records += 1
+        timeline = self.history.timeline + (body["kind"] == "Rewound")
         record = {"seq": self._records, "job_uuid": "j", "generation": generation, "owner": owner, "body": body}
+        record["timeline"] = timeline
         path = f"log/{self._records:020d}.json"
         self.history.record(path, json.dumps(record).encode(), self.objects, lambda sink, subtask: self.standing)
 
@@ -34,7 +36,11 @@ class Written:
         ref = {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         if stored:
             self.objects.put(path, data)
-        self.append(generation, owner, kind="CheckpointCompleted", epoch=epoch, manifest=ref)
+        follows = self.history.lineage[-1] if self.history.lineage else 0
+        self.append(generation, owner, kind="CheckpointCompleted", epoch=epoch, follows=follows, manifest=ref)
+
+    def rewind(self, generation: int, owner: str, first_epoch: int, base_epoch: int) -> None:
+        self.append(generation, owner, kind="Rewound", first_epoch=first_epoch, base_epoch=base_epoch)
 
 
 def started() -> Written:
@@ -128,3 +134,30 @@ class TestKeeping:
             written = self.kept()
             written.append(1, "somebody", kind="SavepointNamed", epoch=epoch, name=name)
             assert written.found == ["P6"]
+
+
+class TestRewinds:
+    def rewound(self) -> Written:
+        written = started()
+        written.complete(1, "d1", 1)
+        written.history.triggered(1, 2, "d1")
+        written.complete(1, "d1", 2)
+        written.rewind(2, "d2", 103, base_epoch=1)
+        return written
+
+    def test_the_job_goes_on_from_the_base_on_a_new_timeline(self) -> None:
+        written = self.rewound()
+        written.history.triggered(2, 103, "d2")
+        written.complete(2, "d2", 103)
+        assert written.found == []
+        assert (written.history.lineage, written.history.bases) == ([1, 103], {2: 1})
+
+    def test_what_was_left_behind_is_no_base_any_more(self) -> None:
+        written = self.rewound()
+        written.rewind(3, "d3", 204, base_epoch=2)
+        assert "P16" in written.found
+
+    def test_a_rewind_starts_a_generation(self) -> None:
+        written = self.rewound()
+        written.rewind(2, "d2", 204, base_epoch=1)
+        assert written.found == ["I6 generations"]

@@ -13,8 +13,11 @@ import pyarrow.parquet
 import pytest
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError
+from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.cli.log import add_parser, append, tail
 from holdfast.runtime.cli.log_columns import parse_columns
+from holdfast.sinks.contract import Rewinding
+from holdfast.sinks.log import LogSink
 from holdfast.storage.log import LogReader, LogWriter, read_meta
 from holdfast.storage.logformat import describe_column
 from holdfast.storage.objects import LocalObjects
@@ -261,6 +264,38 @@ class TestRead:
         error = refused("read", filled)
         assert isinstance(error, Damaged) and error.exit_status == 4
         assert segment.name in error.what
+
+
+class TestRowsThatWereTakenBack:
+    @pytest.fixture
+    def rewound(self, log: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+        """Offsets 0 and 3 hold rows; 1 and 2 are void."""
+        store = LocalObjects(log)
+        sink = LogSink(str(log))
+        schema = parse_columns(SCHEMA)
+        for epoch, numbers in ((1, [10]), (2, [20, 21])):
+            rows = pa.RecordBatch.from_pylist([{"n": n, "word": None} for n in numbers], schema=schema)
+            sink.open("job", Writer("out", Subtask(0))).deliver(Tag(Timeline(1), Epoch(epoch)), [rows])
+        sink.repair(Rewinding("job", "out", Tag(Timeline(2), Epoch(1)), ()), schema, None)
+        LogWriter(store).append({0: pa.table({"n": [30], "word": pa.array([None], pa.utf8())})})
+        capsys.readouterr()
+        return log
+
+    @pytest.mark.parametrize(("offset", "found"), [(0, [(0, 10), (3, 30)]), (2, [(3, 30)]), (3, [(3, 30)])])
+    def test_read_leaves_them_out_and_keeps_offsets(
+        self, rewound: Path, capsys: pytest.CaptureFixture[str], offset: int, found: list[tuple[int, int]]
+    ) -> None:
+        assert run("read", rewound, "--partition", 0, "--offset", offset, "--json") == 0
+        shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(row["offset"], row["row"]["n"]) for row in shown] == found
+
+    def test_tail_leaves_them_out_and_seal_does_not_count_them(
+        self, rewound: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run("seal", rewound) == 0
+        assert "is sealed with 2 rows" in capsys.readouterr().out
+        assert tail(parsed("tail", rewound, "--lines", 2, "--json")) == 0
+        assert [json.loads(line)["offset"] for line in capsys.readouterr().out.splitlines()] == [3]
 
 
 class TestTailAndSeal:

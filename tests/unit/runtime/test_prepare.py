@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.checkpoint import joblog
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
-from holdfast.runtime import run
+from holdfast.runtime import admission
 from holdfast.runtime.steps import SinkSpec
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
@@ -31,12 +31,12 @@ class TestLockedTarget:
         with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             with pytest.raises(Unavailable):
-                run._prepare_sink(self.spec(tmp_path / "out.db"), None)
+                admission.prepare_sink(self.spec(tmp_path / "out.db"), None)
 
     def test_lets_a_job_run_that_has_used_it_before(self, tmp_path: Path) -> None:
         """P24: processing does not wait for a target, each writer's delivery does."""
         spec = self.spec(tmp_path / "out.db")
-        run._prepare_sink(spec, None)
+        admission.prepare_sink(spec, None)
         with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
-            run._prepare_sink(spec, USED)
+            admission.prepare_sink(spec, USED)

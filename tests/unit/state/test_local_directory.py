@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.model import Epoch, JobUuid, Timeline
+from holdfast.model import Epoch, JobUuid, Stretch, Timeline
 from holdfast.state.directory import LocalDirectory, claim, create, discard, unheld
-from holdfast.state.marker import Marker, Stretch, write_marker
+from holdfast.state.marker import Marker, write_marker
 
 JOB = JobUuid("job")
 LINEAGE = (Stretch(Timeline(1), Epoch(1), Epoch(100)),)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import Damaged
-from holdfast.model import Epoch, JobUuid, Timeline
-from holdfast.state.marker import MARKER_KEY, Marker, Stretch, read_marker, usable, write_marker
+from holdfast.model import Epoch, JobUuid, Stretch, Timeline
+from holdfast.state.marker import MARKER_KEY, Marker, read_marker, usable, write_marker
 from holdfast.state.memory import MemoryKeyValue
 
 JOB = JobUuid("job")

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rocksdict import AccessType, Options, Rdict
 
-from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.model import Epoch, Generation, JobUuid, Stretch, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys import KeyType
-from holdfast.state.marker import Stretch, read_marker, usable
+from holdfast.state.marker import read_marker, usable
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.rocks import RocksKeyValue, RocksMemory
 from holdfast.state.store import Identity, StateStore

@@ -308,8 +308,8 @@ class TestRunFrom:
     def test_it_may_be_in_a_log_that_began_anew(self, root: Path, history: Begin) -> None:
         check_from("hot", began_anew(root, history).job, "new")
 
-    def test_going_back_comes_with_rewind(self, root: Path, history: Begin) -> None:
-        with pytest.raises(Exception, match="comes with rewind"):
+    def test_going_back_needs_a_rewind_first(self, root: Path, history: Begin) -> None:
+        with pytest.raises(Exception, match="has gone on since"):
             check_from("hot", self.job(root, history), "old")
 
     @pytest.mark.parametrize("started", [True, False])

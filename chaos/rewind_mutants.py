@@ -1,0 +1,103 @@
+"""Wrong versions of a rewind; chaos/mutants.py says which rule each negates.
+
+Source: PROTOCOL, list of mutants; P6, P14, P16, P17, P21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from holdfast.chaos.targets import SharedTable
+from holdfast.checkpoint import append, joblog
+from holdfast.errors import Fenced, Unavailable
+from holdfast.model import Generation, Tag, Timeline, Writer
+from holdfast.runtime.deliveries import Deliveries
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome, Repair, Rewinding
+
+Right = Callable[..., Any]
+"""The function that a mutant replaces."""
+
+
+def keeps_generation(right: Right) -> Right:
+    def record(owner: str, job: joblog.Job, draft: append.Draft, at: int) -> joblog.Record:
+        made: joblog.Record = right(owner, job, draft, at)
+        if isinstance(made.body, joblog.Rewound):
+            return joblog.Record(made.seq, made.job_uuid, job.generation, made.timeline, owner, at, made.body)
+        return made
+
+    return record
+
+
+def folds_into_generation(right: Right) -> Right:
+    def fold_rewind(job: joblog.Job, record: joblog.Record, body: joblog.Rewound) -> joblog.Job:
+        before = replace(job, generation=Generation(job.generation - 1))
+        folded: joblog.Job = right(before, record, body)
+        return folded
+
+    return fold_rewind
+
+
+def fences_afterwards(right: Right) -> Right:
+    """Two transactions: one takes the rows back, the next one moves the tags."""
+
+    def repair(table: SharedTable, rewinding: Rewinding, *stream: Any) -> Repair:
+        begun: set[Tag] = vars(table).setdefault("begun", set())
+        if rewinding.to not in begun:
+            begun.add(rewinding.to)
+            tags = dict(table._tags)
+            right(table, rewinding, *stream)
+            table._tags = tags
+            raise Unavailable("the tags are still to be moved", next_step="try again")
+        for writer in rewinding.writers:
+            standing = table._tags.get((rewinding.job_uuid, writer), rewinding.to)
+            table._tags[rewinding.job_uuid, writer] = max(standing, rewinding.to)
+        return Repair("overwrite", 0, 0, 0, (), "the tags are moved")
+
+    return repair
+
+
+def compares_epochs_alone(_: Right) -> Right:
+    def deliver(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any) -> Outcome:
+        standing = table.delivered(job_uuid, writer)
+        if standing is not None and standing.epoch >= tag.epoch:
+            return AlreadyDelivered(standing)
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        table._publish(job_uuid, writer, tag, rows)
+        return Delivered(len(rows))
+
+    return deliver
+
+
+def ignores_lineage(_: Right) -> Right:
+    return lambda lineage, timeline, epoch, target: epoch <= target
+
+
+def repairs_once(right: Any) -> Any:
+    """A recovery between the record and the end of the repairs does not make up for them."""
+    return property(lambda job: right.fget(job) and job.starts[-1].cause.startswith("rewound"))
+
+
+def keeps_machines(right: Right) -> Right:
+    def deploy(deliveries: Deliveries, timeline: Timeline, *rest: Any) -> None:
+        deliveries._timeline = timeline
+        right(deliveries, timeline, *rest)
+
+    return deploy
+
+
+def deploys_unrepaired(_: Right) -> Right:
+    return lambda repository, spec, order: None
+
+
+def forgets_newest_timeline(_: Right) -> Right:
+    return lambda rewinds, epoch: rewinds[-1].timeline if rewinds else Timeline(1)
+
+
+def looks_at_next_alone(_: Right) -> Right:
+    def refuse_hole(repository: Any, record: joblog.Record) -> None:
+        if repository.read_record(record.seq + 1) is not None:
+            raise Fenced("the log went on", next_step="exit")
+
+    return refuse_hole

@@ -1,0 +1,245 @@
+"""`holdfast rewind JOB`: goes back to an earlier checkpoint, with the plan shown first.
+
+A running job is asked; for one that nobody runs the command itself fences, repairs the targets and leaves the job
+stopped. Targets are known from the job's file alone: for a running job its name is enough, as the driver knows them.
+
+Exit status 3 means that only the plan was shown.
+
+Source: DESIGN sections 9, 13; API.md, command line and JSON `rewind`; PROTOCOL P6, P21.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from holdfast.checkpoint.joblog import Completed, Job
+from holdfast.errors import ConfigError, Fenced, Unavailable, Where
+from holdfast.model import Epoch
+from holdfast.runtime import requests
+from holdfast.runtime.cli import text
+from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.history import RUNNING, Stored, open_job, status_of
+from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.settings import duration_ms
+
+if TYPE_CHECKING:
+    from holdfast.runtime.steps import Plan
+
+PLAN_ONLY = 3
+"""Exit status: the plan was shown and nothing was done."""
+LOOK_EVERY_S = 0.2
+_UNIX = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = add_command(
+        subparsers,
+        "rewind",
+        "Go back to an earlier checkpoint: state, offsets, and what targets show. Shows the plan; acts on --apply.",
+        "holdfast rewind hot-auctions --to-epoch 57\nholdfast rewind job.py --to-time 2026-11-20T18:00:00Z --apply\n"
+        "holdfast rewind hot-auctions --to-savepoint before-upgrade --apply --plan 3f9c01d2ab44 --stop",
+    )
+    parser.add_argument("job", metavar="JOB", help="name of the job under the root, or its Python file")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--to-epoch", metavar="N", type=int, help="a checkpoint: holdfast checkpoints list JOB")
+    where.add_argument("--to-time", metavar="T", help="the last checkpoint not after this time, with its time zone")
+    where.add_argument("--to-savepoint", metavar="NAME", help="a checkpoint that has a name")
+    where.add_argument("--to-offset", metavar="S:P:O", help="not in this version")
+    parser.add_argument("--apply", action="store_true", help="do it")
+    parser.add_argument("--plan", metavar="ID", help="only if nothing has changed since this plan was shown")
+    parser.add_argument("--stop", action="store_true", help="leave the job stopped there")
+    parser.add_argument("--app", metavar="NAME", help="which app, if the file builds several")
+    parser.add_argument("--timeout", metavar="D", default="60s", help="how long to wait for the end; default: 60s")
+    parser.set_defaults(handler=handle)
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Plan a rewind, and carry it out with --apply.
+
+    Exit status: 0 done, 2 refused, 3 plan shown only, 5 not in time, 6 somebody was first or the job went on.
+    """
+    from holdfast.runtime import rewind_plan
+
+    timeout_s = duration_ms(args.timeout, "--timeout") / 1000
+    if args.plan is not None and not args.apply:
+        raise _wrong("--plan says which plan to apply", "add --apply, or leave out --plan")
+    wanted = rewind_plan.Wanted(args.to_epoch, _time(args), args.to_savepoint)
+    root, name, plan = _job(args)
+    stored = open_job(root, name)
+    base = rewind_plan.target_of(stored.job, wanted)
+    shown = rewind_plan.plan_of(stored.repository, stored.job, base, plan, stop=args.stop)
+    if not args.apply:
+        print_json(shown) if args.json else print(render(shown))
+        advise(f"\nNothing was changed. To do it: holdfast rewind {args.job} --to-epoch {base.body.epoch} "
+               f"--apply --plan {shown['plan_id']}")  # fmt: skip
+        return PLAN_ONLY
+    if args.plan is not None and args.plan != shown["plan_id"]:
+        raise _moved(stored, args.plan)
+    rewind_plan.check(shown)
+    _apply(stored, base, plan, args, timeout_s)
+    shown["applied"] = True
+    print_json(shown) if args.json else print(render(shown))
+    return 0
+
+
+def _apply(stored: Stored, base: Completed, plan: Plan | None, args: argparse.Namespace, timeout_s: float) -> None:
+    from holdfast.runtime.admission import refuse_second_run
+    from holdfast.runtime.master import Rewinding
+    from holdfast.runtime.rewind_run import rewind_stopped
+
+    job = stored.job
+    if status_of(stored, SystemClock().wall_us())["state"] in RUNNING:
+        _ask(stored, base, args, timeout_s)
+        advise(f"{job.name}: goes on from epoch {base.body.epoch}, on timeline {job.timeline + 1}")
+        return
+    if plan is None:
+        raise ConfigError(
+            f"job {job.name!r} does not run, and only its file says what its targets are",
+            not_done="nothing was changed",
+            next_step=f"give the job's file: holdfast rewind JOB.py --to-epoch {base.body.epoch} --apply",
+            where=Where(job=job.name),
+        )
+    refuse_second_run(stored.store, job)
+    stored = open_job_for_writing(stored)
+    rewind_stopped(stored.repository, job, Rewinding(Epoch(base.body.epoch), True), plan.sinks, timeout_s)
+    advise(f"{job.name}: stands at epoch {base.body.epoch}, on timeline {job.timeline + 1}, stopped; run it to go on")
+
+
+def open_job_for_writing(stored: Stored) -> Stored:
+    """Return the job with a store that may be written to."""
+    from holdfast.checkpoint.repository import Repository
+    from holdfast.storage.objects import open_objects
+
+    store = open_objects(stored.folder)
+    return Stored(stored.name, stored.folder, store, Repository(store), stored.job)
+
+
+def _ask(stored: Stored, base: Completed, args: argparse.Namespace, timeout_s: float) -> None:
+    """Ask the driver, and wait until the job goes on from there, or has stopped there."""
+    job, deadline = stored.job, time.monotonic() + timeout_s
+    head = job.base_epoch if args.plan is not None else None
+    body = {"epoch": base.body.epoch, "timeline": job.timeline, "head": head, "stop": args.stop}
+    request = requests.ask(stored.store, "rewind", body, job.generation)
+    heard = False
+    while True:
+        now = stored.repository.read_log() or job
+        reply = None if heard else requests.answer_to(stored.store, request)
+        heard = heard or reply is not None
+        if reply is not None and not reply["accepted"]:
+            raise _refused(stored, str(reply.get("reason") or "no reason was given"))
+        shown = status_of(stored, SystemClock().wall_us())
+        if now.timeline > job.timeline and _arrived(now, base, shown, args.stop):
+            return
+        if shown["state"] not in (*RUNNING, "stopped") or time.monotonic() > deadline:
+            raise _not_in_time(stored, now, shown, heard, args.timeout)
+        time.sleep(LOOK_EVERY_S)
+
+
+def _arrived(now: Job, base: Completed, shown: Mapping[str, Any], stop: bool) -> bool:
+    """Return whether the rewind is through: what targets show is repaired before anything runs again."""
+    done = now.rewinds[-1].base_epoch == base.body.epoch
+    return done and (now.ended is not None if stop else not now.repair_due or shown["state"] == "running")
+
+
+def _job(args: argparse.Namespace) -> tuple[str, str, Plan | None]:
+    """Return root, name and plan of the job; no plan if only its name is given."""
+    if not args.job.endswith(".py"):
+        return root_of(args), args.job, None
+    from holdfast.runtime.cli.jobfile import load
+    from holdfast.runtime.settings import resolve
+
+    app = load(args.job, args.app)
+    settings = resolve(app, {"root": args.root}, os.environ)
+    return settings.root, app.name, app.plan()
+
+
+def _time(args: argparse.Namespace) -> int | None:
+    if args.to_offset is not None:
+        raise _wrong("--to-offset is not in this version", "go back to a checkpoint: --to-epoch, or --to-time")
+    if args.to_time is None:
+        return None
+    try:
+        at = datetime.fromisoformat(args.to_time)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        fault = "is no time" if at is None else "has no time zone"
+        raise _wrong(f"--to-time {args.to_time!r} {fault}", "give one such as 2026-11-20T18:00:00Z")
+    return (at - _UNIX) // timedelta(microseconds=1)
+
+
+def render(shown: Mapping[str, Any]) -> str:
+    """Return the plan for people."""
+    there, here = shown["to"], shown["from"]
+    done = "rewound" if shown["applied"] else "would be rewound"
+    came_from = f"{shown['job']} {done} from epoch {here['epoch']} (timeline {here['timeline']})"
+    lines = [
+        f"{came_from} to epoch {there['epoch']} of {text.moment(there['at'])}, as timeline {there['timeline']}",
+    ]
+    sources = [
+        (at["name"], at["partition"], at["from_offset"], at["to_offset"], text.count(at["records"]),
+         _yes(at["available"]))
+        for at in shown["sources"]
+    ]  # fmt: skip
+    state = [(each["operator"], each["action"], text.size(each["bytes"])) for each in shown["state"]]
+    sinks = [
+        (each["name"], each["verdict"], text.count(each["restore"]), text.count(each["delete"]),
+         text.count(each["changed_by_others"]), each["reason"])
+        for each in shown["sinks"]
+    ]  # fmt: skip
+    for title, headers, rows in (
+        ("read again", ("source", "partition", "now at", "back to", "records", "still there"), sources),
+        ("state", ("operator", "action", "size"), state),
+        ("targets", ("sink", "verdict", "rows restored", "rows deleted", "changed by others", ""), sinks),
+    ):
+        if rows:
+            lines += ["", title, text.table(headers, rows, indent=2)]
+    return "\n".join([*lines, "", f"plan {shown['plan_id']}"])
+
+
+def _yes(known: bool | None) -> str | None:
+    return None if known is None else "yes" if known else "no"
+
+
+def _wrong(what: str, next_step: str) -> ConfigError:
+    return ConfigError(what, not_done="nothing was changed", next_step=next_step)
+
+
+def _moved(stored: Stored, wanted: str) -> Fenced:
+    return Fenced(
+        f"plan {wanted} is not for job {stored.name!r} as it is now, at epoch {stored.job.base_epoch} of timeline "
+        f"{stored.job.timeline}: it went on, or something else was planned",
+        not_done="nothing was changed",
+        next_step="look at the plan again; a running job goes on all the time: stop it first, or leave out --plan",
+        where=Where(job=stored.name),
+    )
+
+
+def _refused(stored: Stored, reason: str) -> ConfigError | Fenced:
+    raced = "meanwhile" in reason or "since the plan" in reason
+    return (Fenced if raced else ConfigError)(
+        f"job {stored.name!r} was not rewound: {reason}",
+        not_done="nothing was changed",
+        next_step=f"see holdfast status {stored.name} and holdfast checkpoints list {stored.name}, then plan again",
+        where=Where(job=stored.name),
+    )
+
+
+def _not_in_time(stored: Stored, now: Job, shown: Mapping[str, Any], heard: bool, timeout: str) -> Unavailable:
+    told = "the driver has accepted the request" if heard else "no driver has answered the request"
+    if now.timeline > stored.job.timeline:
+        told = "the rewind is in the log, its targets are not known to be repaired yet"
+    why = f"within {timeout}" if shown["state"] in RUNNING else f"before the run ended ({shown['state']})"
+    return Unavailable(
+        f"job {stored.name!r} has not gone back {why}; {told}",
+        not_done="while the run goes on the request stands; what the log holds, the next run carries out first",
+        next_step=f"see what holds it up: holdfast explain {stored.name}",
+        where=Where(job=stored.name),
+    )

@@ -1,0 +1,93 @@
+"""What the master does between the start of a generation and its first record: base, repairs, workers, subtasks.
+
+A generation on a timeline that has completed no checkpoint yet may follow a rewind whose repairs were cut short. It
+repairs every target again before it deploys anything: what is repaired already does not change.
+
+Invariants
+    - Nothing is deployed before the base is known and every target is repaired (P21).
+    - Every subtask gets a worker, and keeps the one it had.
+
+Pure: no clock, thread or I/O. Part of runtime/master.py.
+Source: DESIGN sections 3, 9; PROTOCOL P5, P10, P21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from holdfast.checkpoint import coordinator
+from holdfast.checkpoint.manifest import Confirmed, Manifest
+from holdfast.model import Generation, Subtask, Tag, Writer
+from holdfast.runtime.deployment import assigned, confirm, deployment
+from holdfast.runtime.failover import launch_missing
+from holdfast.runtime.master_state import (
+    Gathering,
+    LoadManifest,
+    Master,
+    RepairTargets,
+    Restart,
+    Running,
+    Send,
+    Step,
+)
+
+
+def gather(state: Master, now: float) -> Step:
+    """The generation is ours: every worker is free to take a subtask of it."""
+    if state.recovering_since is not None:
+        started = state.job.starts[-1]
+        since = state.recovering_since
+        restart = Restart(since, started.cause, state.job.generation, logged_after=now - since)
+        state = replace(state, restarts=(*state.restarts, restart))
+    workers = {
+        w: replace(hosted, ready=False, how=None, ended=False, caught_up=False) for w, hosted in state.workers.items()
+    }
+    state = replace(state, workers=workers)
+    if not state.job.completed:
+        return deploy_if_complete(replace(state, phase=Gathering(None, True)), now)
+    state = replace(state, phase=Gathering(None, False, repaired=not state.job.repair_due))
+    return state, [LoadManifest(state.job.completed[-1].body.manifest)]
+
+
+def base_loaded(state: Master, manifest: Manifest, now: float) -> Step:
+    """The manifest that the generation continues from has been read."""
+    phase = state.phase
+    if not isinstance(phase, Gathering) or phase.base_known or manifest.epoch != state.job.base_epoch:
+        return state, []
+    state = replace(confirm(state, manifest.confirmed), phase=replace(phase, base=manifest, base_known=True))
+    if not phase.repaired:
+        return state, [RepairTargets(state.job, manifest)]
+    return deploy_if_complete(state, now)
+
+
+def repaired(state: Master, generation: Generation, writers: Iterable[Writer], now: float) -> Step:
+    """Every target stands at the base of the timeline, for all these writers."""
+    phase, job = state.phase, state.job
+    if not isinstance(phase, Gathering) or generation != job.generation:
+        return state, []
+    tag = Tag(job.timeline, job.base_epoch)
+    state = confirm(state, tuple(Confirmed(writer, tag) for writer in writers))
+    return deploy_if_complete(replace(state, phase=replace(phase, repaired=True)), now)
+
+
+def deploy_if_complete(state: Master, now: float) -> Step:
+    """Give every subtask to a worker once there are enough of them and nothing is left to be done before."""
+    phase = state.phase
+    if not isinstance(phase, Gathering) or not (phase.base_known and phase.repaired) or state.ends_repaired:
+        return state, []
+    if len(state.workers) < state.rules.parallelism:
+        return launch_missing(state, now)
+    taken = {hosted.subtask for hosted in state.workers.values() if hosted.subtask is not None}
+    free = [Subtask(s) for s in range(state.rules.parallelism) if s not in taken]
+    workers = dict(state.workers)
+    for worker, hosted in workers.items():
+        if hosted.subtask is None and free:
+            workers[worker] = replace(hosted, subtask=free.pop(0))
+    job = state.job
+    epochs = coordinator.start(state.rules.parallelism, job.base_epoch, job.first_epoch)
+    state = replace(state, workers=workers, phase=Running(phase.base, now, epochs, now, phase.base))
+    if state.recovering_since is not None:
+        deployed = replace(state.restarts[-1], deployed_after=now - state.recovering_since)
+        state = replace(state, restarts=(*state.restarts[:-1], deployed))
+    return state, [Send(w, deployment(state, phase.base, w)) for w in assigned(state)]

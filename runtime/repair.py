@@ -1,0 +1,201 @@
+"""Brings the targets of a rewound job back to the base epoch, on lanes of the driver's own.
+
+Per sink, in this order: what the base left pending is delivered under its own old tags; then the sink moves the tags
+of every writer to (timeline, base epoch) and takes back what is newer, in its own transaction. Sinks do not wait for
+each other. Whatever is done already is found out by reading tags, so all of it may be done again at any time.
+
+Invariants
+    - Nothing is taken back before everybody of an older timeline is fenced at this target (P21).
+    - A target that is away is tried again until it answers; one that can never be repaired ends the run.
+    - What is reported for an older generation changes nothing (P2).
+
+Source: DESIGN section 9; PROTOCOL P17, P18, P21, P24; docs/design/0010-rewind.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.checkpoint.joblog import Completed, Job
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.model import Generation, Subtask, Tag, Writer
+from holdfast.ports import Lane
+from holdfast.runtime.plan import SinkSpec
+from holdfast.sinks.contract import Repair, RepairableSink, Rewinding
+from holdfast.sinks.staging import decode
+
+RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Order:
+    """One rewind whose targets are to be repaired."""
+
+    job: Job
+    base: Manifest
+    writers: frozenset[Writer]
+
+    def rewinding(self, sink: str) -> Rewinding:
+        """Return what the order asks of one sink."""
+        to = Tag(self.job.timeline, self.job.base_epoch)
+        mine = sorted((w for w in self.writers if w.sink == sink), key=lambda w: w.subtask)
+        return Rewinding(self.job.uuid, sink, to, tuple(mine))
+
+
+class Repairs:
+    """The repairs of one run.
+
+    Args:
+        after: Does something later, in the driver's own thread.
+        done: Called once per order, with its generation and all its writers.
+        failed: Called with what no further attempt can mend.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        sinks: Sequence[SinkSpec],
+        lane: Callable[[str], Lane],
+        after: Callable[[float, Callable[[], None]], None],
+        done: Callable[[Generation, frozenset[Writer]], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._repository, self._sinks, self._lane, self._after = repository, sinks, lane, after
+        self._on_done, self._on_failed = done, failed
+        self._generation = Generation(0)
+        self._left: set[str] = set()
+        self.errors: dict[str, str] = {}
+        """Per sink that is not repaired yet, why the last attempt failed."""
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Return the sinks that are not repaired yet."""
+        return tuple(sorted(self._left))
+
+    def as_json(self) -> list[dict[str, str | None]]:
+        """Return what is still to be done, for `status`."""
+        return [{"sink": sink, "error": self.errors.get(sink)} for sink in self.waiting]
+
+    def request(self, job: Job, base: Manifest) -> None:
+        """Repair every target; what an older request still had to do is left."""
+        self._generation, self._left, self.errors = job.generation, {spec.name for spec in self._sinks}, {}
+        self._look(job, base)
+
+    def _look(self, job: Job, base: Manifest) -> None:
+        def looked(result: object) -> None:
+            match result:
+                case _ if job.generation != self._generation:
+                    pass
+                case Order() as order:
+                    for spec in self._sinks:
+                        self._repair(spec, order)
+                    if not self._sinks:
+                        self._on_done(job.generation, order.writers)
+                case Unavailable():
+                    self._after(RETRY_S, lambda: self._look(job, base))
+                case _:
+                    self._fail(result)
+
+        work = lambda: Order(job, base, writers_of(self._repository, job, base, [s.name for s in self._sinks]))
+        self._lane("repair").submit(work, looked)
+
+    def _repair(self, spec: SinkSpec, order: Order) -> None:
+        def repaired(result: object) -> None:
+            if order.job.generation != self._generation:
+                return
+            if isinstance(result, Unavailable):
+                self.errors[spec.name] = result.what
+                self._after(RETRY_S, lambda: self._again(spec, order))
+            elif isinstance(result, BaseException):
+                self._fail(result)
+            else:
+                self._left.discard(spec.name)
+                self.errors.pop(spec.name, None)
+                if not self._left:
+                    self._on_done(order.job.generation, order.writers)
+
+        lane = self._lane(f"repair-{spec.name}")
+        lane.submit(lambda: repair_one(self._repository, spec, order), repaired)
+
+    def _again(self, spec: SinkSpec, order: Order) -> None:
+        if order.job.generation == self._generation:
+            self._repair(spec, order)
+
+    def _fail(self, error: object) -> None:
+        assert isinstance(error, BaseException)
+        if not isinstance(error, HoldfastError):
+            raise error
+        self._generation = Generation(0)
+        self._on_failed(error)
+
+
+def repair_one(repository: Repository, spec: SinkSpec, order: Order) -> Repair:
+    """Deliver what the base left for this sink, then fence it and take back what is newer.
+
+    Raises:
+        Unavailable: do it again.
+        HoldfastError: it cannot be done.
+    """
+    sink, rewinding = spec.sink, order.rewinding(spec.name)
+    if not isinstance(sink, RepairableSink):
+        raise not_repairable(spec.name)
+    _deliver_left(repository, spec, order)
+    return sink.repair(rewinding, spec.schema, spec.upsert_key)
+
+
+def _deliver_left(repository: Repository, spec: SinkSpec, order: Order) -> None:
+    """Deliver what is pending in the base, in order, each writer's under its own tags; skip what is in already."""
+    base, uuid = order.base, order.job.uuid
+    pending = [item for item in base.pending if item.writer.sink == spec.name]
+    known = {done.writer: done.tag for done in base.confirmed if done.writer.sink == spec.name}
+    for writer in sorted({*known, *(item.writer for item in pending)}, key=lambda w: w.subtask):
+        target = spec.sink.open(uuid, writer)
+        try:
+            standing = target.delivered()
+            if writer in known and (standing is None or standing < known[writer]):
+                raise _went_back(spec.name, writer, known[writer])
+            for item in sorted((item for item in pending if item.writer == writer), key=lambda item: item.tag):
+                if standing is None or standing < item.tag:
+                    target.deliver(item.tag, (b for part in item.staged.parts for b in decode(repository.read(part))))
+        finally:
+            target.close()
+
+
+def writers_of(repository: Repository, job: Job, base: Manifest, sinks: Iterable[str]) -> frozenset[Writer]:
+    """Return every writer whose output may be in a target: of the base, and of the last checkpoint of each timeline.
+
+    A manifest names each writer of all epochs before it, as pending or as confirmed (P18); whoever delivered something
+    after the base did so for a checkpoint that is still retained, or for an earlier one.
+    """
+    newest: dict[int, Completed] = {each.timeline: each for each in job.retained}
+    manifests = [base, *(repository.load_manifest(each.body.manifest) for each in newest.values())]
+    named = {item.writer for found in manifests for item in found.pending}
+    named |= {done.writer for found in manifests for done in found.confirmed}
+    widest = max(found.parallelism for found in manifests)
+    return frozenset(named | {Writer(sink, Subtask(i)) for sink in sinks for i in range(widest)})
+
+
+def unrepairable(sinks: Iterable[SinkSpec]) -> tuple[str, ...]:
+    """Return the sinks that cannot take output back."""
+    return tuple(spec.name for spec in sinks if not isinstance(spec.sink, RepairableSink))
+
+
+def not_repairable(sink: str) -> ConfigError:
+    """Say that a sink's output cannot be taken back."""
+    return ConfigError(
+        f"sink {sink!r} cannot take back what it has delivered",
+        not_done="nothing was taken back from any target",
+        next_step="remove the output by hand under another job name, or keep the job where it is",
+    )
+
+
+def _went_back(sink: str, writer: Writer, known: Tag) -> Damaged:
+    return Damaged(
+        f"sink {sink!r}, writer {writer.subtask}: the target stands before epoch {known.epoch}, which was delivered "
+        "to it: it was restored from a backup, replaced or emptied",
+        not_done="nothing was taken back from it",
+        next_step="bring the newer target back, or rewind the job to a checkpoint that the target still covers",
+    )

@@ -1,0 +1,133 @@
+"""Rewinds a job that nobody runs: a driver without workers that fences, repairs the targets, and stops.
+
+It is the loop of every driver, so a crash at any point is made up for by whoever runs the job next, and of two that
+start at once the job log lets one win.
+
+Source: DESIGN sections 9, 13; PROTOCOL P4, P6, P21; docs/design/0010-rewind.md.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, Unavailable, Where
+from holdfast.model import JobUuid, WorkerId
+from holdfast.ports import Lane
+from holdfast.runtime import master
+from holdfast.runtime import messages as m
+from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.driver import DriverLoop
+from holdfast.runtime.mailbox import Mailbox, ThreadLanes
+from holdfast.runtime.repair import unrepairable
+from holdfast.runtime.steps import SinkSpec
+
+POLL_S = 0.02
+_KINDS: dict[str, type[HoldfastError]] = {kind.kind: kind for kind in (ConfigError, Damaged, Fenced, Unavailable)}
+
+
+class _Ports:
+    """A driver's surroundings with nobody to talk to."""
+
+    def __init__(self, repository: Repository, sinks: Sequence[SinkSpec], lanes: ThreadLanes) -> None:
+        self.clock, self.repository, self.sinks, self._lanes = SystemClock(), repository, sinks, lanes
+
+    def send(self, worker: WorkerId, message: m.FromDriver) -> None:
+        """There is no worker."""
+        raise AssertionError(f"no worker is here to hear of {message}")
+
+    def launch(self, number: int) -> None:
+        """There is nothing for a worker to do."""
+        raise AssertionError("a rewind of a job that nobody runs needs no worker")
+
+    def dismiss(self, worker: WorkerId, launch: int) -> None:
+        """There is no worker."""
+
+    def cancel(self, launch: int) -> None:
+        """Nothing was launched."""
+
+    def lane(self, name: str) -> Lane:
+        """See DriverPorts.lane."""
+        return self._lanes.lane(name)
+
+
+def rewind_stopped(
+    repository: Repository, job: Job, asked: master.Rewinding, sinks: Sequence[SinkSpec], timeout_s: float
+) -> None:
+    """Append `Rewound`, repair every target, append `Stopped`.
+
+    Args:
+        job: The log as it was when the plan was made: if it has moved since, nothing is done.
+
+    Raises:
+        Fenced: somebody else was first, or took over.
+        Unavailable: the log or a target cannot be reached in time.
+        HoldfastError: a target cannot be repaired.
+    """
+    mailbox = Mailbox()
+    lanes = ThreadLanes(mailbox)
+    loop = DriverLoop(_rules(job, sinks), uuid.uuid4().hex, _Ports(repository, sinks, lanes))
+    deadline = time.monotonic() + timeout_s
+    try:
+        loop.rewind(job, asked)
+        while loop.outcome is None:
+            mailbox.drain()
+            loop.turn()
+            if time.monotonic() > deadline:
+                raise _too_slow(repository, job, loop, timeout_s)
+            mailbox.wait(POLL_S)
+    finally:
+        lanes.close()
+    kind, error = loop.outcome
+    if kind != "stopped":
+        raise _failure(job, kind, error or {})
+
+
+def _rules(job: Job, sinks: Sequence[SinkSpec]) -> master.Rules:
+    """Return what a master without workers goes by; most of it never comes to be asked."""
+    return master.Rules(
+        name=job.name, job_uuid=JobUuid(job.uuid), host=socket.gethostname(), key_groups=job.key_groups,
+        key_ranges=((0, job.key_groups),), partitions={}, operators=(), checkpoint_every=1.0, silent_after=5.0,
+        epoch_deadline=30.0, redeploy_every=10.0, failures_max=1, failures_window=60.0, backoff_first=0.1,
+        backoff_max=1.0, unrepairable=unrepairable(sinks),
+    )  # fmt: skip
+
+
+def _too_slow(repository: Repository, before: Job, loop: DriverLoop, timeout_s: float) -> Unavailable:
+    now = repository.read_log()
+    if now is None or now.timeline == before.timeline:
+        return Unavailable(
+            f"the job log of {before.name!r} could not be written to within {timeout_s:g} s",
+            not_done="it is not known whether the job was rewound",
+            next_step=f"see holdfast status {before.name}, then try again",
+            where=Where(job=before.name),
+        )
+    waits = "; ".join(f"{sink}: {loop.repairs.errors.get(sink, 'no answer yet')}" for sink in loop.repairs.waiting)
+    return Unavailable(
+        f"job {before.name!r} is rewound, but not all targets are repaired within {timeout_s:g} s: {waits}",
+        not_done="targets named here still show what was to be taken back",
+        next_step="make them reachable, then run the job: it repairs them before it does anything else",
+        where=Where(job=before.name),
+    )
+
+
+def _failure(job: Job, kind: str, error: Mapping[str, Any]) -> HoldfastError:
+    if kind == "fenced":
+        return Fenced(
+            f"job {job.name!r} went on while it was to be rewound: somebody else runs it, or rewound it first",
+            not_done="this rewind was not carried out, or not to its end; whoever owns the job now sees to that",
+            next_step=f"see holdfast status {job.name}; then plan again",
+            where=Where(job=job.name),
+        )
+    raised = _KINDS.get(str(error.get("kind")), ConfigError)
+    return raised(
+        str(error.get("what", kind)),
+        not_done=str(error.get("not_done", "the targets were not all repaired")),
+        next_step=str(error.get("next", "remove the cause, then run the job: it repairs them first")),
+        where=Where(job=job.name),
+    )

@@ -1,0 +1,97 @@
+"""How the master goes back to an earlier checkpoint: when that is possible, and the record that does it.
+
+`Rewound` starts a generation on a new timeline, so a rewind is a recovery with another base. Whoever asks names the
+timeline that he saw, and the head of it if he wants exactly what he was shown: of two who ask at once, one wins.
+
+Invariants
+    - A rewind waits until nothing is in flight, and is drafted only for a checkpoint that the log still holds.
+    - Before-images of everything after the base are still there, else the rewind is refused (P16).
+
+Pure: no clock, thread or I/O. Part of runtime/master.py.
+Source: DESIGN section 9; PROTOCOL P4, P6, P16, P21; docs/design/0010-rewind.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from holdfast.checkpoint import append, joblog
+from holdfast.errors import Fenced
+from holdfast.model import Epoch
+from holdfast.runtime import messages as m
+from holdfast.runtime.master_state import CreateRecord, Gathering, Master, Opening, Rewinding, Step
+
+
+def no_way_back(job: joblog.Job, epoch: int) -> str | None:
+    """Return why the job cannot go back to this epoch, None if it can."""
+    if job.finished:
+        return "the job has finished, which is for good"
+    if any(each.body.epoch == epoch for each in job.abandoned):
+        return f"epoch {epoch} was left behind by an earlier rewind; its output has been taken back already"
+    if all(each.body.epoch != epoch for each in job.completed):
+        return f"there is no checkpoint of epoch {epoch}"
+    if epoch < job.expired_through:
+        return (
+            f"epoch {epoch} lies beyond the rewind horizon: through epoch {job.expired_through} targets no longer "
+            "know what was there before"
+        )
+    return None
+
+
+def start(state: Master, asked: Rewinding, now: float, at_us: int) -> Step:
+    """Append `Rewound`; nothing is in flight. A checkpoint that has expired meanwhile is no longer gone back to."""
+    quiet, state = state.log, replace(state, rewind=None)
+    assert isinstance(quiet, append.Quiet)
+    if no_way_back(state.job, asked.epoch) is not None:
+        return state, []
+    host, cause = state.rules.host, f"rewound to epoch {asked.epoch}"
+    log, creates = append.append(
+        quiet,
+        lambda job: joblog.Rewound(asked.epoch, joblog.next_first_epoch(job), host, cause),
+        at_us,
+    )
+    since = now if state.recovering_since is None else state.recovering_since
+    state = replace(
+        state, log=log, phase=Opening(cause), recover=None, recovering_since=since, ends_repaired=asked.stop
+    )
+    return state, [CreateRecord(each.record) for each in creates if isinstance(each, append.Create)]
+
+
+def end(state: Master) -> append.Draft | None:
+    """Return the record that ends the run if it was to end with the repairs and they are done."""
+    phase, job = state.phase, state.job
+    if not state.ends_repaired or not isinstance(phase, Gathering) or not (phase.base_known and phase.repaired):
+        return None
+    return lambda _job: joblog.Stopped(job.base_epoch)
+
+
+def is_past(state: Master, message: m.Failed) -> bool:
+    """Return whether a target only refused what a rewind of this very job has left behind."""
+    return message.error.get("kind") == Fenced.kind and message.generation < state.job.generation
+
+
+def refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> str | None:
+    """Return why a request to go back is not carried out, None if it is.
+
+    Args:
+        ending: The last barrier is out.
+    """
+    epoch, timeline, head, job = args.get("epoch"), args.get("timeline"), args.get("head"), state.job
+    if not isinstance(epoch, int) or not isinstance(timeline, int) or not isinstance(head, int | None):
+        return "it does not say where to go back to"
+    if timeline != job.timeline or state.rewind is not None:
+        return "somebody else has rewound the job meanwhile"
+    if head is not None and head != job.base_epoch:
+        return f"the job has gone on from epoch {head} to epoch {job.base_epoch} since the plan was made"
+    if state.stopping or state.finish_asked or ending:
+        return "the job is ending; rewind it when it has ended"
+    if state.rules.unrepairable:
+        return f"sink {state.rules.unrepairable[0]!r} cannot take output back"
+    return no_way_back(job, epoch)
+
+
+def accept(state: Master, args: Mapping[str, Any]) -> Master:
+    """Go back as soon as nothing is in flight."""
+    return replace(state, rewind=Rewinding(Epoch(args["epoch"]), bool(args.get("stop"))))

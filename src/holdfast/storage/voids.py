@@ -1,0 +1,165 @@
+"""Rows of the embedded log that a rewind took back: finding them, and reading past them.
+
+Nothing that was appended is ever changed. A commit of kind `void` says which offsets count as if they had never held
+a row, and moves the tags of the writers in the same step, so that an append of an older timeline that is still under
+way fails. A reader that comes later goes from the row before a void range to the one behind it and stands at its
+beginning until there is one; so whoever stands inside a void range or at its end has read rows that no longer count.
+
+Invariants
+    - A void range consists of whole segments; the ranges of two rewinds never overlap.
+    - Only appends of the given writers are taken back; others' rows between them stay.
+    - What a reader has passed does not become void unseen, as long as it runs; one that starts again is told if it
+      stands inside such a range or at its end.
+
+Source: DESIGN section 13 (hf.Log); PROTOCOL P17, P21; docs/design/0011-repairing-outputs.md.
+"""
+
+from __future__ import annotations
+
+import uuid
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from holdfast.errors import Damaged, Where
+from holdfast.model import Tag
+from holdfast.storage.commits import Commits
+from holdfast.storage.logformat import Commit, Draft, VoidRange, WriterTag
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    """What a rewind does to a log.
+
+    Args:
+        to: Every writer's tag becomes this one; what has a later epoch and an older timeline is taken back.
+        writers: Writers that the rewind knows of.
+        owns: Whether a name that stands in the log is one of the rewound sink's, too.
+    """
+
+    to: Tag
+    writers: tuple[str, ...]
+    owns: Callable[[str], bool]
+
+
+def void_ranges(commits: Commits) -> tuple[VoidRange, ...]:
+    """Return the void ranges as the newest commit knows them."""
+    tail = commits.tail
+    return commits.at(tail.void).voids if tail.void else ()
+
+
+def newest_tag(tail: Commit, back: TakeBack) -> Tag | None:
+    """Return the newest tag of all writers that are rewound."""
+    return max((known.tag for known in tail.tags if _is_ours(known.writer, back)), default=None)
+
+
+def moving(tail: Commit, back: TakeBack) -> tuple[WriterTag, ...]:
+    """Return the tags that move, also of writers that have none yet; nothing: it is done already."""
+    known = {tag.writer: tag.tag for tag in tail.tags if _is_ours(tag.writer, back)}
+    behind = [name for name in {*known, *back.writers} if name not in known or known[name] < back.to]
+    return tuple(WriterTag(name, back.to) for name in sorted(behind))
+
+
+def gathered(commits: Commits, back: TakeBack) -> tuple[VoidRange, ...]:
+    """Return the offsets that become void; reads the commits since the base epoch, newest first."""
+    known = set(void_ranges(commits))
+    found: list[VoidRange] = []
+    commit = commits.tail
+    while any(_is_ours(known_tag.writer, back) and known_tag.tag.epoch > back.to.epoch for known_tag in commit.tags):
+        if commit.tag is not None and _is_ours(commit.tag.writer, back) and _is_undone(commit.tag.tag, back.to):
+            found += [VoidRange(s.partition, s.base, s.base + s.rows) for s in commit.segments]
+        commit = commits.at(commit.sequence - 1)
+    return _joined(one for one in found if not any(_inside(one, other) for other in known))
+
+
+def drafted(commits: Commits, back: TakeBack, at_us: int) -> tuple[Draft, tuple[VoidRange, ...]]:
+    """Return the commit that takes rows back, made to follow the newest one, and the offsets that it makes void."""
+    new = gathered(commits, back)
+    every = tuple(sorted((*void_ranges(commits), *new), key=lambda one: (one.partition, one.first)))
+    tail = commits.tail
+    moved = moving(tail, back)
+    return Draft("void", uuid.uuid4().hex, at_us, after=tail.sequence, voids=every, moved=moved), new
+
+
+class Passage:
+    """How one reader gets past the void ranges of a log, partition by partition."""
+
+    def __init__(self, commits: Commits, name: str) -> None:
+        self._commits, self._name = commits, name
+        self._known = void_ranges(commits)
+        self._reached: dict[int, int] = {}
+
+    def refreshed(self) -> None:
+        """Take in ranges that became void. Raises Damaged if this reader has read rows of one."""
+        if self._known is not (ranges := void_ranges(self._commits)):
+            new = set(ranges).difference(self._known)
+            for one in sorted(new, key=lambda one: (one.partition, one.first)):
+                if one.first < (reached := self._reached.get(one.partition, 0)):
+                    raise self._passed(one, reached)
+            self._known = ranges
+
+    def reached(self, partition: int, offset: int) -> None:
+        """Note how far a partition was read. Raises Damaged if that is inside a void range or at its end."""
+        if (at := self._before(partition, offset)) is not None and at.first < offset <= at.end:
+            raise self._passed(at, offset)
+        self._reached[partition] = max(offset, self._reached.get(partition, 0))
+
+    def onward(self, partition: int, offset: int) -> int:
+        """Return the offset of the first row at or after this one that is not void, or the end."""
+        while (at := self._before(partition, offset + 1)) is not None and at.first <= offset < at.end:
+            offset = at.end
+        return offset
+
+    def begin(self, partition: int, offset: int) -> int:
+        """Return where to begin to read at this offset: before the void range that it lies in."""
+        at = self._before(partition, offset)
+        return at.first if at is not None and offset <= at.end else offset
+
+    def rows(self, partition: int, end: int) -> int:
+        """Return how many rows are there before this end that are not void."""
+        return end - sum(len(one) for one in self._known if one.partition == partition)
+
+    def back(self, partition: int, end: int) -> int:
+        """Return the offset where a reader stands that has read all rows before this end."""
+        while (at := self._before(partition, end)) is not None and at.end == end:
+            end = at.first
+        return end
+
+    def _before(self, partition: int, offset: int) -> VoidRange | None:
+        """Return the last range that begins before an offset."""
+        place = bisect_right(self._known, (partition, offset - 1), key=lambda one: (one.partition, one.first))
+        found = self._known[place - 1] if place else None
+        return found if found is not None and found.partition == partition else None
+
+    def _passed(self, void: VoidRange, offset: int) -> Damaged:
+        return Damaged(
+            f"{self._name}: the rows from offset {void.first} to before {void.end} of partition {void.partition} were "
+            f"taken back by a rewind of the job that wrote them, but they were read from here up to offset {offset}",
+            not_done="nothing was read behind them",
+            next_step=f"rewind what read them as well, to before it read offset {void.first} of this partition "
+            "(holdfast rewind JOB --to-offset SOURCE:PARTITION:OFFSET shows what that means)",
+            where=Where(partition=void.partition, offset=void.first),
+        )
+
+
+def _is_ours(writer: str, back: TakeBack) -> bool:
+    return writer in back.writers or back.owns(writer)
+
+
+def _is_undone(tag: Tag, to: Tag) -> bool:
+    return tag.timeline < to.timeline and tag.epoch > to.epoch
+
+
+def _inside(one: VoidRange, other: VoidRange) -> bool:
+    return one.partition == other.partition and other.first <= one.first and one.end <= other.end
+
+
+def _joined(ranges: Iterable[VoidRange]) -> tuple[VoidRange, ...]:
+    """Return the ranges in order, neighbours as one."""
+    joined: list[VoidRange] = []
+    for one in sorted(ranges, key=lambda one: (one.partition, one.first)):
+        if joined and (joined[-1].partition, joined[-1].end) == (one.partition, one.first):
+            joined[-1] = VoidRange(one.partition, joined[-1].first, one.end)
+        else:
+            joined.append(one)
+    return tuple(joined)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import ConfigError
+from holdfast.runtime.testing import TestDriver
+from holdfast.sinks.memory import MemorySink
+
+
+@dataclass
+class Bid:
+    auction: int
+    price: int
+
+
+def counted() -> hf.App:
+    app = hf.App("counted", key_groups=8)
+    bids = app.source("bids", hf.Log("unused", Bid))
+    bids.key_by("auction").agg("per_auction", bids=hf.count(), sum=hf.sum("price")).sink(
+        "totals", MemorySink(key=["auction"])
+    )
+    bids.sink("all", MemorySink())
+    return app
+
+
+def bid(auction: int, price: int) -> dict[str, int]:
+    return {"auction": auction, "price": price}
+
+
+def totals(t: TestDriver) -> dict[int, tuple[int, int]]:
+    return {row["auction"]: (row["bids"], row["sum"]) for row in t.rows("totals")}
+
+
+class TestRewind:
+    def test_rows_are_processed_again_from_the_checkpoint_and_count_once(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10), bid(2, 20)])
+            base = t.checkpoint()
+            t.push("bids", [bid(1, 1), bid(3, 30)], partition=1)
+            t.checkpoint()
+            t.rewind(base)
+            t.checkpoint()
+            assert totals(t) == {1: (2, 11), 2: (1, 20), 3: (1, 30)}
+            assert sorted(row["price"] for row in t.rows("all")) == [1, 10, 20, 30]
+
+    def test_targets_show_the_base_before_anything_is_processed_again(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            base = t.checkpoint()
+            t.push("bids", [bid(1, 1), bid(3, 30)])
+            t.checkpoint()
+            t.rewind(base)
+            assert totals(t) == {1: (1, 10)}
+            assert [row["price"] for row in t.rows("all")] == [10]
+
+    def test_survivors_that_went_past_the_base_restore_it(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(i, 1) for i in range(20)])
+            base = t.checkpoint()
+            t.push("bids", [bid(i, 1) for i in range(20)])
+            t.checkpoint()
+            t.rewind(base)
+            assert set(t.how().values()) == {"restored"}
+            assert t.state("per_auction", 3) is not None
+
+    def test_epochs_of_the_new_timeline_have_new_numbers(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            base = t.checkpoint()
+            t.push("bids", [bid(1, 1)])
+            abandoned = t.checkpoint()
+            t.rewind(base)
+            job = t.cluster.driver.state.job
+            assert (job.timeline, job.base_epoch) == (2, base)
+            assert t.checkpoint() > abandoned + 100
+
+    def test_a_job_can_be_rewound_again_before_and_after_a_new_checkpoint(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 1)])
+            first = t.checkpoint()
+            t.push("bids", [bid(1, 2)])
+            second = t.checkpoint()
+            t.push("bids", [bid(1, 4)])
+            t.checkpoint()
+            t.rewind(second)
+            assert totals(t) == {1: (2, 3)}
+            t.rewind(first)
+            assert totals(t) == {1: (1, 1)}
+            t.checkpoint()
+            assert totals(t) == {1: (3, 7)}
+            t.rewind(first)
+            assert totals(t) == {1: (1, 1)}
+            t.finish()
+            assert totals(t) == {1: (3, 7)}
+            assert sorted(row["price"] for row in t.rows("all")) == [1, 2, 4]
+
+    def test_going_back_to_the_last_checkpoint_undoes_nothing(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            last = t.checkpoint()
+            t.rewind(last)
+            assert totals(t) == {1: (1, 10)}
+            t.push("bids", [bid(1, 1)])
+            t.checkpoint()
+            assert totals(t) == {1: (2, 11)}
+
+    def test_an_epoch_that_does_not_exist_or_was_left_behind_is_refused(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            base = t.checkpoint()
+            t.push("bids", [bid(1, 1)])
+            abandoned = t.checkpoint()
+            with pytest.raises(ConfigError, match="no checkpoint of epoch 99"):
+                t.rewind(99)
+            t.rewind(base)
+            with pytest.raises(ConfigError, match="left behind by an earlier rewind"):
+                t.rewind(abandoned)
+
+    def test_a_driver_that_dies_between_record_and_repair_is_made_up_for_by_the_next(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            base = t.checkpoint()
+            t.push("bids", [bid(1, 1)])
+            t.checkpoint()
+            driver = t.cluster.driver
+            driver.asked("rewind", {"epoch": base, "timeline": 1}, 1, 1)  # type: ignore[arg-type]
+            while t.cluster.repository.read_log().timeline == 1:  # type: ignore[union-attr]
+                t.cluster.step()
+            t.cluster.replace_driver()
+            t.cluster.pass_time(5.0)
+            assert totals(t) == {1: (2, 11)}
+            assert sorted(row["price"] for row in t.rows("all")) == [1, 10]
