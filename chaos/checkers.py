@@ -143,6 +143,10 @@ class Checks:
         rows = self._tables[rewinding.sink].rows()
         if rewinding.sink == ADDED:
             self._added.taken_back(cut, rows)
+        elif rewinding.sink == WINDOWS and self._windowed is not None:
+            self._windowed.taken_back(rewinding.to, cut, rows)
+        elif rewinding.sink == LATE and self._windowed is not None:
+            self._windowed.look_late(rows)
         else:
             self._upserted[rewinding.sink].taken_back(rewinding.to, cut, rows)
 

@@ -54,8 +54,11 @@ class DriverProcess(Process):
         self._world, self._errand = world, errand
         self.clock: Clock = ProcessClock(world)
         self.repository = Repository(ProcessStore(world, self))
-        sinks = world.plan.sinks
-        self.sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec.name)) for spec in sinks)
+        # The driver does nothing to a sink that is written at once.
+        self.sinks = tuple(
+            spec if spec.path is not None else replace(spec, sink=ProcessSink(world, self, spec.name))
+            for spec in world.plan.sinks
+        )
         self.owner = f"{world.random.getrandbits(128):032x}"
         self.loop = DriverLoop(world.new_rules(), self.owner, self, PULSE_S)
         self._workers: dict[WorkerId, WorkerProcess] = {}

@@ -44,6 +44,15 @@ class Windowed:
             if row[0] > most.get(place, [0])[0]:
                 self._fail("I5 visible", f"{writer} at epoch {tag.epoch}: window {place} of {most.get(place)} is {row}")
 
+    def taken_back(self, to: Tag, cut: Cut, rows: Sequence[Row]) -> None:
+        """A rewind took output back: no window holds more than was read by the base epoch."""
+        self._rows = 0
+        most = oracle.windows(self._partitions, cut, self._size, ())
+        for place, row in self._by_window(rows).items():
+            if row[0] > most.get(place, [0])[0]:
+                self._fail("P21 repair", f"after going back to {to}: window {place} of {most.get(place)} is {row}")
+        self._rows = len(rows)
+
     def look_late(self, rows: Sequence[Row]) -> None:
         """Late records were delivered."""
         late = [int(row["id"]) for row in rows]
