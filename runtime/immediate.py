@@ -187,8 +187,8 @@ class ImmediateWrites:
             origin, offset = parts[-1].origin, parts[-1].offset
             self._work(writing, lambda: writing.target.write(origin, offset, batches), self._is_written)
         elif writing.forget is not None:
-            committed, writing.forget, writing.buried = writing.forget, None, False
-            self._work(writing, lambda: writing.target.forget(committed), lambda _writing, _result: None)
+            committed, writing.forget = writing.forget, None
+            self._work(writing, lambda: writing.target.forget(committed), self._has_forgotten)
 
     def _work(self, writing: Writing, work: Callable[[], object], done: Callable[[Writing, object], None]) -> None:
         writing.busy = True
@@ -220,6 +220,9 @@ class ImmediateWrites:
         writing.under_way = ()
         writing.buried = writing.buried or bool(deleted)
         self._wake()
+
+    def _has_forgotten(self, writing: Writing, _: object) -> None:
+        writing.buried = False
 
     def _wake(self) -> None:
         """Tell those that waited for what has been written by now."""
