@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.examples import flights_data
+from holdfast.examples import dead_letters, flights_data
 from holdfast.examples.word_count import LINES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -55,3 +56,10 @@ class TestExamples:
         flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
         found = rows(tmp_path / "flights-demo" / "seen.db", "SELECT count(*), sum(events) FROM seen")
         assert found == [(flown["tailnum"].n_unique(), flown.height)]
+
+    def test_dead_letters_are_listed_after_the_run(self, tmp_path: Path) -> None:
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "dead_letters.py"), "--master", "local[2]")
+        [(flown,)] = rows(tmp_path / "carriers.db", "SELECT sum(flights) FROM carriers")
+        command = [sys.executable, *HOLDFAST[:2], "dlq", "list", "dead-letters", "--json"]
+        listed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+        assert json.loads(listed.stdout)["total"] == len(dead_letters.LINES) - flown > 0
