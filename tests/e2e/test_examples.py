@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from holdfast.examples.word_count import LINES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOLDFAST = ["-m", "holdfast.runtime.cli.main", "run"]
-LIMIT_S = 100
+LIMIT_S = 170
 SOME_FLIGHTS = 2_000
 
 
@@ -36,7 +37,7 @@ def done(folder: Path, *command: str, **environment: str) -> str:
     return found.stderr
 
 
-def rows(db: Path, query: str) -> list[tuple[object, ...]]:
+def rows(db: Path, query: str) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
         return connection.execute(query).fetchall()
 
