@@ -322,6 +322,35 @@ class TestARedriveThatIsKilled:
             Redrive("lines", letters.lines, letters.lines, None)
 
 
+class TestARecordWithSeveralLetters:
+    def test_comes_back_with_the_first_letter_that_has_it(self, tmp_path: Path) -> None:
+        letters = Letters(tmp_path)
+        changed = encode_row(pa.RecordBatch.from_pylist([{"number": 70, "text": "changed"}], LINES))
+        record = encode_row(pa.RecordBatch.from_pylist([{"number": 7, "text": "x"}], LINES))
+        rows = [
+            {"operator": "map", "source": "lines", "partition": 0, "offset": 7, "error": "e", "form": form, "raw": raw}
+            for form, raw in (("row", changed), ("record", record), ("record", record))
+        ]
+        LogWriter(letters.dlq).append({0: pa.Table.from_pylist(rows, DEAD_LETTERS)})
+        redrive = Redrive("lines", letters.dlq, letters.lines, None)  # the source itself is no log
+        count = redrive.plan()
+        assert count.records == 7 and list(count.unfit.values()) == [1]
+        assert [why for why in count.unfit if "a row that steps have changed, and the source is no log" in why]
+        redrive.apply()
+        assert letters.appended() == EACH_ONCE + Counter([7])
+
+    def test_that_its_log_does_not_have_is_refused(self, tmp_path: Path) -> None:
+        letters = Letters(tmp_path)
+        row = {"operator": "m", "source": "lines", "partition": 0, "offset": 0, "error": "e", "form": "row"}
+        create_log(LocalObjects(tmp_path / "dead2"), DEAD_LETTERS, partitions=1)
+        table = pa.Table.from_pylist([{**row, "raw": b""}], DEAD_LETTERS)
+        LogWriter(LocalObjects(tmp_path / "dead2")).append({0: table})
+        count = Redrive("lines", LocalObjects(tmp_path / "dead2"), letters.lines, letters.lines).plan()
+        assert list(count.unfit) == [
+            "the source's log ends before the record; it is not the log that the job has read"
+        ]
+
+
 class TestAnAppendThatFollowsATag:
     def test_is_made_only_if_the_writer_stands_there(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path), LINES, partitions=1)
