@@ -33,9 +33,10 @@ bench: java ## benchmarks at full size
 lock: $(READY) ## resolve pyproject.toml again into requirements.lock
 	@$(BIN)/python tools/lock.py
 
-clean: ## remove .venv, caches and what the demo left
+clean: ## remove .venv, caches and what the demo and the examples left
 	rm -rf $(VENV) .venv.lock build dist src/holdfast.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
-		.import_linter_cache .holdfast flights-demo growth-soak spark-warehouse
+		.import_linter_cache .holdfast flights-demo words.db* carriers.db* carriers-dead-letters growth-soak \
+		spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 check: $(READY)

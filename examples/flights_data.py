@@ -107,9 +107,13 @@ def written(path: str) -> str:
 
 def tables() -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the flights and the airports of the wheel, straight from its files; "NA" is null."""
+    return pl.read_csv(text().encode(), null_values=["NA", ""], infer_schema_length=10_000), airports()
+
+
+def text() -> str:
+    """Return the file of the flights as it is: a header, and a line per flight."""
     with zipfile.ZipFile(folder() / "flights.csv.zip") as archive:
-        flights = pl.read_csv(archive.read("flights.csv"), null_values=["NA", ""], infer_schema_length=10_000)
-    return flights, airports()
+        return archive.read("flights.csv").decode()
 
 
 def airports() -> pl.DataFrame:

@@ -19,8 +19,8 @@ SLOW_EPOCHS = 3
 SLOW_MIN_MS = 2_000
 SILENT_MIN_MS = 2_000
 LAUNCH_SLOW_MS = 10_000
-GOOD = frozenset({"progress", "finished", "stopped", "caught_up"})
-"""Codes that say that nothing is wrong."""
+GOOD = frozenset({"progress", "finished", "stopped", "caught_up", "dead_letters"})
+"""Codes that say that nothing holds the job up."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ def findings(shown: Status) -> list[Finding]:
     job, state = shown["job"], shown["state"]
     if state in ("finished", "stopped", "failed", "unreachable"):
         return [_ended(job, state, shown)]
-    found = [*_repairs(shown), *_workers(shown), *_epoch(shown), *_delivery(shown), *_sources(shown)]
+    found = [
+        *_repairs(shown), *_workers(shown), *_epoch(shown), *_delivery(shown), *_sources(shown), *_letters(shown),
+    ]  # fmt: skip
     if all(each.code in GOOD for each in found):
         checkpoint = shown["checkpoint"]
         last = "no checkpoint yet" if checkpoint is None else f"last checkpoint {_span(checkpoint['age_ms'])} ago"
@@ -206,6 +208,17 @@ def _sources(shown: Status) -> Iterator[Finding]:
     elif rows and all(row["lag"] == 0 for row in rows):
         names = ", ".join(sorted({row["name"] for row in rows}))
         yield Finding("caught_up", f"all that exists is read; {names} gets no new records at this moment", None)
+
+
+def _letters(shown: Status) -> Iterator[Finding]:
+    refused = {row["name"]: row["dlq"] for row in shown["operators"] if row["dlq"]}
+    if refused:
+        where = ", ".join(f"{count:,} at {name}" for name, count in refused.items())
+        yield Finding(
+            "dead_letters",
+            f"{sum(refused.values()):,} records became dead letters since the last start: {where}",
+            f"see holdfast dlq list {shown['job']}; when the cause is removed, holdfast dlq redrive {shown['job']}",
+        )
 
 
 def _failures(failures: Mapping[str, Any]) -> str:

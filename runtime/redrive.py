@@ -5,8 +5,8 @@ far in that partition the letters were taken, are one commit of the target log, 
 stands where the chunk begins. So a redrive that was killed and is repeated, or runs twice at once, appends every record
 once per target log, and what was redriven is not offered again.
 
-A record with several dead letters, of several functions, goes back once: with the first in the order of (partition,
-offset) of the DLQ. All of them are one commit there, so this order never changes.
+A record with several dead letters, of several functions, goes back once: with the first that has it, in the order of
+(partition, offset) of the DLQ. All of them are one commit there, so this order never changes.
 
 Invariants
     - A record is appended as it was in the source: from the letter if that kept the record, else read again from the
@@ -127,16 +127,16 @@ class Redrive:
                 continue
             count.waiting += 1
             place = (letter["partition"], letter["offset"])
-            if None not in place:
-                if place in seen:
-                    count.repeated += 1
-                    continue
-                seen.add(place)
+            if place in seen:
+                count.repeated += 1
+                continue
             try:
                 record = fitted(self._record(letter), self._writer.meta)
             except ConfigError as error:
                 count.unfit[error.what] += 1
                 continue
+            if None not in place:
+                seen.add(place)
             to = partition if letter["partition"] is None else letter["partition"]
             rows.append((to % self._writer.meta.partitions, record))
         count.records += len(rows)
@@ -151,7 +151,8 @@ class Redrive:
             why = "its offset is not known" if letter["offset"] is None else "the source is no log"
             raise _refused(f"{letter['operator']} kept a row that steps have changed, and {why}")
         record, _ = self._records.read(letter["partition"], letter["offset"], 1)
-        assert record is not None, "a letter names a record that was read"
+        if record is None:
+            raise _refused("the source's log ends before the record; it is not the log that the job has read")
         return record
 
     def _name(self, partition: int) -> str:

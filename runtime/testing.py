@@ -134,6 +134,8 @@ class TestDriver:
     def push(self, source: str, rows: Iterable[Any], partition: int = 0) -> None:
         """Append records (dicts or dataclass instances) to a partition, and let them be processed.
 
+        A null in a column that may not be null makes an undecodable record, as in a log.
+
         Raises:
             ConfigError: no such source or partition, or a row does not fit the schema.
         """

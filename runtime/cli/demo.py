@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -33,7 +33,7 @@ import psutil
 from holdfast.errors import ConfigError, HoldfastError, JobFailed
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.reporting import print_json
-from holdfast.storage.log import LogReader, read_meta
+from holdfast.storage.log import LogReader
 from holdfast.storage.objects import open_objects
 
 JOB = "flights"
@@ -132,19 +132,41 @@ def prepare(folder: Path) -> int:
     """Convert the data unless an earlier demo did, remove everything else of it; return the records in the log."""
     from holdfast.examples import flights_data
 
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "events"
-    store = open_objects(str(log))
-    if read_meta(store) is None or not LogReader(store).sealed:
-        shutil.rmtree(log, ignore_errors=True)
-        print("Converting the flights of 2013 into a log", file=sys.stderr)
-        with redirect_stdout(sys.stderr):
-            flights_data.main(str(log))
+    _check_ours(folder)
+    log = flights_data.written(str(folder / "events"))
     for left_folder in ("root", "out"):
         shutil.rmtree(folder / left_folder, ignore_errors=True)
     for left in folder.glob("flights.db*"):
         left.unlink()
-    return sum(LogReader(open_objects(str(log))).end_offsets().values())
+    reader = LogReader(open_objects(log))
+    if not reader.sealed:
+        raise ConfigError(
+            f"the log {log} is not sealed, so the job would wait for more",
+            not_done="the demo was not started",
+            next_step="remove the folder, or give another one with --folder",
+        )
+    return sum(reader.end_offsets().values())
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse a folder in which things lie that no demo made: a demo removes what the last one left.
+
+    Raises:
+        ConfigError: it is no folder, or holds something and no log of flights.
+    """
+    if folder.exists() and not folder.is_dir():
+        fault = "is no folder"
+    elif folder.is_dir() and not (folder / "events" / "meta.json").exists() and any(
+        not each.name.startswith("events-unfinished-") for each in folder.iterdir()
+    ):
+        fault = "holds other things than a demo"
+    else:
+        return
+    raise ConfigError(
+        f"{folder} {fault}",
+        not_done="the demo was not started, nothing was removed",
+        next_step="give a folder that is empty or is not there yet: holdfast demo --folder flights-demo",
+    )
 
 
 @contextmanager

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.examples import flights_data
+from holdfast.examples import dead_letters, flights_data
 from holdfast.examples.word_count import LINES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOLDFAST = ["-m", "holdfast.runtime.cli.main", "run"]
-LIMIT_S = 100
+LIMIT_S = 170
 SOME_FLIGHTS = 2_000
 
 
@@ -35,7 +37,7 @@ def done(folder: Path, *command: str, **environment: str) -> str:
     return found.stderr
 
 
-def rows(db: Path, query: str) -> list[tuple[object, ...]]:
+def rows(db: Path, query: str) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
         return connection.execute(query).fetchall()
 
@@ -55,3 +57,10 @@ class TestExamples:
         flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
         found = rows(tmp_path / "flights-demo" / "seen.db", "SELECT count(*), sum(events) FROM seen")
         assert found == [(flown["tailnum"].n_unique(), flown.height)]
+
+    def test_dead_letters_are_listed_after_the_run(self, tmp_path: Path) -> None:
+        done(tmp_path, *HOLDFAST, str(EXAMPLES / "dead_letters.py"), "--master", "local[2]")
+        [(flown,)] = rows(tmp_path / "carriers.db", "SELECT sum(flights) FROM carriers")
+        command = [sys.executable, *HOLDFAST[:2], "dlq", "list", "dead-letters", "--json"]
+        listed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+        assert json.loads(listed.stdout)["total"] == len(dead_letters.LINES) - flown > 0

@@ -12,6 +12,7 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.examples import flights_data
 from holdfast.runtime.cli.jobfile import load
+from holdfast.runtime.dead_letters import decode_row
 from holdfast.runtime.testing import PARTITIONS, TestDriver
 from holdfast.storage.log import create_log
 from holdfast.storage.objects import open_objects
@@ -91,6 +92,25 @@ class TestLastSeen:
         want = flown.group_by(tail="tailnum").agg(first_seen=time.min(), last_seen=time.max(), events=pl.len())
         assert set(rows.select(want.columns).rows()) == set(want.rows())
         assert rows.height == want.height > 100
+
+
+class TestDeadLetters:
+    def test_lines_that_cannot_be_read_are_kept_and_all_others_count(self) -> None:
+        from holdfast.examples import dead_letters
+
+        lines = dead_letters.LINES[:4_000]
+        with TestDriver(dead_letters.app) as driver:
+            push_with_a_crash(driver, "lines", [{"text": text} for text in lines])
+            carriers, letters = driver.rows("carriers-out"), driver.rows("dlq")
+        table = pl.read_csv("\n".join([dead_letters.HEADER, *lines]).encode(), null_values=["NA"])
+        flown = table.filter(pl.col("air_time").is_not_null())
+        want = flown.group_by("carrier").agg(
+            flights=pl.len(), minutes=pl.col("air_time").sum(), miles=pl.col("distance").sum()
+        )
+        assert set(pl.DataFrame(carriers).select(want.columns).rows()) == set(want.rows())
+        kept = Counter(decode_row(letter["raw"]).column("text")[0].as_py() for letter in letters)
+        assert kept == Counter(text for text, minutes in zip(lines, table["air_time"], strict=True) if minutes is None)
+        assert len(letters) == table.height - flown.height > 20
 
 
 class TestTheLogOfFlights:

@@ -28,6 +28,17 @@ def text(told: dict[str, Any], code: str) -> str:
     return next(each.what for each in findings(told) if each.code == code)
 
 
+class TestDeadLetters:
+    def test_are_told_and_hold_nothing_up(self) -> None:
+        run = running()
+        completed(run)
+        rows = [{"name": "lines", "dlq": 2}, {"name": "map parse", "dlq": 1_000}, {"name": "counts", "dlq": None}]
+        told = shown(run, operators=rows)
+        assert codes(told) == ["progress", "dead_letters"]
+        assert "1,002 records became dead letters" in text(told, "dead_letters")
+        assert "2 at lines, 1,000 at map parse" in text(told, "dead_letters")
+
+
 class TestOneLook:
     def test_a_job_that_runs_is_told_to_run(self) -> None:
         run = running()

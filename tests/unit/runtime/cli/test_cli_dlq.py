@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.dead_letters import DEAD_LETTERS, encode_row
+from holdfast.runtime.dead_letters import DEAD_LETTERS, decode_row, encode_row
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.redrive import Redrive
 from holdfast.runtime.run import Prepared, prepare
@@ -68,9 +70,9 @@ class Job:
         more.key_by("word").agg("counts", n=hf.count()).sink("out", hf.SQLite(self.folder / "x.db", "w", ["word"]))
         return app
 
-    def run(self, parallelism: int = 2, crash: bool = False) -> None:
+    def run(self, parallelism: int = 2, crash: bool = False, sink: Any = None) -> None:
         """Go on where the job stood, with another parallelism perhaps, until all that was said is delivered."""
-        app = self.plan()
+        app = self.plan(sink)
         started: Prepared = prepare(app.plan(), resolve(app))
         plan: Plan = started.plan
         cluster = Cluster(plan, parallelism, 0, started.store, 1.0, started.partitions)
@@ -147,9 +149,13 @@ class TestDlqList:
         assert ended.status == 2 and "has not run with a dead letter queue" in ended.err
 
     def test_dead_letters_that_are_in_no_log_are_left_to_other_tools(self, job: Job, holdfast: HoldfastRun) -> None:
-        job.run()
-        app = job.plan(hf.SQLite(job.folder / "x.db", "dead"))
-        prepare(app.plan(), resolve(app), takeover=True)
+        job.run(sink=hf.SQLite(job.folder / "x.db", "dead"), crash=True)
+        with closing(sqlite3.connect(job.folder / "x.db")) as db:
+            found = db.execute('SELECT operator, "offset", raw FROM dead WHERE partition = 0 ORDER BY 1').fetchall()
+        assert [(operator, offset) for operator, offset, _ in found] == [
+            ("lines", 1), ("map parse", 2), ("map parse (2)", 2)
+        ]  # fmt: skip
+        assert decode_row(found[0][2]).to_pylist() == [{"number": None, "text": "lost"}]
         ended = holdfast("dlq", "list", "words")
         assert ended.status == 2 and "which is no log" in ended.err
 
@@ -314,6 +320,35 @@ class TestARedriveThatIsKilled:
         letters = Letters(tmp_path)
         with pytest.raises(ConfigError, match="does not hold dead letters"):
             Redrive("lines", letters.lines, letters.lines, None)
+
+
+class TestARecordWithSeveralLetters:
+    def test_comes_back_with_the_first_letter_that_has_it(self, tmp_path: Path) -> None:
+        letters = Letters(tmp_path)
+        changed = encode_row(pa.RecordBatch.from_pylist([{"number": 70, "text": "changed"}], LINES))
+        record = encode_row(pa.RecordBatch.from_pylist([{"number": 7, "text": "x"}], LINES))
+        rows = [
+            {"operator": "map", "source": "lines", "partition": 0, "offset": 7, "error": "e", "form": form, "raw": raw}
+            for form, raw in (("row", changed), ("record", record), ("record", record))
+        ]
+        LogWriter(letters.dlq).append({0: pa.Table.from_pylist(rows, DEAD_LETTERS)})
+        redrive = Redrive("lines", letters.dlq, letters.lines, None)  # the source itself is no log
+        count = redrive.plan()
+        assert count.records == 7 and list(count.unfit.values()) == [1]
+        assert [why for why in count.unfit if "a row that steps have changed, and the source is no log" in why]
+        redrive.apply()
+        assert letters.appended() == EACH_ONCE + Counter([7])
+
+    def test_that_its_log_does_not_have_is_refused(self, tmp_path: Path) -> None:
+        letters = Letters(tmp_path)
+        row = {"operator": "m", "source": "lines", "partition": 0, "offset": 0, "error": "e", "form": "row"}
+        create_log(LocalObjects(tmp_path / "dead2"), DEAD_LETTERS, partitions=1)
+        table = pa.Table.from_pylist([{**row, "raw": b""}], DEAD_LETTERS)
+        LogWriter(LocalObjects(tmp_path / "dead2")).append({0: table})
+        count = Redrive("lines", LocalObjects(tmp_path / "dead2"), letters.lines, letters.lines).plan()
+        assert list(count.unfit) == [
+            "the source's log ends before the record; it is not the log that the job has read"
+        ]
 
 
 class TestAnAppendThatFollowsATag:

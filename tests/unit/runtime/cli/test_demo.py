@@ -6,11 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from holdfast.runtime.cli.demo import Kill, Progress, Restart, WorkerSeen, kill_one, unproven
+from holdfast.errors import ConfigError
+from holdfast.examples import flights_data
+from holdfast.runtime.cli.demo import Kill, Progress, Restart, Run, WorkerSeen, failed, kill_one, prepare, unproven
+from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.objects import open_objects
 
 WAITS = "import sys; sys.stdin.read()"
 
@@ -62,3 +67,39 @@ class TestProof:
     def test_a_process_that_outlived_the_kill_is_told(self) -> None:
         kill = Kill("w1", 77, 500, 1, gone=False, recovered=True)
         assert "77" in unproven(kill, Progress(generation=2))[0]
+
+
+class TestFolder:
+    def test_a_folder_with_other_things_is_refused_and_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "flights.db").write_text("mine")
+        with pytest.raises(ConfigError, match="other things"):
+            prepare(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["flights.db", "out"]
+
+    def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match="is no folder"):
+            prepare(tmp_path / "file")
+
+    def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match="cannot be made"):
+            prepare(tmp_path / "file" / "demo")
+
+    def test_what_an_earlier_demo_left_is_removed_but_for_the_log(self, tmp_path: Path) -> None:
+        store = open_objects(str(tmp_path / "events"))
+        create_log(store, flights_data.SCHEMA)
+        LogWriter(store).seal()
+        for left in ("root", "out"):
+            (tmp_path / left).mkdir()
+        (tmp_path / "flights.db-journal").write_text("")
+        assert prepare(tmp_path) == 0
+        assert [path.name for path in tmp_path.iterdir()] == ["events"]
+
+
+class TestFailed:
+    def test_a_run_that_the_demo_ended_says_so(self, tmp_path: Path) -> None:
+        error = failed(Run(tmp_path, Progress(records_in=1_234), too_long=True), -9)
+        assert "the demo ended it" in error.what and "1,234 records" in error.what
+        assert error.exit_status == 7
