@@ -27,7 +27,7 @@ from standalone import (
 
 import holdfast
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ROWS = 120_000
 RATE = "20000"
