@@ -108,7 +108,7 @@ def read_log(folder: Path) -> pa.Table:
         while offset < end:
             batch, offset = reader.read(partition, offset, READ_BYTES_MAX)
             found += [] if batch is None else [batch]
-    return pa.Table.from_batches(found, reader.schema)
+    return pa.Table.from_batches(found, reader.meta.schema)
 
 
 def run_job(folder: Path, used: Used) -> None:
