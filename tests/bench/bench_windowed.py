@@ -69,7 +69,7 @@ def bench_windowed_parts(bench: Bench, tmp_path: Path) -> None:
     parts = Parts(tmp_path)
     with bench.timed():
         counted = parts.run()
-    assert counted == rows
+    assert counted == rows == parts.rows_out()
     bench.report(per=rows, unit="row", check=parts.results)
     bench.note("CPU ns per row: " + ", ".join(f"{part} {s / rows * 1e9:.0f}" for part, s in parts.spent.items()))
 
@@ -144,7 +144,7 @@ class Parts:
     def __init__(self, folder: Path) -> None:
         plan = make(folder).plan()
         self.spent: dict[str, float] = {}
-        self.results = 0
+        self.results = self._counted = self._late = 0
         self._reader = LogReader(open_objects(str(folder / "input")))
         self._reader.refresh()
         self._edge, self._router = plan.edges[0], Router(plan.edges[0], 2, plan.key_groups)
@@ -155,6 +155,7 @@ class Parts:
         groups = KeyGroups(plan.key_groups, 0, plan.key_groups)
         self._operators = plan.operators
         self._stages = {spec.name: Stage(spec.schema, spec.upsert_key) for spec in plan.sinks}
+        self._first = FragmentRuntime(plan.fragments[0], {}, self._exchange, self._write)
         last = plan.fragments[1]
         self._window = FragmentRuntime(last, named, lambda edge, batch: None, self._write, key_groups=groups)
 
@@ -171,7 +172,7 @@ class Parts:
                     continue
                 counted += batch.num_rows
                 newest[partition] = pc.max(batch.column("at")).value - 1_000_000
-                self._take(batch)
+                self._first.on_batch(batch)
                 self._timed("close windows", partial(self._window.on_watermark, min(newest.values())))
             epoch += 1
             self._close_epoch(epoch)
@@ -179,7 +180,11 @@ class Parts:
         self._close_epoch(epoch + 1)
         return counted
 
-    def _take(self, batch: pa.RecordBatch) -> None:
+    def rows_out(self) -> int:
+        """Return how many rows are in results or late."""
+        return self._counted + self._late
+
+    def _exchange(self, edge: int, batch: pa.RecordBatch) -> None:
         for _, share in self._timed("hash and split", lambda: self._router.split(batch)):
             wire = self._timed("encode", lambda: share.serialize().to_pybytes())  # noqa: B023 - called at once
             came = self._timed("decode", lambda: pa.ipc.read_record_batch(pa.py_buffer(wire), self._edge.schema))  # noqa: B023
@@ -196,7 +201,11 @@ class Parts:
         self._state.commit(Epoch(epoch))
 
     def _write(self, sink: str, batch: pa.RecordBatch) -> None:
-        self.results += batch.num_rows if sink == "out" else 0
+        if sink == "out":
+            self.results += batch.num_rows
+            self._counted += pc.sum(batch.column("n")).as_py()
+        else:
+            self._late += batch.num_rows
         self._stages[sink].add(batch)
 
     def _timed(self, part: str, work: Callable[[], Result]) -> Result:
