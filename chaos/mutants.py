@@ -28,7 +28,7 @@ from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
-from holdfast.runtime import deliveries, deployment, master, messages, repair, retention, seal, subtask, worker
+from holdfast.runtime import deliveries, deployment, master, messages, repair, seal, subtask, worker
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
 from holdfast.state import marker
@@ -370,10 +370,6 @@ MUTANTS = (
            (Swap(deliveries.Deliveries, "deploy", wrong.keeps_machines),), rewinds=True),
     Mutant("folder-of-other-lineage", "P14", "a left-over folder is used although a rewind left its epochs behind",
            (Swap(marker, "_lies_on", wrong.ignores_lineage),), rare=True, rewinds=True),
-    Mutant("before-images-of-all-timelines", "P16, P21", "what expires takes along what an older timeline needs",
-           (Swap(retention, "timeline_of", wrong.forgets_newest_timeline),), rare=True, rewinds=True),
-    Mutant("look-at-the-next-number-alone", "P7", "a start in a hole of the log looks at the number above it alone",
-           (Swap(Repository, "_refuse_hole", wrong.looks_at_next_alone),), rare=True),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
            (Swap(marker, "overlap", _takes_any_range),), rare=True),
 )  # fmt: skip
