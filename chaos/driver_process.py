@@ -23,7 +23,7 @@ from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime import messages as m
 from holdfast.runtime.driver import DriverLoop
-from holdfast.runtime.master import Rewinding
+from holdfast.runtime.master import RewindWanted
 from holdfast.runtime.rewinding import no_way_back
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class DriverProcess(Process):
 
         def begin() -> None:
             self._begun = True
-            self.loop.rewind(job, Rewinding(epoch, True))
+            self.loop.rewind(job, RewindWanted(epoch, True))
             self._poll()
 
         self._world.schedule.after(errand.delay, self, f"goes back to epoch {epoch}", begin)

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.chaos.targets import SharedTable
 from holdfast.checkpoint import append, joblog
-from holdfast.errors import Fenced, Unavailable
+from holdfast.errors import Unavailable
 from holdfast.model import Generation, Tag, Timeline, Writer
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome, Repair, Rewinding
@@ -89,15 +89,3 @@ def keeps_machines(right: Right) -> Right:
 
 def deploys_unrepaired(_: Right) -> Right:
     return lambda repository, spec, order: None
-
-
-def forgets_newest_timeline(_: Right) -> Right:
-    return lambda rewinds, epoch: rewinds[-1].timeline if rewinds else Timeline(1)
-
-
-def looks_at_next_alone(_: Right) -> Right:
-    def refuse_hole(repository: Any, record: joblog.Record) -> None:
-        if repository.read_record(record.seq + 1) is not None:
-            raise Fenced("the log went on", next_step="exit")
-
-    return refuse_hole

@@ -21,7 +21,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime import status
 from holdfast.runtime.sources.generator import Generator
 from holdfast.runtime.steps import Plan, SinkSpec
-from holdfast.sinks.contract import OwnedSink
+from holdfast.sinks.contract import OwnedSink, RepairableSink
 
 LOOK_EVERY_S = 0.2
 
@@ -87,6 +87,19 @@ def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
     except Unavailable:
         if job is None or not job.completed:
             raise
+
+
+def check_repairable(plan: Plan, written: set[str]) -> None:
+    """After a rewind every target is repaired before anything runs: the code has to have all that were written."""
+    known = {spec.name for spec in plan.sinks if isinstance(spec.sink, RepairableSink)}
+    if missing := sorted(written - known):
+        raise ConfigError(
+            f"the job was rewound and sink {missing[0]!r} may show what is to be undone, but the app has no such sink "
+            "any more, or one that cannot take output back",
+            not_done="the job was not started; state and output are untouched",
+            next_step=f"put the sink {missing[0]!r} back as it was and run the job: it repairs its targets first",
+            where=Where(job=plan.app),
+        )
 
 
 def check_sinks(plan: Plan, before: Manifest) -> None:

@@ -81,7 +81,7 @@ class DriverLoop:
         """Take the job over as the log describes it, or create it."""
         self._perform(*master.begin(self._rules, self._owner, job, cause, self._ports.clock.wall_us()))
 
-    def rewind(self, job: joblog.Job, asked: master.Rewinding) -> None:
+    def rewind(self, job: joblog.Job, asked: master.RewindWanted) -> None:
         """Take over a job that nobody runs, go back, repair its targets, and end."""
         self._perform(*master.begin_rewind(self._rules, self._owner, job, asked, self._ports.clock.wall_us()))
 

@@ -70,7 +70,7 @@ from holdfast.runtime.master_state import (
     Over,
     RepairTargets,
     Restart,
-    Rewinding,
+    RewindWanted,
     Rules,
     Running,
     Send,
@@ -81,7 +81,7 @@ from holdfast.runtime.master_state import (
 
 __all__ = [
     "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "Hosted", "Launch", "LoadManifest",
-    "Master", "Opening", "Over", "RepairTargets", "Restart", "Rewinding", "Rules", "Running", "Send", "Step",
+    "Master", "Opening", "Over", "RepairTargets", "Restart", "RewindWanted", "Rules", "Running", "Send", "Step",
     "StoreManifest", "Sweep", "base_loaded", "begin", "begin_rewind", "carry_out", "end", "heard", "launch_ended",
     "lost", "repaired", "stop", "tick",
 ]  # fmt: skip
@@ -100,7 +100,7 @@ def begin(rules: Rules, owner: str, job: joblog.Job | None, cause: str, at_us: i
     return _start_generation(state, cause, at_us)
 
 
-def begin_rewind(rules: Rules, owner: str, job: joblog.Job, asked: Rewinding, at_us: int) -> Step:
+def begin_rewind(rules: Rules, owner: str, job: joblog.Job, asked: RewindWanted, at_us: int) -> Step:
     """Take over a job that nobody runs, go back, repair its targets, and end: a driver without workers."""
     state = Master(rules, append.Quiet(owner, job), Opening("rewinding"))
     return rewinding.start(state, asked, 0.0, at_us)

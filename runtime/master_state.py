@@ -116,7 +116,7 @@ class Gathering:
 
 
 @dataclass(frozen=True)
-class Rewinding:
+class RewindWanted:
     """Somebody wants the job to go back to this epoch; with `stop`, to end there."""
 
     epoch: Epoch
@@ -178,7 +178,7 @@ class Master:
     """Names that were asked for and no completed epoch carries yet, oldest first."""
     recover: str | None = None
     """A recovery is due as soon as the append in flight is settled (P4)."""
-    rewind: Rewinding | None = None
+    rewind: RewindWanted | None = None
     """A rewind is due then; it takes the place of a recovery."""
     ends_repaired: bool = False
     """The run ends as soon as the targets are repaired: no worker is needed any more."""

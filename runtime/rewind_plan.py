@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.joblog import Completed, Job
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, HoldfastError, Where
 from holdfast.runtime.repair import Order, not_repairable, writers_of
@@ -122,12 +122,17 @@ def check(shown: Mapping[str, Any]) -> None:
             )
 
 
-def blocker(repository: Repository, job: Job, epoch: int, sinks: Sequence[SinkSpec]) -> str | None:
-    """Return why a sink cannot take back what is newer than this epoch; None if all can."""
+def blocker(
+    repository: Repository, job: Job, epoch: int, sinks: Sequence[SinkSpec], operators: Sequence[OperatorState]
+) -> str | None:
+    """Return why a running job cannot go back to this epoch; None if nothing of its code or targets forbids it."""
     base = next((each for each in job.completed if each.body.epoch == epoch), None)
     if base is None:
         return None  # refused for another reason
     there, here = _manifests(repository, job, base)
+    kept = {(operator.name, operator.id) for operator in operators if not operator.dropped}
+    if lost := [o.name for o in there.operators if not o.dropped and (o.name, o.id) not in kept]:
+        return f"operator {lost[0]!r} has given up the state that it had then; stop the job, and rewind it by its file"
     shown = [_sink(repository, job, there, spec) for spec in sinks] + _unknown_sinks(here, sinks)
     bad = [sink for sink in shown if sink["verdict"] in REFUSED]
     return None if not bad else f"sink {bad[0]['name']!r} cannot take its output back: {bad[0]['reason']}"

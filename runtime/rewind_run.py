@@ -57,7 +57,7 @@ class _Ports:
 
 
 def rewind_stopped(
-    repository: Repository, job: Job, asked: master.Rewinding, sinks: Sequence[SinkSpec], timeout_s: float
+    repository: Repository, job: Job, asked: master.RewindWanted, sinks: Sequence[SinkSpec], timeout_s: float
 ) -> None:
     """Append `Rewound`, repair every target, append `Stopped`.
 

@@ -21,7 +21,7 @@ from holdfast.checkpoint import append, joblog
 from holdfast.errors import Fenced
 from holdfast.model import Epoch
 from holdfast.runtime import messages as m
-from holdfast.runtime.master_state import CreateRecord, Gathering, Master, Opening, Rewinding, Step
+from holdfast.runtime.master_state import CreateRecord, Gathering, Master, Opening, RewindWanted, Step
 
 
 def no_way_back(job: joblog.Job, epoch: int) -> str | None:
@@ -40,7 +40,7 @@ def no_way_back(job: joblog.Job, epoch: int) -> str | None:
     return None
 
 
-def start(state: Master, asked: Rewinding, now: float, at_us: int) -> Step:
+def start(state: Master, asked: RewindWanted, now: float, at_us: int) -> Step:
     """Append `Rewound`; nothing is in flight. A checkpoint that has expired meanwhile is no longer gone back to."""
     quiet, state = state.log, replace(state, rewind=None)
     assert isinstance(quiet, append.Quiet)
@@ -94,4 +94,4 @@ def refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> str | No
 
 def accept(state: Master, args: Mapping[str, Any]) -> Master:
     """Go back as soon as nothing is in flight."""
-    return replace(state, rewind=Rewinding(Epoch(args["epoch"]), bool(args.get("stop"))))
+    return replace(state, rewind=RewindWanted(Epoch(args["epoch"]), bool(args.get("stop"))))

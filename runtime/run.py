@@ -31,7 +31,14 @@ from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import dlq_places, master, requests, status
 from holdfast.runtime import messages as m
-from holdfast.runtime.admission import check_from, check_has_end, check_sinks, prepare_sink, refuse_second_run
+from holdfast.runtime.admission import (
+    check_from,
+    check_has_end,
+    check_repairable,
+    check_sinks,
+    prepare_sink,
+    refuse_second_run,
+)
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
 from holdfast.runtime.exposed import check_written_at_once, exposed
@@ -39,7 +46,7 @@ from holdfast.runtime.local import boot_id
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.placement import local_paths
 from holdfast.runtime.plan import Plan, check_against, describe_operators, with_operator_ids
-from holdfast.runtime.repair import unrepairable
+from holdfast.runtime.repair import unrepairable, writers_of
 from holdfast.runtime.rewind_plan import blocker
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.spark.control import ControlServer
@@ -127,6 +134,8 @@ def prepare(
     if before is not None:
         check_sinks(plan, before)
         check_written_at_once(plan, before)
+    if job is not None and before is not None and job.repair_due:
+        check_repairable(plan, {writer.sink for writer in writers_of(repository, job, before, ())})
     plan, operators = _with_identities(plan, before.operators if before is not None else (), drop_state)
     partitions: dict[str, tuple[int, ...]] = {}
     until: dict[str, Mapping[int, int]] | None = {} if once else None
@@ -275,7 +284,7 @@ class _Run:
             if request.kind == "rewind" and (job := self._loop.state.log.job) is not None:
                 epoch = request.args.get("epoch", 0)
                 self._lanes.lane("targets").submit(
-                    lambda j=job, e=epoch: blocker(self.repository, j, e, self.sinks),  # type: ignore[misc]
+                    lambda j=job, e=epoch: blocker(self.repository, j, e, self.sinks, self._prepared.operators),  # type: ignore[misc]
                     lambda result, r=request: self._carry_out(r, result),  # type: ignore[misc]
                 )
             else:

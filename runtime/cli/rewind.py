@@ -91,13 +91,14 @@ def handle(args: argparse.Namespace) -> int:
 
 def _apply(stored: Stored, base: Completed, plan: Plan | None, args: argparse.Namespace, timeout_s: float) -> None:
     from holdfast.runtime.admission import refuse_second_run
-    from holdfast.runtime.master import Rewinding
+    from holdfast.runtime.master import RewindWanted
     from holdfast.runtime.rewind_run import rewind_stopped
 
     job = stored.job
     if status_of(stored, SystemClock().wall_us())["state"] in RUNNING:
         _ask(stored, base, args, timeout_s)
-        advise(f"{job.name}: goes on from epoch {base.body.epoch}, on timeline {job.timeline + 1}")
+        how = "stands" if args.stop else "goes on"
+        advise(f"{job.name}: {how} from epoch {base.body.epoch}, on timeline {job.timeline + 1}")
         return
     if plan is None:
         raise ConfigError(
@@ -108,7 +109,7 @@ def _apply(stored: Stored, base: Completed, plan: Plan | None, args: argparse.Na
         )
     refuse_second_run(stored.store, job)
     stored = open_job_for_writing(stored)
-    rewind_stopped(stored.repository, job, Rewinding(Epoch(base.body.epoch), True), plan.sinks, timeout_s)
+    rewind_stopped(stored.repository, job, RewindWanted(Epoch(base.body.epoch), True), plan.sinks, timeout_s)
     advise(f"{job.name}: stands at epoch {base.body.epoch}, on timeline {job.timeline + 1}, stopped; run it to go on")
 
 
