@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.chaos import network, simulator, wrong_times
+from holdfast.chaos import network, simulator, wrong_times, wrong_writes
 from holdfast.chaos import rewind_mutants as wrong
 from holdfast.chaos.at_once import ProcessWrites
 from holdfast.chaos.stores import ProcessStore
@@ -45,7 +45,6 @@ from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.operators.window import WindowOperator
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
-from holdfast.sinks.immediate import Origin
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.state import marker
 from holdfast.state.store import Identity, StateStore
@@ -188,10 +187,6 @@ def _stores_manifest_hastily(right: Right) -> Right:
     return store_manifest
 
 
-def _takes_any_range(_: Right) -> Right:
-    return lambda found, owned: owned
-
-
 # Job log and generations
 
 
@@ -321,34 +316,6 @@ def _writes_unguarded(_: Right) -> Right:
     return _publish
 
 
-def _without_uuid(right: Right) -> Right:
-    return lambda table, job_uuid, writer, *rest: right(table, "", writer, *rest)
-
-
-# Sinks that are written at once
-
-
-def _looks_before_it_writes(right: Right) -> Right:
-    def write(target: ProcessWrites, origin: Origin, offset: int, batches: Any) -> int:
-        target.table.check_fence(target.owner, origin)
-        deleted: int = right(target, origin, offset, batches)
-        return deleted
-
-    return write
-
-
-def _trusts(_: Right) -> Right:
-    return lambda table, owner, origin: None
-
-
-def _applies_anything(_: Right) -> Right:
-    return lambda table, key, tag: True
-
-
-def _waits_for_nothing(_: Right) -> Right:
-    return lambda writes, then: then()
-
-
 MUTANTS = (
     Mutant("unfinished-epoch-drops-its-delta", "P8", "a freeze holds only what changed since the last barrier",
            (Swap(Table, "freeze", _freezes_only_new),)),
@@ -381,7 +348,8 @@ MUTANTS = (
     Mutant("finished-early", "P13", "Finished is appended before the last epoch is delivered",
            (Swap(master, "_finish_if_delivered", _finishes_early),)),
     Mutant("uuid-missing-from-tag", "P1", "tags are kept by sink and writer alone",
-           (Swap(SharedTable, "delivered", _without_uuid), Swap(SharedTable, "deliver", _without_uuid))),
+           (Swap(SharedTable, "delivered", wrong_writes.without_uuid),
+            Swap(SharedTable, "deliver", wrong_writes.without_uuid))),
     Mutant("barrier-does-not-pause", "DESIGN 4.3", "a channel whose barrier came early goes on",
            (Swap(subtask.SubtaskRun, "pause", _never_pauses),)),
     Mutant("output-closed-with-last-fragment", "DESIGN 4.4", "a sink's epoch ends when the last fragment closes",
@@ -419,12 +387,13 @@ MUTANTS = (
     Mutant("folder-of-other-lineage", "P14", "a left-over folder is used although a rewind left its epochs behind",
            (Swap(marker, "_lies_on", wrong.ignores_lineage),), rare=True, rewinds=True),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
-           (Swap(marker, "overlap", _takes_any_range),), rare=True),
+           (Swap(marker, "overlap", wrong_writes.takes_any_range),), rare=True),
     Mutant("immediate-check-then-write", "P22", "a write looks at the fence first, and not in its transaction",
-           (Swap(ProcessWrites, "write", _looks_before_it_writes), Swap(ImmediateTable, "fence_holds", _trusts))),
+           (Swap(ProcessWrites, "write", wrong_writes.looks_before_it_writes),
+            Swap(ImmediateTable, "fence_holds", wrong_writes.trusts))),
     Mutant("immediate-write-without-tags", "P22", "a write at once applies whatever tag its key has",
-           (Swap(ImmediateTable, "is_newer", _applies_anything),)),
+           (Swap(ImmediateTable, "is_newer", wrong_writes.applies_anything),)),
     Mutant("ack-before-immediate-writes", "P22, DESIGN 4.4", "an epoch is acked while its rows are not written yet",
-           (Swap(immediate.ImmediateWrites, "when_in", _waits_for_nothing),)),
+           (Swap(immediate.ImmediateWrites, "when_in", wrong_writes.waits_for_nothing),)),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""

@@ -12,13 +12,16 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.checkpoint import joblog
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
 from holdfast.ports import ObjectStore
 from holdfast.runtime import status
+from holdfast.runtime.plan import check_against, describe_operators, with_operator_ids
 from holdfast.runtime.sources.generator import Generator
 from holdfast.runtime.steps import Plan, SinkSpec
 from holdfast.sinks.contract import OwnedSink, RepairableSink
@@ -129,3 +132,32 @@ def _live_driver(store: ObjectStore) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = driver
     return found
+
+
+def with_identities(
+    plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str]
+) -> tuple[Plan, tuple[OperatorState, ...]]:
+    """Give every operator the number it had; numbers of dropped ones are kept and never given away."""
+    alive = {operator.name: operator for operator in known if not operator.dropped}
+    unknown = sorted(set(drop_state) - set(alive))
+    gone = sorted(set(alive) - {operator.name for operator in plan.operators} - set(drop_state))
+    if unknown or gone:
+        raise ConfigError(
+            f"no state is kept for {unknown}" if unknown else f"state is kept for {gone}, which the app no longer has",
+            not_done="the job was not started; state and output are untouched",
+            next_step=f"operators with state are {sorted(alive)}"
+            if unknown
+            else f"put the operator back, or give up its state: --drop-state {gone[0]}",
+            where=Where(job=plan.app),
+        )
+    dropped = tuple(replace(o, dropped=True) if o.name in drop_state else o for o in known if _is_past(o, drop_state))
+    kept = {name: operator for name, operator in alive.items() if name not in drop_state}
+    taken = {f"dropped {operator.id}": operator.id for operator in dropped}
+    plan = with_operator_ids(plan, {name: operator.id for name, operator in kept.items()} | taken)
+    check_against(plan, {name: operator.schema for name, operator in kept.items()})
+    described = describe_operators(plan)
+    return plan, (*dropped, *(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators))
+
+
+def _is_past(operator: OperatorState, drop_state: Sequence[str]) -> bool:
+    return operator.dropped or operator.name in drop_state

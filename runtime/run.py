@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from msgspec.structs import replace
 from pyspark import SparkContext
 
 from holdfast.checkpoint import joblog
@@ -38,6 +37,7 @@ from holdfast.runtime.admission import (
     check_sinks,
     prepare_sink,
     refuse_second_run,
+    with_identities,
 )
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
@@ -45,7 +45,7 @@ from holdfast.runtime.exposed import check_written_at_once, exposed
 from holdfast.runtime.local import boot_id
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.placement import local_paths
-from holdfast.runtime.plan import Plan, check_against, describe_operators, with_operator_ids
+from holdfast.runtime.plan import Plan
 from holdfast.runtime.repair import unrepairable, writers_of
 from holdfast.runtime.rewind_plan import blocker
 from holdfast.runtime.settings import Settings
@@ -136,7 +136,7 @@ def prepare(
         check_written_at_once(plan, before)
     if job is not None and before is not None and job.repair_due:
         check_repairable(plan, {writer.sink for writer in writers_of(repository, job, before, ())})
-    plan, operators = _with_identities(plan, before.operators if before is not None else (), drop_state)
+    plan, operators = with_identities(plan, before.operators if before is not None else (), drop_state)
     partitions: dict[str, tuple[int, ...]] = {}
     until: dict[str, Mapping[int, int]] | None = {} if once else None
     for spec in plan.sources:
@@ -362,35 +362,6 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         local_paths=() if settings.shared_paths == "true" else local_paths(plan, prepared.root),
         unrepairable=unrepairable(plan.sinks),
     )
-
-
-def _with_identities(
-    plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str]
-) -> tuple[Plan, tuple[OperatorState, ...]]:
-    """Give every operator the number it had; numbers of dropped ones are kept and never given away."""
-    alive = {operator.name: operator for operator in known if not operator.dropped}
-    unknown = sorted(set(drop_state) - set(alive))
-    gone = sorted(set(alive) - {operator.name for operator in plan.operators} - set(drop_state))
-    if unknown or gone:
-        raise ConfigError(
-            f"no state is kept for {unknown}" if unknown else f"state is kept for {gone}, which the app no longer has",
-            not_done="the job was not started; state and output are untouched",
-            next_step=f"operators with state are {sorted(alive)}"
-            if unknown
-            else f"put the operator back, or give up its state: --drop-state {gone[0]}",
-            where=Where(job=plan.app),
-        )
-    dropped = tuple(replace(o, dropped=True) if o.name in drop_state else o for o in known if _is_past(o, drop_state))
-    kept = {name: operator for name, operator in alive.items() if name not in drop_state}
-    taken = {f"dropped {operator.id}": operator.id for operator in dropped}
-    plan = with_operator_ids(plan, {name: operator.id for name, operator in kept.items()} | taken)
-    check_against(plan, {name: operator.schema for name, operator in kept.items()})
-    described = describe_operators(plan)
-    return plan, (*dropped, *(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators))
-
-
-def _is_past(operator: OperatorState, drop_state: Sequence[str]) -> bool:
-    return operator.dropped or operator.name in drop_state
 
 
 def _check_job(job: joblog.Job, plan: Plan) -> None:

@@ -4,10 +4,9 @@ A delivery first loads its rows into a temporary table of its own connection, wh
 out. Then one short transaction on the file moves the tag, writes the before-images of every key
 it touches, and puts and deletes the rows set-wise.
 
-Several workers write to one file, so each waits briefly for the lock and then says Unavailable.
-The journal mode is left as it is found: SQLite's default rollback journal. Write-ahead logging
-would be quicker, but several processes that write and checkpoint one file can damage it in every
-version from 3.7.0 to 3.51.2, and Python brings its own.
+Several workers write to one file, so each waits briefly for the lock and then says Unavailable. The journal mode is
+left as it is found: SQLite's default rollback journal. Write-ahead logging would be quicker, but several processes that
+write and checkpoint one file can damage it in every version from 3.7.0 to 3.51.2, and Python brings its own.
 
 After any failure the connection is dropped, which rolls back what it began; the next call opens
 another. The file is never created here, only by `prepare`, and a file that was replaced under an
@@ -58,6 +57,7 @@ from holdfast.sinks.contract import (
 from holdfast.sinks.immediate import ImmediateSink
 from holdfast.sinks.sqlite_added import add_rows
 from holdfast.sinks.sqlite_file import (
+    check_columns,
     check_name,
     check_place,
     connect,
@@ -87,10 +87,9 @@ class SQLite:
         key: The columns of the primary key; a row replaces the one with its key. Without it,
             rows are only added.
         delivery: "transactional": the rows of an epoch become visible at once, after its checkpoint.
-            "idempotent": so too, and a key changes only by a newer tag than the one its row carries in
-            the column `_holdfast_tag`, which the table then has besides the stream's; needs a key.
-            Where no shuffle lies between source and sink, and the source is known to be partitioned by columns of the
-            key, rows are written at once, before their epoch is committed; `holdfast plan` says which it is.
+            "idempotent": so too, and a key changes only by a newer tag than the one its row carries in the column
+            `_holdfast_tag`; needs a key. Where no shuffle lies between source and sink, and the source is partitioned
+            by columns of the key, rows are written at once, before the commit; `holdfast plan` says which it is.
     """
 
     path: str
@@ -139,16 +138,7 @@ class SQLite:
                 f"{self.where}: {len(schema)} columns are more than the {COLUMNS_MAX} it takes",
                 next_step="select the columns you need before the sink",
             )
-        folded: set[str] = set()
-        for field in schema:
-            check_name(self.where, "column", field.name)
-            sql_values.declared_type(self.where, field)
-            if field.name.lower() in folded | {OP}:
-                raise ConfigError(
-                    f"{self.where}: the column {field.name!r} appears twice; SQLite takes upper and lower case as one",
-                    next_step="rename one of the columns before the sink",
-                )
-            folded.add(field.name.lower())
+        check_columns(self.where, schema)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.prepare."""
@@ -163,9 +153,7 @@ class SQLite:
             if kind is None:
                 db.execute(create_table(self.where, self.table, self._table_schema(schema), self.key))
             elif kind[0] != "table":
-                raise ConfigError(
-                    f"{self.where}: is a {kind[0]}, not a table", next_step="choose another name for the table"
-                )
+                raise ConfigError(f"{self.where}: is a {kind[0]}, not a table", next_step="choose another table name")
             else:
                 self._check_existing(db, self._table_schema(schema))
             db.execute("COMMIT")
@@ -187,9 +175,9 @@ class SQLite:
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
         """Refuse a table that this sink of this job has written at once until now; see OwnedSink.check_owner."""
-        from holdfast.sinks.sqlite_immediate import refuse_fenced
-
         if self.tags_rows:
+            from holdfast.sinks.sqlite_immediate import refuse_fenced
+
             refuse_fenced(self, job_uuid, name)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:

@@ -24,6 +24,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.sinks.contract import OP
 from holdfast.sinks.sql_values import declared_type, real_as_json
 
 BUSY_TIMEOUT_MS = 250
@@ -135,6 +136,24 @@ def check_name(where: str, kind: str, name: str) -> None:
     """Refuse a name that SQL cannot hold even quoted."""
     if not name or "\x00" in name:
         raise ConfigError(f"{where}: {name!r} is no name for a {kind}", next_step=f"rename the {kind}")
+
+
+def check_columns(where: str, schema: pa.Schema) -> None:
+    """Refuse columns that no table can have.
+
+    Raises:
+        ConfigError: a name or a type that SQLite does not take, or two names that it takes for one.
+    """
+    taken = {OP}
+    for field in schema:
+        check_name(where, "column", field.name)
+        declared_type(where, field)
+        if field.name.lower() in taken:
+            raise ConfigError(
+                f"{where}: the column {field.name!r} appears twice; SQLite takes upper and lower case as one",
+                next_step="rename one of the columns before the sink",
+            )
+        taken.add(field.name.lower())
 
 
 def check_place(where: str, path: str) -> None:

@@ -1,12 +1,11 @@
 """The embedded log: a partitioned, append-only log of typed rows on any object store.
 
-There is one sequence of commits, made by conditional create; a commit names the new segments of all partitions, so
-an append is atomic across partitions and any number of writers may append at once. Offsets are dense per partition.
+One sequence of commits is made by conditional create; each names the new segments of all partitions, so an append is
+atomic across partitions and any number of writers may append at once. Offsets are dense per partition.
 
 Invariants
     - A row is in the log if and only if a commit names its segment; segments are written first.
-    - An append takes effect exactly once or not at all. While its outcome is unknown the writer keeps it and
-      finishes it before anything else (PROTOCOL P4).
+    - An append takes effect exactly once or not at all; one in doubt is finished before anything else (PROTOCOL P4).
     - Offsets are never reused; nothing follows a seal.
     - A tagged append takes effect only if the writer's tag grows (PROTOCOL P17).
     - Rows that a rewind took back are read by nobody who comes later; who read them is told (see voids.py).
