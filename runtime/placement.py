@@ -10,12 +10,14 @@ Pure: no clock, thread or I/O. Driven by runtime/master.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime import messages as m
 from holdfast.runtime.master_state import Rules
-from holdfast.runtime.steps import Plan
+
+if TYPE_CHECKING:
+    from holdfast.runtime.steps import Plan  # loads Polars, which commands that only look at a job do without
 
 
 def local_paths(plan: Plan, root: str) -> tuple[str, ...]:
