@@ -18,7 +18,7 @@ Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -125,6 +125,12 @@ class Checks:
         else:
             keys = {row[UPSERTS[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
+
+    def folder_taken(self, timeline: Timeline, epochs: Iterable[Epoch]) -> None:
+        """A worker takes a left-over folder, as of these epochs, for its own state on this timeline (P14)."""
+        for epoch in epochs:
+            if epoch != NO_EPOCH and epoch not in self.history.lineages[timeline]:
+                self.fail("P14 lineage", f"a folder of epoch {epoch} is taken on timeline {timeline}, which lacks it")
 
     def repairing(self, rewinding: Rewinding) -> None:
         """A transaction that takes output back is about to commit: the log must say so first (P21)."""

@@ -86,6 +86,7 @@ class Disk:
             return Opened(store, None, None, held.close)
         self.reused += 1
         self._world.schedule.journal.say(process.name, f"takes over a folder as of epoch {marker.applied}")
+        self._world.checks.folder_taken(deploy.timeline, (marker.applied, marker.applying))
         covered = usable(marker, deploy.job_uuid, lineage, target, owned)
         return Opened(store, marker.applied, covered, held.close)
 

@@ -41,6 +41,8 @@ class History:
         self._manifests: dict[int, dict[str, Any]] = {}
         self.lineage: list[int] = []
         """Completed epochs that the job stands on, oldest first."""
+        self.lineages = {1: self.lineage}
+        """By timeline: what a job on it stands on."""
         self.timeline = 1
         self.bases: dict[int, int] = {}
         """Which epoch each timeline but the first continues from."""
@@ -136,7 +138,7 @@ class History:
             self._fail("P16", f"the job goes back to epoch {base}, of {self.lineage} kept {sorted(self.named)}")
         self.timeline += 1
         self.bases[self.timeline] = base
-        self.lineage = [epoch for epoch in self.lineage if epoch <= base]
+        self.lineage = self.lineages[self.timeline] = [epoch for epoch in self.lineage if epoch <= base]
         self._started(record)
 
     def _completed(self, record: dict[str, Any], objects: ObjectStore, standing: Standing) -> None:

@@ -385,7 +385,7 @@ MUTANTS = (
     Mutant("delivery-outlives-rewind", "P21", "a worker's deliveries go on over a rewind",
            (Swap(deliveries.Deliveries, "deploy", wrong.keeps_machines),), rewinds=True),
     Mutant("folder-of-other-lineage", "P14", "a left-over folder is used although a rewind left its epochs behind",
-           (Swap(marker, "_lies_on", wrong.ignores_lineage),), rare=True, rewinds=True),
+           (Swap(marker, "_lies_on", wrong.ignores_lineage),), rewinds=True),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
            (Swap(marker, "overlap", wrong_writes.takes_any_range),), rare=True),
     Mutant("immediate-check-then-write", "P22", "a write looks at the fence first, and not in its transaction",

@@ -41,6 +41,8 @@ class TestSimulatedJobs:
         assert counts["drivers_fenced"] > 0
         assert counts["checkpoints_restored"] >= SEEDS_QUICK
         assert counts["savepoints"] > SEEDS_QUICK / 4
+        assert counts["rewinds"] > SEEDS_QUICK / 10
+        assert counts["targets_repaired"] > counts["rewinds"]
 
     @pytest.mark.slow
     def test_every_answer_is_right_over_many_seeds(self) -> None:

@@ -53,6 +53,11 @@ class TestOneLook:
     def test_one_that_does_not_run_has_one_finding(self, state: str, code: str) -> None:
         assert codes(shown(running(), state=state, reason="so it is")) == [code]
 
+    def test_a_target_that_is_not_repaired_after_a_rewind(self) -> None:
+        told = shown(running(), repairing=[{"sink": "out", "error": "database is locked"}])
+        assert codes(told) == ["repairing"]
+        assert "sink out is not repaired yet: database is locked" in text(told, "repairing")
+
     def test_workers_that_have_not_come_yet(self) -> None:
         run = opened()
         run.pass_time(0.0)

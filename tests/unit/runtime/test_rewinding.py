@@ -6,6 +6,9 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import ConfigError
+from holdfast.model import Generation
+from holdfast.runtime import master
+from holdfast.runtime import messages as m
 from holdfast.runtime.testing import TestDriver
 from holdfast.sinks.memory import MemorySink
 
@@ -133,3 +136,58 @@ class TestRewind:
             t.cluster.pass_time(5.0)
             assert totals(t) == {1: (2, 11)}
             assert sorted(row["price"] for row in t.rows("all")) == [1, 10]
+
+
+class TestRequest:
+    def refused(self, t: TestDriver, **args: object) -> str | None:
+        job = t.cluster.driver.state.job
+        answer = t.cluster.driver.asked("rewind", args, job.generation, job.generation)
+        assert answer is not None
+        return None if answer["accepted"] else str(answer["reason"])
+
+    def test_of_two_who_ask_at_once_one_wins(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            base = t.checkpoint()
+            assert self.refused(t, epoch=base, timeline=1) is None
+            assert self.refused(t, epoch=base, timeline=1) == "somebody else has rewound the job meanwhile"
+            t.advance("5s")
+            assert self.refused(t, epoch=base, timeline=1) == "somebody else has rewound the job meanwhile"
+
+    def test_one_that_was_planned_on_another_head_is_refused(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            base = t.checkpoint()
+            later = t.checkpoint()
+            reason = self.refused(t, epoch=base, timeline=1, head=base)
+            assert reason == f"the job has gone on from epoch {base} to epoch {later} since the plan was made"
+
+    def test_one_that_says_nothing_or_comes_at_the_end_is_refused(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            base = t.checkpoint()
+            assert self.refused(t, timeline=1) == "it does not say where to go back to"
+            t.cluster.driver.stop()
+            assert self.refused(t, epoch=base, timeline=1) == "the job is ending; rewind it when it has ended"
+
+    def test_with_stop_the_job_stands_repaired_at_the_base(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            base = t.checkpoint()
+            t.push("bids", [bid(1, 1)])
+            t.checkpoint()
+            assert self.refused(t, epoch=base, timeline=1, stop=True) is None
+            t.cluster.pass_time(3.0)
+            assert t.cluster.driver.outcome == ("stopped", None)
+            assert totals(t) == {1: (1, 10)}
+
+    def test_a_worker_refused_by_a_target_that_its_own_job_has_rewound_is_no_failure(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            t.rewind(t.checkpoint())
+            state = t.cluster.driver.state
+            worker = next(iter(state.workers))
+            for generation, past in ((state.job.generation - 1, True), (state.job.generation, False)):
+                failed = m.Failed(worker, Generation(generation), {"kind": "fenced", "what": "refused"}, permanent=True)
+                after, _ = master.heard(state, failed, 0.0)
+                assert isinstance(after.phase, master.Over) is not past

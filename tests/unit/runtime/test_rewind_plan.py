@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.joblog import CheckpointCompleted, Completed, Finished, Job, Savepoint
+from holdfast.errors import ConfigError
+from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.runtime.rewind_plan import Wanted, check, plan_id, target_of
+from holdfast.runtime.rewinding import no_way_back
+
+
+def completed(epoch: int, at: int = 0) -> Completed:
+    body = CheckpointCompleted(Epoch(epoch), Epoch(epoch - 1), ObjectRef(f"m{epoch}", 1, "0"), 1, 1, 1)
+    return Completed(body, Generation(1), Timeline(1), at)
+
+
+JOB = Job(
+    JobUuid("j"), "hot", 128, 0, 9,
+    completed=(completed(3, 30), completed(7, 70), completed(9, 90)),
+    savepoints=(Savepoint("kept", Epoch(3)), Savepoint("newer", Epoch(7))),
+    expired_through=Epoch(6),
+)  # fmt: skip
+
+
+class TestTarget:
+    def test_is_named_by_epoch_time_or_savepoint(self) -> None:
+        for wanted in (Wanted(epoch=7), Wanted(at_us=89), Wanted(savepoint="newer")):
+            assert target_of(JOB, wanted).body.epoch == 7
+
+    def test_beyond_the_horizon_is_refused_with_the_reason(self) -> None:
+        for wanted in (Wanted(epoch=3), Wanted(savepoint="kept")):
+            with pytest.raises(ConfigError, match="beyond the rewind horizon: through epoch 6"):
+                target_of(JOB, wanted)
+        with pytest.raises(ConfigError, match="no checkpoint from before that time"):
+            target_of(JOB, Wanted(at_us=40))
+
+    def test_an_unknown_one_is_refused_with_its_neighbours(self) -> None:
+        with pytest.raises(ConfigError) as refused:
+            target_of(JOB, Wanted(epoch=8))
+        assert "the nearest it can go back to: 7 and 9" in str(refused.value)
+        with pytest.raises(ConfigError, match="has no savepoint 'old'"):
+            target_of(JOB, Wanted(savepoint="old"))
+
+    def test_a_finished_job_stays_finished(self) -> None:
+        finished = replace(JOB, ended=Finished(Epoch(9)))
+        assert no_way_back(finished, 7) == "the job has finished, which is for good"
+
+
+class TestPlanId:
+    def test_changes_with_the_head_and_with_what_is_asked(self) -> None:
+        ids = {
+            plan_id(JOB, completed(7), stop=False),
+            plan_id(JOB, completed(7), stop=True),
+            plan_id(JOB, completed(9), stop=False),
+            plan_id(replace(JOB, completed=JOB.completed[:-1]), completed(7), stop=False),
+            plan_id(replace(JOB, timeline=Timeline(2)), completed(7), stop=False),
+        }
+        assert len(ids) == 5
+
+    def test_does_not_change_with_a_name(self) -> None:
+        named = replace(JOB, savepoints=())
+        assert plan_id(named, completed(7), stop=False) == plan_id(JOB, completed(7), stop=False)
+
+
+class TestCheck:
+    def plan(self, available: bool | None, verdict: str | None) -> dict[str, Any]:
+        source = {"name": "rows", "partition": 0, "to_offset": 5, "available": available}
+        return {"job": "hot", "sources": [source], "sinks": [{"name": "out", "verdict": verdict, "reason": "so"}]}
+
+    def test_records_that_are_gone_cannot_be_read_again(self) -> None:
+        with pytest.raises(ConfigError, match="from offset 5 on are no longer there"):
+            check(self.plan(False, "overwrite"))
+
+    @pytest.mark.parametrize("verdict", ["impossible", "duplicate"])
+    def test_output_that_stays_is_refused(self, verdict: str) -> None:
+        with pytest.raises(ConfigError, match="'out' cannot take its output back: so"):
+            check(self.plan(True, verdict))
+
+    def test_what_is_unknown_or_can_be_undone_passes(self) -> None:
+        for available, verdict in ((None, None), (True, "overwrite"), (True, "truncate")):
+            check(self.plan(available, verdict))
