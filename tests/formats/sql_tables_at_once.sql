@@ -10,6 +10,15 @@ CREATE TABLE holdfast_fence (
     PRIMARY KEY (job, sink, source, "partition")
 );
 
+CREATE TABLE holdfast_horizon (
+    job TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    writer INTEGER NOT NULL,
+    timeline BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    PRIMARY KEY (job, sink, writer)
+);
+
 CREATE TABLE holdfast_progress (
     job TEXT NOT NULL,
     sink TEXT NOT NULL,
