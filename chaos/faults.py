@@ -151,6 +151,7 @@ CELLS: tuple[tuple[Fault, ...], ...] = (
     (Fault.SINK_DOWN, Fault.SINK_REPLY_LOST, Fault.WORKER_KILLED),
     (Fault.SINK_LATE, Fault.SINK_ROLLED_BACK, Fault.MESSAGE_REPEATED),
     (Fault.DRIVER_KILLED, Fault.WORKER_KILLED),
+    (Fault.SINK_REFUSED, Fault.WORKER_KILLED),
 )
 """Faults that are worst together: at the commit point, at the fence, at the retry."""
 

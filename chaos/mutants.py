@@ -1,7 +1,7 @@
 """Wrong versions of the protocol, each the negation of a rule, which the simulator must tell from the right one.
 
-A checker that has never found anything proves nothing. Each mutant swaps one or two functions while
-its context is open; nothing but the simulator ever opens one.
+A checker that never found anything proves nothing. A mutant swaps a function or two while its context is open; nothing
+but the simulator opens one.
 
 Invariants
     - A mutant changes what it names and nothing else, and leaves no trace when its context closes.
@@ -74,8 +74,10 @@ class Mutant:
     swaps: tuple[Swap, ...]
     rare: bool = False
     """It takes more seeds to catch than a quick test run plays."""
-    rewinds: bool = False
-    """Only a seed that goes back can catch it; others are not played."""
+    first: int = 0
+    """Where a quick test run begins to play; who begins at 0 catches it later."""
+    needs: str = ""
+    """What only some scenarios have, by its name there; others cannot catch it and are not played."""
 
 
 @contextmanager
@@ -102,7 +104,7 @@ class Hunt:
 
 def hunt(mutant: Mutant, first: int, seeds: int) -> Hunt:
     """Play seeds until one catches the mutant."""
-    fit = (seed for seed in itertools.count(first) if not mutant.rewinds or scenario(seed).rewinds)
+    fit = (seed for seed in itertools.count(first) if not mutant.needs or getattr(scenario(seed), mutant.needs))
     with applied(mutant):
         for played, seed in enumerate(itertools.islice(fit, seeds)):
             run = simulator.simulate(seed)
@@ -312,10 +314,6 @@ def _guards_by_generation(_: Right) -> Right:
     return deliver
 
 
-def _writes_unguarded(_: Right) -> Right:
-    return _publish
-
-
 MUTANTS = (
     Mutant("unfinished-epoch-drops-its-delta", "P8", "a freeze holds only what changed since the last barrier",
            (Swap(Table, "freeze", _freezes_only_new),)),
@@ -326,13 +324,13 @@ MUTANTS = (
     Mutant("fence-skipped", "P6", "an overtaken driver appends on",
            (Swap(append, "occupied", _goes_on_overtaken),)),
     Mutant("sink-guards-by-generation", "P17", "a target refuses older generations only",
-           (Swap(SharedTable, "deliver", _guards_by_generation),)),
+           (Swap(SharedTable, "deliver", _guards_by_generation),), first=29),
     Mutant("stale-batches", "P2", "channels are not bound to a generation",
-           (Swap(network, "belongs", _takes_any_connection),)),
+           (Swap(network, "belongs", _takes_any_connection),), first=52),
     Mutant("abandon-while-in-doubt", "P4", "an epoch is given up although its record was sent",
-           (Swap(master, "_tick_running", _abandons_in_doubt),)),
+           (Swap(master, "_tick_running", _abandons_in_doubt),), first=44),
     Mutant("base-before-refold", "P5", "a generation's base is not taken anew after a conflict",
-           (Swap(append, "append", _drafts_once),)),
+           (Swap(append, "append", _drafts_once),), first=151),
     Mutant("survivor-drops-committed-delta", "P10", "a rollback forgets what was frozen for the base itself",
            (Swap(StateStore, "roll_back", _rolls_back_too_far),)),
     Mutant("stale-ack-reused-number", "P2", "epoch numbers go on from the base, and acks of any generation count",
@@ -340,7 +338,7 @@ MUTANTS = (
     Mutant("commit-before-manifest", "DESIGN 4.5", "the record is appended before its manifest is stored",
            (Swap(Repository, "store_manifest", _stores_manifest_hastily),)),
     Mutant("check-then-write", "P17", "a delivery looks at the tag first and writes without a guard",
-           (Swap(SharedTable, "deliver", _writes_unguarded),)),
+           (Swap(SharedTable, "deliver", lambda _: _publish),), first=29),
     Mutant("out-of-order-delivery", "P18", "the newest epoch is delivered first",
            (Swap(delivery, "_go_on", _newest_first),)),
     Mutant("pending-not-carried", "P18", "a manifest names only its own epoch's output",
@@ -362,38 +360,38 @@ MUTANTS = (
     Mutant("sweep-of-savepoints", "P16", "what expires takes the savepoints before it along",
            (Swap(joblog, "_outlives", _expires_savepoints),)),
     Mutant("watermark-reset-in-windows", "P11", "a restored window operator starts from no watermark",
-           (Swap(WindowOperator, "_read_clock", wrong_times.starts_without_clock),)),
+           (Swap(WindowOperator, "_read_clock", wrong_times.starts_without_clock),), needs="windowing", first=270),
     Mutant("watermark-reset-in-sources", "P11", "a restored source partition starts from no watermark",
-           (Swap(EventTime, "__init__", wrong_times.starts_without_watermarks),)),
+           (Swap(EventTime, "__init__", wrong_times.starts_without_watermarks),), needs="windowing"),
     Mutant("watermark-before-its-rows", "P11", "a watermark is sent before the rows that raised it",
-           (Swap(subtask.SubtaskRun, "_emit", wrong_times.tells_time_before_rows),)),
+           (Swap(subtask.SubtaskRun, "_emit", wrong_times.tells_time_before_rows),), needs="windowing"),
     Mutant("watermark-of-the-fastest", "P11", "time is what the fastest partition or channel says, not the slowest",
-           (Swap(watermark, "told", wrong_times.closes_at_the_largest),)),
+           (Swap(watermark, "told", wrong_times.closes_at_the_largest),), needs="windowing"),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
            (Swap(Repository, "_refuse_hole", _starts_in_holes),), rare=True),
     Mutant("rewound-without-generation", "P6", "a rewind goes on in the generation of whoever owned the job",
            (Swap(append, "_record", wrong.keeps_generation),
-            Swap(joblog, "_fold_rewind", wrong.folds_into_generation)), rewinds=True),
+            Swap(joblog, "_fold_rewind", wrong.folds_into_generation)), needs="rewinds"),
     Mutant("repair-before-fence", "P21", "a target takes rows back in one transaction and moves the tags in the next",
-           (Swap(SharedTable, "repair", wrong.fences_afterwards),), rewinds=True),
+           (Swap(SharedTable, "repair", wrong.fences_afterwards),), needs="rewinds", first=311),
     Mutant("epoch-without-timeline", "P17", "a target compares epochs and leaves the timeline out",
-           (Swap(SharedTable, "deliver", wrong.compares_epochs_alone),), rewinds=True),
+           (Swap(SharedTable, "deliver", wrong.compares_epochs_alone),), needs="rewinds", first=29),
     Mutant("repair-not-made-up-for", "P21", "a start after a rewind that was cut short repairs nothing",
-           (Swap(joblog.Job, "repair_due", wrong.repairs_once),), rewinds=True),
+           (Swap(joblog.Job, "repair_due", wrong.repairs_once),), needs="rewinds", first=550),
     Mutant("deployed-unrepaired", "P21", "a rewind goes on without taking output back",
-           (Swap(repair, "repair_one", wrong.deploys_unrepaired),), rewinds=True),
+           (Swap(repair, "repair_one", wrong.deploys_unrepaired),), needs="rewinds"),
     Mutant("delivery-outlives-rewind", "P21", "a worker's deliveries go on over a rewind",
-           (Swap(deliveries.Deliveries, "deploy", wrong.keeps_machines),), rewinds=True),
+           (Swap(deliveries.Deliveries, "deploy", wrong.keeps_machines),), needs="rewinds", first=37),
     Mutant("folder-of-other-lineage", "P14", "a left-over folder is used although a rewind left its epochs behind",
-           (Swap(marker, "_lies_on", wrong.ignores_lineage),), rewinds=True),
+           (Swap(marker, "_lies_on", wrong.ignores_lineage),), needs="rewinds", first=742),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
            (Swap(marker, "overlap", wrong_writes.takes_any_range),), rare=True),
     Mutant("immediate-check-then-write", "P22", "a write looks at the fence first, and not in its transaction",
            (Swap(ProcessWrites, "write", wrong_writes.looks_before_it_writes),
-            Swap(ImmediateTable, "fence_holds", wrong_writes.trusts))),
+            Swap(ImmediateTable, "fence_holds", wrong_writes.trusts)), needs="at_once", first=255),
     Mutant("immediate-write-without-tags", "P22", "a write at once applies whatever tag its key has",
-           (Swap(ImmediateTable, "is_newer", wrong_writes.applies_anything),)),
+           (Swap(ImmediateTable, "is_newer", wrong_writes.applies_anything),), needs="at_once"),
     Mutant("ack-before-immediate-writes", "P22, DESIGN 4.4", "an epoch is acked while its rows are not written yet",
-           (Swap(immediate.ImmediateWrites, "when_in", wrong_writes.waits_for_nothing),)),
+           (Swap(immediate.ImmediateWrites, "when_in", wrong_writes.waits_for_nothing),), needs="at_once"),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""

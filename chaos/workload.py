@@ -153,6 +153,7 @@ def scenario(seed: int) -> Scenario:
     rewinds = _rewinds(backwards)
     if rewinds and backwards.random() < 0.4:
         armed = {**armed, Fault.SINK_LATE: 0.3}  # what comes late meets another timeline
+    cut_short = _cut_short(backwards, rewinds)
     return Scenario(
         seed=seed,
         partitions=records,
@@ -175,7 +176,7 @@ def scenario(seed: int) -> Scenario:
         # What was written at once cannot be taken back, so such a job is never rewound.
         at_once=not rewinds and random.Random(seed ^ 0xA70).random() < 0.5,
         armed=armed,
-        moments=tuple(sorted(_moments(rng, armed, heal_at), key=lambda moment: moment.at)),
+        moments=tuple(sorted([*_moments(rng, armed, heal_at), *cut_short], key=lambda moment: moment.at)),
         heal_at=heal_at,
     )
 
@@ -228,6 +229,14 @@ def _rewinds(rng: random.Random) -> tuple[RewindAsked, ...]:
 def _record(rng: random.Random, partition: int, offset: int, keys: int) -> Input:
     key, bucket = rng.randrange(keys), rng.randrange(3)
     return Input(partition * PARTITION_STRIDE + offset, key, bucket, rng.randint(-100, 100))
+
+
+def _cut_short(rng: random.Random, rewinds: tuple[RewindAsked, ...]) -> list[Moment]:
+    """In a third of the seeds that rewind the target goes away just then, and the driver dies before it is back."""
+    if rng.random() < 0.65:
+        return []
+    down = [Moment(max(0.0, asked.at - 0.05), Fault.SINK_DOWN, 1.0) for asked in rewinds]
+    return down + [Moment(asked.at + rng.uniform(0.1, 0.8), Fault.DRIVER_KILLED, 0.2) for asked in rewinds]
 
 
 def _moments(rng: random.Random, armed: dict[Fault, float], heal_at: float) -> list[Moment]:

@@ -70,7 +70,8 @@ class TestDeterminism:
 class TestMutants:
     @pytest.mark.parametrize("mutant", [m for m in MUTANTS if not m.rare], ids=lambda mutant: mutant.name)
     def test_a_wrong_version_of_the_protocol_is_caught(self, mutant: Mutant) -> None:
-        assert mutants.hunt(mutant, 0, SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} ({mutant.rules}) survived"
+        caught = mutants.hunt(mutant, mutant.first, SEEDS_PER_MUTANT).caught
+        assert caught is not None, f"{mutant.name} ({mutant.rules}) survived"
 
     @pytest.mark.slow
     @pytest.mark.parametrize("first", [20_000, 30_000])

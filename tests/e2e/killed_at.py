@@ -1,0 +1,59 @@
+"""Runs a `holdfast` command and kills it with SIGKILL at its k-th step that changes something.
+
+A step is a file opened for writing, linked, renamed or removed below a folder, or an SQL statement. Python itself
+reports them (audit events, SQLite's trace), so no code of the command is replaced.
+
+    python killed_at.py K FOLDER ARGUMENT...        K = 0 kills nothing; the last line of stderr counts the steps
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class Steps:
+    """Counts steps, and ends the process at one of them."""
+
+    def __init__(self, kill_at: int, folder: Path) -> None:
+        self.done, self._kill_at, self._folder = 0, kill_at, str(folder)
+
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if flags & WRITES and self._inside(path):
+                self._take()
+        elif event in ("os.link", "os.rename", "os.remove"):
+            if any(self._inside(path) for path in arguments[:2]):
+                self._take()
+        elif event == "sqlite3.connect/handle" and isinstance(arguments[0], sqlite3.Connection):
+            arguments[0].set_trace_callback(lambda _: self._take())
+
+    def _inside(self, path: Any) -> bool:
+        return isinstance(path, str | bytes | os.PathLike) and os.fsdecode(path).startswith(self._folder)
+
+    def _take(self) -> None:
+        self.done += 1
+        if self.done == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> int:
+    """Run the command; return its exit status."""
+    from holdfast.runtime.cli.main import main as holdfast
+
+    steps = Steps(int(sys.argv[1]), Path(sys.argv[2]))
+    sys.addaudithook(steps.audit)
+    status = holdfast(sys.argv[3:])
+    print(f"{steps.done} steps", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

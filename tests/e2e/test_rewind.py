@@ -1,0 +1,71 @@
+"""The job of the demo goes back to an epoch in its middle while a driver of the older timeline is only asleep.
+
+The command that takes it back is killed at one step after another; what an interrupted one has begun the next one ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from running import running
+
+from holdfast.examples import flights_hours_oracle, flights_oracle
+
+JOB = Path(__file__).parents[2] / "examples" / "flights.py"
+KILLED_AT = Path(__file__).with_name("killed_at.py")
+KILLS_AT = (1, 4, 10, 25, 60, 150)
+FLAGS = ("--master", "local[2]")
+
+
+def places(folder: Path) -> dict[str, str]:
+    """Return where the job keeps everything."""
+    names = {"LOG": "events", "DB": "flights.db", "OUT": "out"}
+    return {f"FLIGHTS_{name}": str(folder / path) for name, path in names.items()}
+
+
+def holdfast(folder: Path, *arguments: str, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command, killed at its k-th step if k > 0."""
+    command = [sys.executable, str(KILLED_AT), str(kill_at), str(folder), *arguments, "--root", str(folder / "root")]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **places(folder)}, check=False)
+
+
+def driver_of(pid: int) -> list[psutil.Process]:
+    """Return the driver and its JVM, without the workers."""
+    driver = psutil.Process(pid)
+    return [driver, *(child for child in driver.children() if child.name() == "java")]
+
+
+@pytest.mark.e2e
+def test_a_job_goes_back_through_kills_and_beside_a_driver_that_sleeps(tmp_path: Path) -> None:
+    flags = (*FLAGS, "--root", str(tmp_path / "root"))
+    with running(tmp_path, *flags, "--max-records-per-second", "40000", job=JOB, **places(tmp_path)) as asleep:
+        asleep.wait_for(lambda p: (p["records_in"] or 0) > 250_000 and p["epoch"], "the middle of the input")
+        sleeping = driver_of(asleep.process.pid)
+        for process in sleeping:
+            process.send_signal(signal.SIGSTOP)
+        listed = holdfast(tmp_path, "checkpoints", "list", "flights", "--json")
+        epochs = sorted(each["epoch"] for each in json.loads(listed.stdout))
+        middle = str(epochs[len(epochs) // 2])
+        back = ("rewind", str(JOB), "--to-epoch", middle)
+        assert holdfast(tmp_path, *back).returncode == 3
+        killed = [holdfast(tmp_path, *back, "--apply", kill_at=k).returncode for k in KILLS_AT]
+        assert killed == [-signal.SIGKILL] * len(KILLS_AT)
+        done = holdfast(tmp_path, *back, "--apply")
+        assert done.returncode == 0, done.stderr
+        with running(tmp_path, *flags, job=JOB, **places(tmp_path)) as rest:
+            rest.wait_until_running()
+            for process in sleeping:
+                process.send_signal(signal.SIGCONT)
+            assert asleep.finish() == 6, asleep.errors()
+            assert rest.finish() == 0, rest.errors()
+            assert rest.lines[-1]["timeline"] > 1
+    wrong = [*flights_oracle.verify(tmp_path / "flights.db").differences]
+    wrong += flights_hours_oracle.verify(tmp_path / "flights.db", tmp_path / "out").differences
+    assert wrong == []
