@@ -1,7 +1,7 @@
 """Runs a `holdfast` command and kills it with SIGKILL at its k-th step that changes something.
 
-A step is a file opened for writing, linked, renamed or removed below a folder, or an SQL statement. Python itself
-reports them (audit events, SQLite's trace), so no code of the command is replaced.
+A step is a file opened for writing, linked, renamed or removed below a folder, or an SQL statement that begins. Python
+itself reports them (audit events, the trace of a SQLite connection), so the command's own code is as it is.
 
     python killed_at.py K FOLDER ARGUMENT...        K = 0 kills nothing; the last line of stderr counts the steps
 """
@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+CONNECT = sqlite3.connect
+CHANGES = ("os.link", "os.rename", "os.remove")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -25,15 +27,20 @@ class Steps:
         self.done, self._kill_at, self._folder = 0, kill_at, str(folder)
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Take what Python is about to do."""
         if event == "open":
             path, _, flags = arguments
-            if flags & WRITES and self._inside(path):
-                self._take()
-        elif event in ("os.link", "os.rename", "os.remove"):
-            if any(self._inside(path) for path in arguments[:2]):
-                self._take()
-        elif event == "sqlite3.connect/handle" and isinstance(arguments[0], sqlite3.Connection):
-            arguments[0].set_trace_callback(lambda _: self._take())
+            changes = flags & WRITES and self._inside(path)
+        else:
+            changes = event in CHANGES and any(self._inside(path) for path in arguments[:2])
+        if changes:
+            self._take()
+
+    def connected(self, *arguments: Any, **named: Any) -> sqlite3.Connection:
+        """Open a database that tells of its statements."""
+        connection: sqlite3.Connection = CONNECT(*arguments, **named)
+        connection.set_trace_callback(lambda _: self._take())
+        return connection
 
     def _inside(self, path: Any) -> bool:
         return isinstance(path, str | bytes | os.PathLike) and os.fsdecode(path).startswith(self._folder)
@@ -50,6 +57,7 @@ def main() -> int:
 
     steps = Steps(int(sys.argv[1]), Path(sys.argv[2]))
     sys.addaudithook(steps.audit)
+    sqlite3.connect = steps.connected  # type: ignore[assignment]
     status = holdfast(sys.argv[3:])
     print(f"{steps.done} steps", file=sys.stderr)
     return status
