@@ -152,12 +152,19 @@ def differences(name: str, want: pl.DataFrame, have: pl.DataFrame) -> list[str]:
 
 
 def read_log(path: Path) -> pl.DataFrame:
-    """Return all rows of a log: those of the segments that its commits name."""
+    """Return all rows of a log: those of the segments that its commits name, but for ranges that a rewind took back."""
     commits = [json.loads(commit.read_bytes()) for commit in sorted((path / "commits").glob("*.json"))]
-    segments = [path / segment["path"] for commit in commits for segment in commit["segments"]]
+    void = [each for commit in commits if commit["kind"] == "void" for each in commit["voids"]]
     schema = json.loads((path / "meta.json").read_bytes())["schema"]
-    columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema)))
-    return pl.concat([pl.DataFrame(columns.empty_table()), *(pl.read_ipc(part) for part in segments)])
+    parts = [pl.DataFrame(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema))).empty_table())]
+    for segment in (segment for commit in commits for segment in commit["segments"]):
+        offset = pl.int_range(pl.len()) + segment["base"]
+        here = [each for each in void if each["partition"] == segment["partition"]]
+        taken_back = pl.any_horizontal(
+            pl.lit(False), *((offset >= each["first"]) & (offset < each["end"]) for each in here)
+        )
+        parts.append(pl.read_ipc(path / segment["path"]).filter(~taken_back))
+    return pl.concat(parts)
 
 
 def table(db: Path) -> pl.DataFrame:
