@@ -37,7 +37,7 @@ from holdfast.storage.log import LogReader
 from holdfast.storage.objects import open_objects
 
 JOB = "flights"
-RECORDS_PER_S = 40_000
+RECORDS_PER_S = 27_000
 RUN_LIMIT_S = 150
 GONE_LIMIT_S = 10
 LINE_EVERY_S = 2.0
