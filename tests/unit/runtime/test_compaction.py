@@ -102,4 +102,5 @@ class TestRestoring:
 
     def test_a_merge_that_is_run_again_writes_the_same(self) -> None:
         stored = Stored()
-        assert stored.base(3) == stored.base(3)
+        first, again = stored.base(3), stored.base(3)
+        assert again == first

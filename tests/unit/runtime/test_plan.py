@@ -206,7 +206,9 @@ class TestShipping:
         assert describe(arrived) == describe(plan)
 
     def test_the_same_code_gives_the_same_plan(self) -> None:
-        assert describe(plan_of(counted)) == describe(plan_of(counted))
+        first, again = plan_of(counted), plan_of(counted)
+        assert again is not first
+        assert describe(again) == describe(first)
 
 
 class TestDescriptions:
