@@ -1,8 +1,9 @@
 """Compile what a job's code built into a plan: fragments of steps, joined by edges.
 
-A fragment grows from a source, or from the receiving end of an edge, and takes in everything up to the next shuffle. A
-stream that is used several times is computed once: its steps are shared and their output goes to every use. Streams
-keyed alike share one edge.
+A fragment grows from a source, or from the receiving end of an edge, and takes in everything up to the next shuffle.
+Streams of several fragments are united in one of their own, which they reach without a shuffle. A stream that is used
+several times is computed once: its steps are shared and their output goes to every use. Streams keyed alike share one
+edge.
 
 What leads to no sink and keeps no state is left out. A source that is left out altogether is refused, because it is a
 slip in the job's code far more often than a wish.
@@ -76,7 +77,7 @@ class _Growing:
 
     index: int
     source: str | None
-    input_edge: int | None
+    input_edges: tuple[int, ...]
     schema: pa.Schema
     steps: list[Step] = field(default_factory=list)
 
@@ -92,7 +93,7 @@ class _Growing:
         return len(self.steps) - 1
 
     def finished(self) -> Fragment:
-        return Fragment(self.index, self.source, self.input_edge, self.schema, tuple(self.steps))
+        return Fragment(self.index, self.source, self.input_edges, self.schema, tuple(self.steps))
 
 
 @dataclass
@@ -208,7 +209,7 @@ def _live(graph: Graph) -> list[Node]:
 
 
 def _take_source(work: _Compilation, node: Node, source: FromSource) -> None:
-    fragment = _Growing(len(work.growing), source.name, None, node.schema)
+    fragment = _Growing(len(work.growing), source.name, (), node.schema)
     work.growing.append(fragment)
     work.sources.append(
         SourceSpec(
@@ -225,13 +226,24 @@ def _append(work: _Compilation, node: Node, kind: StepKind) -> int:
     at, input = work.places[node.input.number]
     also = tuple(work.places[other.number] for other in node.others)
     if isinstance(kind, Union) and any(fragment != at for fragment, _ in also):
-        raise ConfigError(
-            f"{kind.use}: its streams do not begin at the same source, or a shuffle lies between them",
-            not_done="the job was not planned; so far only streams of one source can be united",
-            next_step="write what comes from several sources to one hf.Log first, or give each stream its own sink",
-        )
+        return _unite(work, node, kind, [(at, input), *also])
     step = work.growing[at].add(input, kind, node.schema, node.upsert_key, tuple(step for _, step in also))
     work.places[node.number] = (at, step)
+    return at
+
+
+def _unite(work: _Compilation, node: Node, union: Union, inputs: list[tuple[int, int]]) -> int:
+    """Begin a fragment with the streams of several: each gives its part over an edge without key."""
+    at, edges = len(work.growing), []
+    for sender in dict.fromkeys(fragment for fragment, _ in inputs):
+        first, *also = [step for fragment, step in inputs if fragment == sender]
+        part = work.growing[sender].add(first, union, node.schema, None, tuple(also))
+        edge = Edge(len(work.edges), sender, at, (), node.schema)
+        work.edges.append(edge)
+        work.growing[sender].add(part, Exchange(edge.index, tuple(node.schema.names)), node.schema, None)
+        edges.append(edge.index)
+    work.growing.append(_Growing(at, None, tuple(edges), node.schema))
+    work.places[node.number] = (at, INPUT)
     return at
 
 
@@ -280,7 +292,7 @@ def _edge(work: _Compilation, input: Node, keys: tuple[str, ...], columns: tuple
     edge = Edge(len(work.edges), at, len(work.growing), keys, schema)
     work.edges.append(edge)
     work.growing[at].add(step, Exchange(edge.index, columns), schema, input.upsert_key)
-    work.growing.append(_Growing(edge.to_fragment, None, edge.index, schema))
+    work.growing.append(_Growing(edge.to_fragment, None, (edge.index,), schema))
     return edge
 
 

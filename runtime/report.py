@@ -54,7 +54,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             for operator in plan.operators
         ],
         "fragments": [
-            {"index": fragment.index, "source": fragment.source, "input_edge": fragment.input_edge,
+            {"index": fragment.index, "source": fragment.source, "input_edges": list(fragment.input_edges),
              "steps": [_step(step) for step in fragment.steps]}
             for fragment in plan.fragments
         ],
@@ -81,12 +81,16 @@ def render(plan: Plan) -> str:
 
 
 def _entry(plan: Plan, fragment: Fragment) -> str:
-    if fragment.input_edge is None:
+    if fragment.source is not None:
         policy = next(source.on_error for source in plan.sources if source.name == fragment.source)
         return f"source {fragment.source} ({_shown(fragment.schema)})" + (
             "" if policy == "fail" else f", on error: {policy}"
         )
-    edge = plan.edges[fragment.input_edge]
+    edges = [plan.edges[index] for index in fragment.input_edges]
+    if not edges[0].key:
+        froms = ", ".join(f"edge {edge.index} from fragment {edge.from_fragment}" for edge in edges)
+        return f"union of {froms} ({_shown(fragment.schema)})"
+    edge = edges[0]
     return f"edge {edge.index} from fragment {edge.from_fragment}, by {', '.join(edge.key)} ({_shown(fragment.schema)})"
 
 

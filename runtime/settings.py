@@ -179,7 +179,7 @@ def duration_ms(text: str | int, called: str) -> int:
     Raises:
         ConfigError: the text has another form, or is not a whole number of milliseconds.
     """
-    if isinstance(text, int) and not isinstance(text, bool):
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
     match = _DURATION.fullmatch(str(text).strip())
     if match is None and str(text).strip().isdigit():
@@ -196,7 +196,7 @@ def size_bytes(text: str | int, called: str) -> int:
     Raises:
         ConfigError: the text has another form.
     """
-    if isinstance(text, int) and not isinstance(text, bool):
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
     match = _SIZE.fullmatch(str(text).strip())
     if match is None:

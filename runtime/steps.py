@@ -1,7 +1,7 @@
 """What a plan consists of: fragments of steps, joined by edges.
 
 A fragment is the part of the dataflow between two shuffles; every worker runs one subtask of it. Its steps form a tree
-that begins at the fragment's input, which is a source or an edge. All of it is plain values, so that the driver can
+that begins at the fragment's input, a source or edges. All of it is plain values, so that the driver can
 ship a plan to its workers and compare two plans.
 
 Invariants
@@ -16,13 +16,15 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
 
+from holdfast.model import ChannelId, Subtask
 from holdfast.runtime.aggregates import BoundAggregation
 from holdfast.runtime.expressions import Column, Use
 from holdfast.runtime.sources.source import Source
@@ -78,7 +80,7 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class Union:
-    """Give the rows of all inputs, `Step.input` and `Step.also`; all belong to one fragment."""
+    """Give the rows of all inputs, `Step.input` and `Step.also`; those of other fragments come over edges without key."""
 
     use: Use
 
@@ -150,11 +152,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Fragment:
-    """Steps without a shuffle between them. Exactly one of `source` and `input_edge` is set."""
+    """Steps without a shuffle between them. Either it has a `source`, or edges lead to it."""
 
     index: int
     source: str | None
-    input_edge: int | None
+    input_edges: tuple[int, ...]
+    """One shuffle by key, or one edge without key from each fragment whose streams are united here."""
     schema: pa.Schema
     """What enters."""
     steps: tuple[Step, ...]
@@ -162,13 +165,21 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Edge:
-    """A shuffle by key from every subtask of one fragment to every subtask of another."""
+    """A shuffle by key from every subtask of one fragment to every subtask of another.
+
+    Without a key, rows stay in their subtask, and its memory: a union of streams of several fragments needs no shuffle.
+    """
 
     index: int
     from_fragment: int
     to_fragment: int
     key: tuple[str, ...]
     schema: pa.Schema
+
+    def channels(self, subtasks: Iterable[Subtask]) -> list[ChannelId]:
+        """Return the channels between any two of these subtasks."""
+        both = [(s, s) for s in subtasks] if not self.key else itertools.product(subtasks, repeat=2)
+        return [ChannelId(self.index, sender, receiver) for sender, receiver in both]
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,3 +236,18 @@ class Plan:
     def operator(self, name: str) -> OperatorSpec:
         """Return the operator of this name; it exists."""
         return next(operator for operator in self.operators if operator.name == name)
+
+    def read_together(self) -> dict[int, int]:
+        """Return, for every fragment that reads a source, the first of those that it is united with, itself if none.
+
+        What is united waits for the one that is behind in event time, so that one is read first.
+        """
+        first = {fragment.index: fragment.index for fragment in self.fragments if fragment.source is not None}
+        begins = {index: {index} for index in first}
+        for fragment in self.fragments:
+            edges = [self.edges[index] for index in fragment.input_edges if not self.edges[index].key]
+            for edge in edges:
+                begins.setdefault(fragment.index, set()).update(begins.get(edge.from_fragment, ()))
+            joined = {first[index] for index in begins.get(fragment.index, ())}
+            first |= {index: min(joined) for index, group in first.items() if group in joined}
+        return first

@@ -90,7 +90,7 @@ class SubtaskRun:
         self._state, self.links, self._readings, self._throttle = state, links, readings, throttle
         self._immediate = immediate
         self._paused: set[ChannelId] = set()
-        self._routers = {e.index: Router(e, parallelism, plan.key_groups) for e in plan.edges}
+        self._routers = {e.index: Router(e, parallelism, plan.key_groups) for e in plan.edges if e.key}
         self._inputs = {f.index: inputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
         self._outputs = {f.index: outputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
         self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
@@ -101,7 +101,7 @@ class SubtaskRun:
         self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
         self._watermarks = {i: watermark.begin(channels) for i, channels in self._inputs.items() if channels}
         self._times = self._event_times(opened)
-        self._turn = 0
+        self._together, self._turn = plan.read_together(), 0
         self.records_in = 0
         self._away_until = 0.0
 
@@ -254,7 +254,8 @@ class SubtaskRun:
         return Stage(spec.schema, spec.upsert_key, spec.sink.accept)
 
     def _send(self, edge: int, batch: pa.RecordBatch) -> None:
-        for receiver, rows in self._routers[edge].split(batch):
+        router = self._routers.get(edge)
+        for receiver, rows in [(self._subtask, batch)] if router is None else router.split(batch):
             self.links.put(ChannelId(edge, self._subtask, receiver), rows)
 
     def _write(self, sink: str, batch: pa.RecordBatch) -> None:
@@ -307,17 +308,21 @@ class SubtaskRun:
         return time_moved
 
     def _in_turn(self) -> list[Reading]:
-        """Return the partitions in the order to try: sources take turns, and so do partitions without event time."""
+        """Return the partitions in the order to try: sources take turns, and so do partitions without event time.
+
+        Sources that are united take one turn together: the lowest watermark of all of them is read first.
+        """
         self._turn += 1
         turn = self._turn % max(1, len(self._readings))
         rotated = [*self._readings[turn:], *self._readings[:turn]]
         if not self._times:
             return rotated
-        place = {fragment: i for i, fragment in enumerate(dict.fromkeys(r.fragment for r in rotated))}
+        place = {group: i for i, group in enumerate(dict.fromkeys(self._together[r.fragment] for r in rotated))}
 
         def before(reading: Reading) -> tuple[int, bool, int]:
             time = self._times.get(reading.fragment)
-            return place[reading.fragment], *((False, 0) if time is None else time.turn(reading.partition))
+            rank = (False, 0) if time is None else time.turn(reading.partition)
+            return place[self._together[reading.fragment]], *rank
 
         return sorted(rotated, key=before)
 
@@ -345,11 +350,16 @@ class SubtaskRun:
 
 def inputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:
     """Return the input channels of one fragment of one subtask."""
-    edge = plan.fragments[fragment].input_edge
-    return [] if edge is None else [ChannelId(edge, Subtask(s), subtask) for s in range(parallelism)]
+    edges = [plan.edges[index] for index in plan.fragments[fragment].input_edges]
+    return [c for edge in edges for c in edge.channels(subtasks(parallelism)) if c.receiver == subtask]
 
 
 def outputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:
     """Return the output channels of one fragment of one subtask."""
-    edges = [edge.index for edge in plan.edges if edge.from_fragment == fragment]
-    return [ChannelId(edge, subtask, Subtask(s)) for edge in edges for s in range(parallelism)]
+    edges = [edge for edge in plan.edges if edge.from_fragment == fragment]
+    return [c for edge in edges for c in edge.channels(subtasks(parallelism)) if c.sender == subtask]
+
+
+def subtasks(parallelism: int) -> list[Subtask]:
+    """Return the subtasks of a fragment."""
+    return [Subtask(number) for number in range(parallelism)]

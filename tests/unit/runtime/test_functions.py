@@ -421,13 +421,6 @@ class TestUnion:
         with pytest.raises(ConfigError, match="stream 2 has other columns than the first: price: expected double"):
             (s := stream_of()).union(s.select("auction", "note"))
 
-    def test_streams_of_two_sources_are_refused(self) -> None:
-        app = hf.App("hot")
-        one, two = app.source("one", Rows()), app.source("two", Rows())
-        one.union(two).sink("out", MemorySink())
-        with pytest.raises(ConfigError, match="do not begin at the same source"):
-            app.plan()
-
     def test_nothing_else_is_taken(self) -> None:
         for streams in ((), (3,), (stream_of(),)):
             with pytest.raises(ConfigError):

@@ -100,7 +100,7 @@ class TestFragments:
         assert shape(plan) == [[(INPUT, "Exchange")], [(INPUT, "Aggregate"), (0, "SinkStep")]]
         (edge,) = plan.edges
         assert (edge.from_fragment, edge.to_fragment, edge.key) == (0, 1, ("auction",))
-        assert plan.fragments[1].input_edge == edge.index and plan.fragments[1].source is None
+        assert plan.fragments[1].input_edges == (edge.index,) and plan.fragments[1].source is None
 
     def test_an_edge_carries_only_what_is_read_behind_it(self) -> None:
         plan = plan_of(counted)

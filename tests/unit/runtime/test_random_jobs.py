@@ -24,6 +24,7 @@ from holdfast.state.keygroups import range_of
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+SOURCES = ("readings", "more", "most")
 SIZE_S, OUT_OF_ORDERNESS_S, KEY_GROUPS, RECORDS_MAX = 10, 2, 8, 60
 
 
@@ -59,10 +60,15 @@ def unless_refused(reading: Any) -> Any:
     return reading
 
 
-def app_of(emit: str, lateness_s: int) -> hf.App:
+def app_of(emit: str, lateness_s: int, sources: int = 1) -> hf.App:
     app = hf.App("random", key_groups=KEY_GROUPS)
     late_by = f"{OUT_OF_ORDERNESS_S}s"
-    source = app.source("readings", Columns(), event_time="at", out_of_orderness=late_by, idle_after="1h")
+    source, *others = [
+        app.source(name, Columns(), event_time="at", out_of_orderness=late_by, idle_after="1h")
+        for name in SOURCES[:sources]
+    ]
+    if others:
+        source = source.union(*others)
     readings = source.map(unless_refused, to=Reading, on_error="drop").with_columns(twice=pl.col("bit") * 2)
     readings.sink("kept", MemorySink())
     aggregates: dict[str, Any] = {
@@ -181,7 +187,7 @@ def reading(bit: int, values: tuple[Any, ...], keyed: bool) -> Reading:
     return Reading(bit, city, floor, level, heat, START + timedelta(seconds=second))
 
 
-def play(t: TestDriver, step: tuple[Any, ...], pushed: Pushed) -> None:
+def play(t: TestDriver, step: tuple[Any, ...], pushed: Pushed, sources: int = 1) -> None:
     match step:
         case ("push", partition, rows):
             room = RECORDS_MAX - len(pushed.all)
@@ -189,9 +195,10 @@ def play(t: TestDriver, step: tuple[Any, ...], pushed: Pushed) -> None:
                 reading(1 << (len(pushed.all) + n), values, pushed.upserts) for n, values in enumerate(rows[:room])
             ]
             pushed.take(readings, partition)
-            t.push("readings", readings, partition)
+            t.push(SOURCES[partition % sources], readings, partition // sources)
         case ("watermark", second):
-            t.watermark("readings", START + timedelta(seconds=second))
+            for source in SOURCES[:sources]:
+                t.watermark(source, START + timedelta(seconds=second))
             pushed.mark = max(pushed.mark, second)
         case ("checkpoint",):
             t.checkpoint()
@@ -248,21 +255,22 @@ def account(t: TestDriver, pushed: Pushed, emit: str) -> None:
 
 
 class TestRandomJobs:
-    @settings(max_examples=12)
+    @settings(max_examples=16)
     @given(
         st.lists(STEPS, min_size=4, max_size=12),
         st.sampled_from(["close", "final"]),
         st.sampled_from([0, 5, 12]),
         st.integers(1, 3),
         st.integers(0, 2**16),
+        st.integers(1, 3),
     )
     def test_results_equal_the_oracle_and_every_record_is_accounted_for(
-        self, steps: list[Any], emit: str, lateness_s: int, parallelism: int, seed: int
+        self, steps: list[Any], emit: str, lateness_s: int, parallelism: int, seed: int, sources: int
     ) -> None:
         pushed = Pushed(lateness_s, upserts=emit == "close" and lateness_s > 0)
-        with TestDriver(app_of(emit, lateness_s), parallelism, seed) as t:
+        with TestDriver(app_of(emit, lateness_s, sources), parallelism, seed) as t:
             for step in steps:
-                play(t, step, pushed)
+                play(t, step, pushed, sources)
             t.checkpoint()
             account(t, pushed, emit)
             t.finish()

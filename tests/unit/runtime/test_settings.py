@@ -64,8 +64,8 @@ class TestForms:
     def test_durations_become_milliseconds(self, text: str, milliseconds: int) -> None:
         assert duration_ms(text, "it") == milliseconds
 
-    @pytest.mark.parametrize("text", ["", "s", "1 week", "-1s", "1s1", "0.5ms", "nan"])
-    def test_anything_else_is_no_duration(self, text: str) -> None:
+    @pytest.mark.parametrize("text", ["", "s", "1 week", "-1s", "1s1", "0.5ms", "nan", -1, True])
+    def test_anything_else_is_no_duration(self, text: str | int) -> None:
         with pytest.raises(ConfigError, match="not a duration such as"):
             duration_ms(text, "it")
 
@@ -75,8 +75,8 @@ class TestForms:
     def test_sizes_become_bytes(self, text: str, size: int) -> None:
         assert size_bytes(text, "it") == size
 
-    @pytest.mark.parametrize("text", ["", "MiB", "64 mb", "-1KiB"])
-    def test_anything_else_is_no_size(self, text: str) -> None:
+    @pytest.mark.parametrize("text", ["", "MiB", "64 mb", "-1KiB", -1, True])
+    def test_anything_else_is_no_size(self, text: str | int) -> None:
         with pytest.raises(ConfigError, match="not a size such as"):
             size_bytes(text, "it")
 
