@@ -80,7 +80,7 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class Union:
-    """Give the rows of all inputs, `Step.input` and `Step.also`; those of other fragments come over edges without key."""
+    """Give the rows of all inputs, `Step.input` and `Step.also`, which may be those of edges without key."""
 
     use: Use
 
