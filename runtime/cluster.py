@@ -235,6 +235,12 @@ class Cluster:
                 member.loop.beat()
             self.settle()
 
+    def hear_out(self) -> None:
+        """Let workers take what a driver that has ended had sent them: that the last epoch is committed."""
+        for member in list(self.members.values()):
+            while member.inbox:
+                member.loop.received(member.inbox.popleft())
+
     def crash(self, worker: WorkerId) -> None:
         """Kill a worker: what it has in memory is gone, and its stream closes."""
         del self.members[worker]

@@ -194,6 +194,7 @@ class TestDriver:
         while self.cluster.driver.outcome is None:
             self.cluster.pass_time(0.25)
             self._check()
+        self.cluster.hear_out()
 
     def crash(self, worker: int | None = None) -> None:
         """Kill one worker (by subtask, default 0); its memory is gone until `recover`."""

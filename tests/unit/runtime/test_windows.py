@@ -407,6 +407,17 @@ class TestAgainstAnOracle:
                 assert t.state("hot", (end, auction)) is None
 
 
+class TestTheEnd:
+    @pytest.mark.parametrize("seed", range(6))
+    def test_state_is_that_of_the_last_epoch_also_if_it_had_no_output(self, seed: int) -> None:
+        with TestDriver(app_of("close", "5s"), 1, seed) as t:
+            t.watermark("bids", at(60))
+            t.push("bids", [Bid("a", 1, at(50))])
+            t.checkpoint()
+            t.finish()
+            assert t.state("hot", (at(60), "a")) is None
+
+
 class TestColdState:
     """Windows that are in the cold store only: found, closed and deleted there as well."""
 
