@@ -202,7 +202,7 @@ class _Run:
         owner = uuid.uuid4().hex
         self._loop = DriverLoop(_rules(prepared, self._host), owner, self, settings.heartbeat_ms / 1000)
         self._inbox = requests.Inbox(prepared.store)
-        self._signalled = self._launched = 0
+        self._signalled = self._launched = self._warmed = 0
         self._first_generation = 1 if prepared.job is None else prepared.job.generation + 1
 
     def run(self) -> Outcome:
@@ -325,6 +325,9 @@ class _Run:
     def _publish(self) -> Mapping[str, Any]:
         host, pid, at = socket.gethostname(), os.getpid(), self.clock.wall_us()
         shown = status.of_run(self._loop.state, self._prepared.root, "continuous", host, pid, at)
+        if shown["state"] == "running" and self._warmed != shown["generation"]:
+            self._warmed = shown["generation"]
+            self._spark.warm_up(self._prepared.settings.parallelism)
         if (swept := self._loop.sweep.problem) is not None:
             shown["problems"].append({"code": swept.kind, "what": swept.what, "next": swept.next_step})
         if self._loop.repairs.waiting:

@@ -8,6 +8,7 @@ Source: DESIGN section 3; measured there.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -21,6 +22,8 @@ from pyspark import SparkConf, SparkContext
 import holdfast
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.spark.host import WorkerTask, host_worker
+
+_log = logging.getLogger(__name__)
 
 SLOTS_WAIT_S = 20.0
 _CONF = {
@@ -105,8 +108,7 @@ def check_slots(context: SparkContext, needed: int) -> None:
     Raises:
         ConfigError: too few slots; gives needed, found and the setting to change.
     """
-    alone = (context.master or "").startswith("local[")
-    deadline = time.monotonic() + (0 if alone else SLOTS_WAIT_S)
+    deadline = time.monotonic() + (0 if _is_one_process(context) else SLOTS_WAIT_S)
     while (found := context.defaultParallelism) < needed and time.monotonic() < deadline:
         time.sleep(0.1)
     if found < needed:
@@ -139,6 +141,24 @@ class SparkHost:
         """End the worker's Spark job; Spark kills the process if it does not leave."""
         self._context.cancelJobGroup(self._group(number))
 
+    def warm_up(self, workers: int) -> None:
+        """Have tasks do nothing on the slots that so many workers leave free, in the background.
+
+        The first Python task of an executor starts its daemon, which takes a second or two; then a worker that has to
+        come up there after a failure does not wait for that.
+        """
+        free = self._context.defaultParallelism - workers
+        if free > 0 and not _is_one_process(self._context):
+            threading.Thread(target=self._do_nothing, args=(free,), name="warm-up", daemon=True).start()
+
+    def _do_nothing(self, slots: int) -> None:
+        context = self._context
+        context.setJobGroup(f"{self._prefix}-warm-up", "holdfast warms up free slots", interruptOnCancel=True)
+        try:
+            context.parallelize(range(slots), slots).mapPartitions(_nothing).collect()
+        except Exception as error:  # noqa: BLE001 - nothing depends on it; what is wrong with Spark shows elsewhere
+            _log.info("free slots were not warmed up: %s", _first_line(error))
+
     def _submit(self, number: int) -> None:
         context = self._context
         context.setJobGroup(self._group(number), f"holdfast worker {number}", interruptOnCancel=True)
@@ -151,6 +171,14 @@ class SparkHost:
 
     def _group(self, number: int) -> str:
         return f"{self._prefix}-{number}"
+
+
+def _is_one_process(context: SparkContext) -> bool:
+    return (context.master or "").startswith("local[")
+
+
+def _nothing(numbers: Iterable[int]) -> Iterator[int]:
+    return iter(())
 
 
 _CAUSE = re.compile(r"(?:[A-Za-z]\w*(?:Error|Exception)|exited)\b[^:]*: \S.*")

@@ -145,6 +145,11 @@ def executor_of(pid: int) -> psutil.Process:
     return next(each for each in psutil.Process(pid).parents() if EXECUTOR in " ".join(each.cmdline()))
 
 
+def without_daemon(cluster: Standalone) -> list[int]:
+    """Return the process ids of executors that have no Python yet."""
+    return [each.pid for each in cluster.executors() if not _children(each.pid)]
+
+
 def recovered(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     return run.wait_for(
         lambda p: p["state"] == "running" and p["generation"] > before["generation"], "a new generation"

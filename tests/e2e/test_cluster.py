@@ -23,6 +23,7 @@ from standalone import (
     python_without_holdfast,
     running_on,
     standalone,
+    without_daemon,
 )
 
 import holdfast
@@ -49,6 +50,8 @@ class TestStandaloneCluster:
         with running_on(cluster, tmp_path, RATE) as run:
             run.wait_until_running(ROWS // 10)
             assert len(cluster.executors()) == 2
+            # Else the first worker that comes up on an executor waits for its Python daemon.
+            run.wait_for(lambda _: not without_daemon(cluster), "a Python daemon in each executor")
             lose_worker(run)
             run.wait_until_running(ROWS // 6)
             lose_executor(run)
