@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from typing import Any
 import psutil
 import pyspark
 from running import JOB, Run, pid_gone, running
+
+import holdfast
 
 WORKERS = 2
 CORES = 2
@@ -37,6 +40,7 @@ spark.executor.memory 512m
 """
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 SPARK_SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+PACKAGE = Path(holdfast.__file__).parent
 _DEPLOY = "org.apache.spark.deploy"
 
 
@@ -44,7 +48,7 @@ class Standalone:
     """A master and two workers. What they write goes to files in the folder."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
-        self._folder = folder
+        self.folder = folder
         (folder / "conf").mkdir()
         (folder / "conf" / "spark-defaults.conf").write_text(DEFAULTS)
         self.environment = {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -59,10 +63,15 @@ class Standalone:
         log = self._spawn("master", "master.Master", "--port", "0", "--webui-port", "0")
         self.url = _awaited(log, r"Starting Spark master at (spark://\S+)", 1)[0]
         for number in range(WORKERS):
-            work = self._folder / f"work-{number}"
+            work = self.folder / f"work-{number}"
             flags = ("-c", str(CORES), "-m", "1g", "-d", str(work), "--port", "0", "--webui-port", "0", self.url)
             self._spawn(f"worker-{number}", "worker.Worker", *flags)
         _awaited(log, r"Registering worker ([\d.]+:\d+)", WORKERS)
+
+    def processes(self) -> list[psutil.Process]:
+        """Return master, workers and everything below them."""
+        roots = [psutil.Process(each.pid) for each in self._processes]
+        return [*roots, *(child for root in roots for child in _children(root.pid))]
 
     def executors(self) -> list[psutil.Process]:
         """Return the executors that run now."""
@@ -84,7 +93,7 @@ class Standalone:
             process.wait(10)
 
     def _spawn(self, name: str, daemon: str, *flags: str) -> Path:
-        log = self._folder / f"{name}.log"
+        log = self.folder / f"{name}.log"
         command = [str(SPARK_CLASS), f"{_DEPLOY}.{daemon}"]
         with log.open("wb") as out:
             self._processes.append(
@@ -120,13 +129,29 @@ def python_without_holdfast(folder: Path) -> Path:
     return program
 
 
+def make_environment(folder: Path) -> None:
+    """Make an environment that works wherever it is unpacked: an interpreter, and Holdfast beside it.
+
+    The packages of others, a gigabyte, are those of this machine; a real one holds them as well.
+    """
+    (folder / "bin").mkdir(parents=True)
+    program = python_without_holdfast(folder).rename(folder / "bin" / "python")
+    lines = program.read_text().splitlines()
+    here = 'export PYTHONPATH="$(cd "$(dirname "$0")/.." && pwd)/lib"'
+    compiles = "unset PYTHONDONTWRITEBYTECODE"  # which leaves traces of what was imported
+    program.write_text("\n".join([lines[0], here, compiles, *lines[1:], ""]))
+    shutil.copytree(PACKAGE, folder / "lib" / "holdfast", ignore=shutil.ignore_patterns("__pycache__"))
+
+
 @contextlib.contextmanager
-def running_on(cluster: Standalone, folder: Path, records_per_second: str) -> Iterator[Run]:
+def running_on(
+    cluster: Standalone, folder: Path, records_per_second: str, job: Path = JOB, **environment: str
+) -> Iterator[Run]:
     """Start the job, with TLS as between machines. A killed process is seen by its closed streams; nobody is lost for
     being slow."""
     how = {"HOLDFAST_TLS": "on", "HOLDFAST_SILENT_AFTER_MS": "60000", "HOLDFAST_SESSION_TIMEOUT_MS": "60000"}
     flags = ("--master", cluster.url, "--max-records-per-second", records_per_second)
-    with running(folder, *flags, job=JOB, **cluster.environment | how) as run:
+    with running(folder, *flags, job=job, **cluster.environment | how | environment) as run:
         yield run
 
 

@@ -5,20 +5,26 @@ As in test_kills.py every kill must be seen to have fired. One cluster serves al
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from running import JOB, TIMEOUT_S, differences, make_input
 from standalone import (
+    PACKAGE,
     SPARK_SUBMIT,
     Standalone,
     lose_driver,
     lose_executor,
     lose_worker,
+    make_environment,
     pids,
     python_without_holdfast,
     running_on,
@@ -26,13 +32,10 @@ from standalone import (
     without_daemon,
 )
 
-import holdfast
-
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ROWS = 120_000
 RATE = "20000"
-PACKAGE = str(Path(holdfast.__file__).parent)
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +79,81 @@ class TestWithoutAnInstallation:
         without = subprocess.run(alone, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
         assert "No module named 'holdfast'" in without.stderr
         # As the README has it.
-        subprocess.run([sys.executable, "-m", "zipfile", "-c", "holdfast.zip", PACKAGE], cwd=tmp_path, check=True)
-        command = [str(SPARK_SUBMIT), "--master", cluster.url, "--py-files", "holdfast.zip"]
-        command += [str(JOB), "--progress", "plain"]
-        environment |= {**cluster.environment, "PYSPARK_PYTHON": str(python)}
-        environment |= {"COUNTING_FOLDER": str(tmp_path), "TMPDIR": str(tmp_path)}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-        assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-6_000:]
+        subprocess.run([sys.executable, "-m", "zipfile", "-c", "holdfast.zip", str(PACKAGE)], cwd=tmp_path, check=True)
+        submit(cluster, tmp_path, "--py-files", "holdfast.zip", PYSPARK_PYTHON=str(python))
         assert differences(tmp_path, frame) == []
+
+    def test_a_packed_environment_given_to_spark_submit_is_the_one_that_executors_run(
+        self, cluster: Standalone, tmp_path: Path
+    ) -> None:
+        frame = make_input(tmp_path, ROWS // 4)
+        make_environment(tmp_path / "env")
+        subprocess.run(["tar", "-czf", "env.tar.gz", "-C", "env", "bin", "lib"], cwd=tmp_path, check=True)
+        # As the README has it.
+        flags = ["--archives", "env.tar.gz#env", "--conf", "spark.pyspark.python=./env/bin/python"]
+        flags += ["--conf", f"spark.pyspark.driver.python={tmp_path}/env/bin/python"]
+        submit(cluster, tmp_path, *flags)
+        assert differences(tmp_path, frame) == []
+        compiled = list(cluster.folder.glob("work-*/app-*/*/env/lib/holdfast/runtime/spark/__pycache__/host.*"))
+        assert compiled, "no executor has imported Holdfast from the environment that it was sent"
+
+
+class TestSecrets:
+    def test_those_of_a_run_are_in_no_file_command_line_or_environment(
+        self, cluster: Standalone, tmp_path: Path
+    ) -> None:
+        """What the run knows is told by its own driver, to a file beside the folders that are searched."""
+        folder, told = tmp_path / "run", tmp_path / "secrets.txt"
+        folder.mkdir()
+        make_input(folder, ROWS)
+        users = "0b7e1c9d5a3f48e2"
+        environment = {"SECRETS_TOLD_TO": str(told), "AWS_SECRET_ACCESS_KEY": users}
+        with running_on(cluster, folder, RATE, job=Path(__file__).with_name("telling_job.py"), **environment) as run:
+            run.wait_until_running(ROWS // 10)
+            lose_worker(run)
+            run.wait_until_running(ROWS // 6)
+            secrets = [bytes.fromhex(line) for line in told.read_text().split()]
+            assert len(secrets) == 2, "a secret and a private key"
+            driver = psutil.Process(run.process.pid)
+            processes = [driver, *driver.children(recursive=True), *cluster.processes()]
+            assert len(processes) > 8
+            of_processes = b"".join(read_of(each, "cmdline") + read_of(each, "environ") for each in processes)
+            lines = b"".join(read_of(each, "cmdline") for each in processes)
+            run.process.send_signal(signal.SIGTERM)
+            assert run.finish() == 0, run.errors()
+        paths = [path for root in (folder, cluster.folder) for path in root.rglob("*") if path.is_file()]
+        files = {path: path.read_bytes() for path in paths}
+        assert any(b"GenerationStarted" in data for data in files.values()), "the job log is among them"
+        for secret in secrets:
+            for form in forms(secret):
+                assert form not in of_processes
+                assert [path for path, data in files.items() if form in data] == []
+        # What users give by an environment variable stays there, where the search has found it.
+        assert users.encode() in of_processes
+        assert users.encode() not in lines
+        assert [path for path, data in files.items() if users.encode() in data] == []
+
+
+def read_of(process: psutil.Process, what: str) -> bytes:
+    """Return what the system shows of a process to its user; nothing if it has gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/{what}").read_bytes()
+    return b""
+
+
+def forms(secret: bytes) -> list[bytes]:
+    """Return a secret as it might be written: as it is, in hexadecimal, in base64; of a PEM its first lines of text."""
+    if secret.startswith(b"-----"):
+        return secret.splitlines()[1:3]
+    return [secret, secret.hex().encode(), base64.b64encode(secret).rstrip(b"=")]
+
+
+def submit(cluster: Standalone, folder: Path, *flags: str, **environment: str) -> None:
+    """Run the job by spark-submit, without what this process has for finding Holdfast."""
+    command = [str(SPARK_SUBMIT), "--master", cluster.url, *flags, str(JOB), "--progress", "plain"]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | cluster.environment | environment
+    environment |= {"COUNTING_FOLDER": str(folder), "TMPDIR": str(folder)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-6_000:]
