@@ -68,12 +68,7 @@ def bench_keyed_count(bench: Bench, tmp_path: Path) -> None:
     manifests = [repository.load_manifest(done.body.manifest) for done in job.completed]
     assert restored_sums(tmp_path, store, manifests[-1]) == wanted
     bench.report(per=rows, unit="row", check=wanted[0])
-    ends = [(done.at / 1e6, records(manifest)) for done, manifest in zip(job.completed, manifests, strict=True)]
-    full = [ends[0], *(end for end in ends[1:-1])]
-    if len(full) > 2:
-        (first_s, first), (last_s, last) = full[0], full[-1]
-        rate = (last - first) / (last_s - first_s) / 1e6
-        bench.note(f"steady state: {rate:.2f} M rows/s over {len(full) - 1} epochs")
+    note_steady_state(bench, repository)
     cpu_us = sum(used.cpu_s.values()) / rows * 1e6
     bench.note(f"CPU: {cpu_us:.3f} us per row of {ROW_BYTES} bytes, both workers together")
     bench.note(f"memory: {', '.join(f'{size >> 20} MiB' for size in used.rss.values())} resident per worker")
@@ -101,10 +96,10 @@ def write_input(folder: Path, rows: int, keys: int) -> tuple[int, int]:
     return rows // (share * PARTITIONS) * share * PARTITIONS, total
 
 
-def run_job(folder: Path, used: Used) -> None:
+def run_job(folder: Path, used: Used, job: str = "keyed_job.py") -> None:
     """Run the job to its end, and note what its workers use."""
-    job = Path(__file__).with_name("keyed_job.py")
-    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(job), "--progress", "json"]
+    path = str(Path(__file__).with_name(job))
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", path, "--progress", "json"]
     environment = {**os.environ, "KEYED_FOLDER": str(folder), "TMPDIR": str(folder)}
     with (folder / "stderr.txt").open("w") as errors:
         process = subprocess.Popen(
@@ -113,6 +108,17 @@ def run_job(folder: Path, used: Used) -> None:
         for progress in objects(process):
             used.sample([worker["pid"] for worker in progress["workers"]])
     assert process.wait() == 0, (folder / "stderr.txt").read_text()[-3_000:]
+
+
+def note_steady_state(bench: Bench, repository: Repository) -> None:
+    """Note the rate between the first and the last full epoch, by the times at which they were committed."""
+    job = repository.read_log()
+    assert job is not None
+    full = [(done.at / 1e6, records(repository.load_manifest(done.body.manifest))) for done in job.completed][:-1]
+    if len(full) > 2:
+        (first_s, first), (last_s, last) = full[0], full[-1]
+        rate = (last - first) / (last_s - first_s) / 1e6
+        bench.note(f"steady state: {rate:.2f} M rows/s over {len(full) - 1} epochs")
 
 
 def objects(process: subprocess.Popen[str]) -> Iterator[dict[str, list[dict[str, int]]]]:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from bench_keyed_count import PARTITIONS, Used, note_steady_state, run_job, write_input
 from harness import Bench
 
 import holdfast as hf
+from holdfast.checkpoint.repository import Repository
 from holdfast.runtime.dataflow import Stream
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
+from holdfast.storage.log import LogReader
+from holdfast.storage.objects import open_objects
 
 
 @dataclass
@@ -47,6 +56,35 @@ def bench_python_filter(bench: Bench) -> None:
 def bench_python_map_of_hf_rows(bench: Bench) -> None:
     """Behind a select there is no dataclass: rows are `hf.Row`."""
     _run(bench, lambda bids: bids.select("auction", "price", "channel").map(scale, to=Scaled))
+
+
+@pytest.mark.e2e
+def bench_python_map_in_a_job(bench: Bench, tmp_path: Path) -> None:
+    """The same through everything: embedded log, two workers on Spark, an epoch a second; the target gets few rows."""
+    rows = bench.size("rows", smoke=200_000, full=16_000_000)
+    keys = bench.size("keys", smoke=1_000, full=100_000)
+    write_input(tmp_path, rows, keys)
+    used = Used()
+    with bench.timed():
+        run_job(tmp_path, used, "map_job.py")
+    with contextlib.closing(sqlite3.connect(tmp_path / "out.db")) as database:
+        kept, total = database.execute("SELECT count(*), sum(v) FROM kept").fetchone()
+    values = [part.filter(pc.equal(part.column("k"), 0)).column("v") for part in batches(tmp_path)]
+    assert (kept, total) == (sum(map(len, values)), 2 * sum(pc.sum(value).as_py() or 0 for value in values))
+    bench.report(per=rows, unit="row", check=kept)
+    note_steady_state(bench, Repository(open_objects(str(tmp_path / "root" / "mapped"))))
+    bench.note(f"CPU: {sum(used.cpu_s.values()) / rows * 1e6:.3f} us per row, both workers together")
+    bench.note(f"memory: {', '.join(f'{size >> 20} MiB' for size in used.rss.values())} resident per worker")
+
+
+def batches(folder: Path) -> Iterator[pa.RecordBatch]:
+    """Return everything that the input holds."""
+    reader = LogReader(open_objects(str(folder / "input")))
+    for partition in range(PARTITIONS):
+        batch, following = reader.read(partition, 0, 64 << 20)
+        while batch is not None:
+            yield batch
+            batch, following = reader.read(partition, following, 64 << 20)
 
 
 def _run(bench: Bench, build: Callable[[Stream], Stream]) -> None:

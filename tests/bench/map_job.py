@@ -1,0 +1,28 @@
+"""The benchmark job: a Python function for every row of an embedded log, of which little reaches the target."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+import holdfast as hf
+
+
+@dataclass
+class Row:
+    k: int
+    v: int
+
+
+def doubled(row: Row) -> Row:
+    """Give the row with twice its value."""
+    return Row(row.k, 2 * row.v)
+
+
+folder = Path(os.environ["KEYED_FOLDER"])
+app = hf.App("mapped", root=str(folder / "root"), checkpoint_every="1s")
+rows = app.source("rows", hf.Log(str(folder / "input"), Row)).map(doubled, to=Row)
+rows.filter(pl.col("k") == 0).sink("out", hf.SQLite(str(folder / "out.db"), table="kept"))
