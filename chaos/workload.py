@@ -1,9 +1,10 @@
 """What a seed runs: a job, its input, when the input arrives, and which faults are armed.
 
 The job reads integer records, keeps one or two keyed aggregates in upsert sinks and adds (filtered)
-records to an append sink; in some seeds it also counts in windows of event time, in some every new
-driver has another parallelism, and in some the last record of every place goes to a sink that is
-written at once. Everything is tiny: a bug in a protocol needs few records and many interleavings.
+records to an append sink; in some seeds it unites two sources, in some it also counts in windows of
+event time, in some every new driver has another parallelism, and in some the last record of every
+place goes to a sink that is written at once. Everything is tiny: a bug in a protocol needs few
+records and many interleavings.
 
 Invariants
     - A scenario is a function of its seed.
@@ -18,6 +19,7 @@ import random
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -36,7 +38,9 @@ from holdfast.sinks.memory_immediate import ImmediateTable
 
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("id", "key", "bucket", "value", "place")])
 TIMED_SCHEMA = SCHEMA.append(pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False))
-SOURCE, ADDED, LASTS = "in", "added", "lasts"
+SOURCE, SECOND = "in", "in2"
+"""Every seed reads the first; in some it has the even partitions and the second the odd ones, and they are united."""
+ADDED, LASTS = "added", "lasts"
 WINDOWS, LATE = "windows", "late"
 """Sinks of seeds with windows: a row per window when it is over, and what came too late for it."""
 OUT_OF_ORDERNESS_S = 1
@@ -44,7 +48,7 @@ UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
 """Upsert sinks, each behind an operator, with their key column."""
 APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """How long somebody who names a checkpoint looks at the log before he appends."""
-TIMED_SHARE, RESCALED_SHARE = 0.5, 0.3
+TIMED_SHARE, RESCALED_SHARE, UNITED_SHARE = 0.5, 0.3, 0.3
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ class Scenario:
     savepoints: tuple[SavepointAsked, ...]
     at_once: bool
     """There is a sink that is written at once: the last record of every place."""
+    united: bool
+    """The partitions are those of two sources, of which the streams are united."""
     rewinds: tuple[RewindAsked, ...]
     folders: bool
     """Workers keep committed state in folders that outlive them."""
@@ -123,6 +129,12 @@ class Scenario:
     def rescales(self) -> bool:
         """Return whether key groups move between subtasks, and with them what a writer writes."""
         return len(set(self.parallelisms)) > 1
+
+    @property
+    def sources(self) -> dict[str, tuple[int, ...]]:
+        """Return the partitions of each source."""
+        every = range(len(self.partitions))
+        return {SOURCE: tuple(every[::2]), SECOND: tuple(every[1::2])} if self.united else {SOURCE: tuple(every)}
 
     @property
     def records(self) -> int:
@@ -154,6 +166,8 @@ def scenario(seed: int) -> Scenario:
     if rewinds and backwards.random() < 0.4:
         armed = {**armed, Fault.SINK_LATE: 0.3}  # what comes late meets another timeline
     cut_short = _cut_short(backwards, rewinds)
+    # What was written at once cannot be taken back, so such a job is never rewound.
+    at_once = not rewinds and random.Random(seed ^ 0xA70).random() < 0.5
     return Scenario(
         seed=seed,
         partitions=records,
@@ -173,8 +187,8 @@ def scenario(seed: int) -> Scenario:
         parallelisms=(parallelism, *rescaled),
         rewinds=rewinds,
         folders=rng.random() < 0.4,
-        # What was written at once cannot be taken back, so such a job is never rewound.
-        at_once=not rewinds and random.Random(seed ^ 0xA70).random() < 0.5,
+        at_once=at_once,
+        united=not at_once and partitions > 1 and random.Random(seed ^ 0x2011).random() < UNITED_SHARE,
         armed=armed,
         moments=tuple(sorted([*_moments(rng, armed, heal_at), *cut_short], key=lambda moment: moment.at)),
         heal_at=heal_at,
@@ -254,19 +268,24 @@ def operator_of(sink: str) -> str:
 
 @cache
 def plan_of(
-    upserts: tuple[str, ...], above: int | None, windowing: Windowing | None = None, at_once: bool = False
+    upserts: tuple[str, ...],
+    above: int | None,
+    windowing: Windowing | None = None,
+    at_once: bool = False,
+    united: bool = False,
 ) -> Plan:
     """Return the job's plan; its source and sinks are stand-ins that every worker replaces by its own."""
     app = hf.App("simulated", key_groups=16)
     source = ArrivingSource((), (), None, random.Random(0), 1, SCHEMA if windowing is None else TIMED_SCHEMA)
-    by = ["place"]
-    if windowing is None:
-        records = app.source(SOURCE, source, partitioned_by=by)
-    else:
-        delay, idle_after = f"{OUT_OF_ORDERNESS_S}s", "1s" if windowing.idles else "1h"
-        records = app.source(
-            SOURCE, source, event_time="at", out_of_orderness=delay, idle_after=idle_after, partitioned_by=by
-        )
+    timed: dict[str, Any] = {}
+    if windowing is not None:
+        idle_after = "1s" if windowing.idles else "1h"
+        timed = {"event_time": "at", "out_of_orderness": f"{OUT_OF_ORDERNESS_S}s", "idle_after": idle_after}
+    names = (SOURCE, SECOND) if united else (SOURCE,)
+    records, *others = [app.source(name, source, partitioned_by=["place"], **timed) for name in names]
+    if others:
+        records = records.union(*others)
+    if windowing is not None:
         _count_in_windows(records, windowing)
     kept = records if above is None else records.filter(pl.col("value") > above)
     kept.sink(ADDED, MemorySink())

@@ -28,7 +28,7 @@ from holdfast.chaos.schedule import Process, Schedule
 from holdfast.chaos.stores import WatchedObjects
 from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.worker_process import WorkerProcess
-from holdfast.chaos.workload import SOURCE, ArrivingSource, Moment, RewindAsked, Scenario, batches_of, plan_of
+from holdfast.chaos.workload import ArrivingSource, Moment, RewindAsked, Scenario, batches_of, plan_of
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
 from holdfast.runtime import master
 from holdfast.runtime.cluster import rules_of
@@ -55,7 +55,7 @@ class World:
         self._start = self.schedule.now
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max
-        plan = plan_of(scenario.upserts, scenario.above, scenario.windowing, scenario.at_once)
+        plan = plan_of(scenario.upserts, scenario.above, scenario.windowing, scenario.at_once, scenario.united)
         schema = plan.sources[0].source.schema
         batches = batches_of(scenario.partitions, schema)
         source = ArrivingSource(batches, arrivals, clock, self.random, rows_max, schema)
@@ -94,7 +94,7 @@ class World:
         """Return the rules that a driver starts with."""
         scenario = self.scenario
         uuid = JobUuid(f"{self.random.getrandbits(128):032x}")
-        partitions = {SOURCE: tuple(range(len(scenario.partitions)))}
+        partitions = scenario.sources
         parallelism = scenario.parallelisms[len(self.drivers) % len(scenario.parallelisms)]
         rules = rules_of(self.plan, parallelism, partitions, uuid, scenario.checkpoint_every)
         return replace(
