@@ -34,9 +34,15 @@ class CompactedSegment:
     """Offset of the last row."""
     rows: int
     tombstones: int
+    first_tombstone: int | None
+    """Its offset; None: there is none."""
     path: str
     size: int
     xxh3: str
+
+    def has_tombstone_below(self, offset: int) -> bool:
+        """Say whether there is one at a lower offset."""
+        return self.first_tombstone is not None and self.first_tombstone < offset
 
 
 @dataclass(frozen=True)
