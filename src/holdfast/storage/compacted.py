@@ -102,6 +102,14 @@ class Left:
         segments = self._segments.get(partition)
         return segments[-1].last + 1 if segments else 0
 
+    def from_the_end(self, partition: int, rows: int) -> tuple[CompactedSegment, int] | None:
+        """Return the segment with the first of the last so many rows, and how many of them it has; None: fewer are."""
+        for segment in reversed(self._segments.get(partition, [])):
+            if rows <= segment.rows:
+                return segment, rows
+            rows -= segment.rows
+        return None
+
     def whole_from(self, partition: int) -> int:
         """Return the lowest offset from which on no row is missing."""
         whole = self.end(partition)

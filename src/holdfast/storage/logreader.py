@@ -89,6 +89,21 @@ class LogReader:
         """Return the offset at which a reader stands that has read everything: the end, or where only void follows."""
         return self._passage.back(partition, self.end_offset(partition))
 
+    def before_the_end(self, partition: int, rows: int) -> int:
+        """Return an offset from which on so many rows come, gaps passed over, or the first if there are fewer."""
+        while True:
+            left, position = self._commits.left, self.last_position(partition)
+            if left is None or rows == 0 or position - rows >= left.end(partition):
+                return max(0, position - rows)
+            found = left.from_the_end(partition, rows - max(0, position - left.end(partition)))
+            if found is None:
+                return 0
+            compacted = self._commits.tail.compact
+            try:
+                return OpenSegment(self._store, self.meta.schema, found[0]).from_the_end(found[1])
+            except Damaged as error:
+                self._look_again(error, compacted)
+
     def retention_start(self, partition: int) -> int:
         """Return the lowest offset that can be asked for; a compaction leaves gaps, and never moves the beginning."""
         assert 0 <= partition < self.meta.partitions
@@ -126,11 +141,7 @@ class LogReader:
                 piece = self._read_at(partition, onward, max_bytes)
                 break
             except Damaged as error:
-                if not isinstance(error.__cause__, NotFound):
-                    raise
-                self.refresh()
-                if self._commits.tail.compact == compacted:
-                    raise
+                self._look_again(error, compacted)
         self._passage.reached(partition, piece.following)
         return piece.rows, piece.offsets, piece.following
 
@@ -147,6 +158,14 @@ class LogReader:
     def close(self) -> None:
         """Let go of mapped segments; batches that were read stay valid."""
         self._opened.clear()
+
+    def _look_again(self, error: Damaged, compacted: int) -> None:
+        """Look for a compaction that explains why an object is gone; raise the error if there is none (P7)."""
+        if not isinstance(error.__cause__, NotFound):
+            raise error
+        self.refresh()
+        if self._commits.tail.compact == compacted:
+            raise error
 
     def _open(self, partition: int, offset: int) -> OpenSegment:
         sequence, found = self._commits.find(partition, offset, self._sequence.get(partition, 0))

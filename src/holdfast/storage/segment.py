@@ -80,6 +80,10 @@ class OpenSegment:
         """Say whether the first row at or after this offset is here."""
         return self.base <= offset < self.end
 
+    def from_the_end(self, rows: int) -> int:
+        """Return the offset of the first of the last so many rows of a compacted segment."""
+        return int(np.concatenate(self._offsets)[-rows])
+
     def read(self, offset: int, max_bytes: int) -> Piece:
         """Return rows from the offset on: at most max_bytes, but at least one row."""
         assert self.holds(offset)
