@@ -152,7 +152,7 @@ def differences(name: str, want: pl.DataFrame, have: pl.DataFrame) -> list[str]:
 
 
 def read_log(path: Path) -> pl.DataFrame:
-    """Return all rows of a log: those that its commits name, but for ranges that a rewind took back or a compaction replaced."""
+    """Return all rows of a log: what its commits name and no rewind took back, no compaction replaced."""
     commits = [json.loads(commit.read_bytes()) for commit in sorted((path / "commits").glob("*.json"))]
     void = [each for commit in commits if commit["kind"] == "void" for each in commit["voids"]]
     schema = json.loads((path / "meta.json").read_bytes())["schema"]

@@ -27,11 +27,9 @@ def missing_records(repository: Repository, job: Job, epoch: int, plan: Plan) ->
             for at in there.positions:
                 if at.source != spec.name or at.offset == reached.get((at.source, at.partition)):
                     continue
-                if same_from(opened, at.partition) > max(at.offset, 0):
-                    return (
-                        f"source {at.source!r}, partition {at.partition}: its records from offset {max(at.offset, 0)} on "
-                        "are no longer all there"
-                    )
+                if same_from(opened, at.partition) > (start := max(at.offset, 0)):
+                    where = f"source {at.source!r}, partition {at.partition}"
+                    return f"{where}: its records from offset {start} on are no longer all there"
         finally:
             opened.close()
     return None

@@ -20,7 +20,7 @@ Compact a log that has a key: of the rows that are old enough, the newest of eve
 offset that it has, and earlier ones go. A tombstone, a row with nothing but its key, goes too after a while.
 
 A reader that comes later does not see what went. A rewind of a job that would have to read it again is refused, and so
-is one that would have to take back output that was compacted: leave --older-than above how far you may want to go back."""
+is one that would have to take back output that was compacted: let --older-than be longer than you may go back."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def compact(args: argparse.Namespace) -> int:
     """Compact a log.
 
-    Exit status: 0 done, or nothing to do; 2 no such log or no key; 3 dry run; 4 damaged data found; 5 others came first,
-    or the store is not reachable.
+    Exit status: 0 done, or nothing to do; 2 no such log or no key; 3 dry run; 4 damaged data found; 5 others came
+    first, or the store is not reachable.
     """
     wishes = Wishes(
         1_000 * duration_ms(args.older_than, "--older-than"),

@@ -4,8 +4,8 @@ A `Source` is written down in the user's program, pickled to the workers and ope
 and name the next record to read; they live in checkpoints alone, so an open source keeps no position of its own.
 
 Invariants
-    - Reading the same partition at the same offset always gives the same records, or an error. Of a source whose records
-      may be compacted away (`SparseSource`), it gives those that are left.
+    - Reading the same partition at the same offset always gives the same records, or an error. Of a source whose
+      records may be compacted away (`SparseSource`), it gives those that are left.
     - `ended` is true only when no record can ever follow; reaching `end_offsets` is not enough.
     - `read` does not wait for records; it is called from the operator thread.
 

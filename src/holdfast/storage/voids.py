@@ -83,8 +83,8 @@ def lost_to_compaction(commits: Commits, ranges: Iterable[VoidRange]) -> str | N
     if hit is None:
         return None
     return (
-        f"the rows from offset {hit.first} to before {hit.end} of partition {hit.partition} would have to be taken back, "
-        f"but the log was compacted up to offset {left.end(hit.partition)}: what they replaced is gone"
+        f"the rows from offset {hit.first} to before {hit.end} of partition {hit.partition} would have to be taken "
+        f"back, but the log was compacted up to offset {left.end(hit.partition)}: what they replaced is gone"
     )
 
 

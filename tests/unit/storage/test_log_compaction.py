@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +41,8 @@ Row = tuple[int | None, int | None]
 def rows(*pairs: Row) -> pa.Table:
     keys, values = [k for k, _ in pairs], [v for _, v in pairs]
     words = [None if v is None else f"w{v}" for v in values]
-    return pa.table([pa.array(keys, pa.int64()), pa.array(values, pa.int64()), pa.array(words, pa.utf8())], SCHEMA.names)
+    columns = [pa.array(keys, pa.int64()), pa.array(values, pa.int64()), pa.array(words, pa.utf8())]
+    return pa.table(columns, SCHEMA.names)
 
 
 @dataclass
@@ -618,7 +620,7 @@ class TestNewestOfEachKey:
             assert unpacked(bits, len(piece)).tolist() == want
 
 
-Step = tuple[str, object]
+Step = tuple[str, Any]
 PAIRS = st.lists(
     st.tuples(st.one_of(st.none(), st.integers(0, 5)), st.one_of(st.none(), st.integers(0, 99))), min_size=1, max_size=5
 )
@@ -693,14 +695,14 @@ class TestAnyHistory:
         following, voids = LogReader(world.store), set[int]()
         for kind, what in steps:
             if kind == "append" and not sealed:
-                world.append(*what)  # type: ignore[misc]
-                model.append(what, world.clock.at)  # type: ignore[arg-type]
+                world.append(*what)
+                model.append(what, world.clock.at)
             elif kind == "deliver" and not sealed:
                 epoch += 1
-                world.deliver(epoch, *what, timeline=timeline)  # type: ignore[misc]
-                model.append(what, world.clock.at, epoch)  # type: ignore[arg-type]
+                world.deliver(epoch, *what, timeline=timeline)
+                model.append(what, world.clock.at, epoch)
             elif kind == "rewind" and not sealed:
-                back = max(0, epoch - what)  # type: ignore[operator]
+                back = max(0, epoch - what)
                 gone = [row for row in model.kept if row.epoch > back]
                 if self._is_lost(world, back, timeline + 1):
                     with pytest.raises(ConfigError, match="what they replaced is gone"):
@@ -713,15 +715,15 @@ class TestAnyHistory:
                 model.kept = [row for row in model.kept if row.epoch <= back]
                 following = LogReader(world.store)
             elif kind == "compact":
-                older_than, keep = what  # type: ignore[misc]
+                older_than, keep = what
                 world.compact(Wishes(older_than, keep, sizes=SMALL))
                 model.compact(world.clock.at, older_than, keep)
             elif kind == "tick":
-                world.clock.at += what  # type: ignore[operator]
+                world.clock.at += what
             elif kind == "seal":
                 LogWriter(world.store, wall_us=world.clock).seal()
                 sealed = True
-            offset = min(what, model.end) if kind == "read" else 0  # type: ignore[type-var]
+            offset = min(what, model.end) if kind == "read" else 0
             if offset not in voids and offset - 1 not in voids:
                 want = model.rows(offset)
                 assert list(placed(LogReader(world.store), 0, offset)) == want
