@@ -246,7 +246,7 @@ def encode_commit(commit: Commit) -> bytes:
         return _hashed(commit)
     record = msgspec.to_builtins(commit)
     for field in ("compact", "seal", "compaction", *(() if commit.v == VOID_VERSION else ("void", "voids"))):
-        del record[field]
+        record.pop(field, None)
     return _hashed(record)
 
 
