@@ -221,7 +221,7 @@ class Compactor:
     def _dead(self, commits: Commits, built_on: int, compaction: Compaction) -> Iterator[str]:
         named = {segment.path for segment in compaction.segments}
         for path in self._store.list(COMPACTED_FOLDER):
-            if int(path.split("/")[1]) <= built_on and path not in named:
+            if (base := path.split("/")[1]).isdecimal() and int(base) <= built_on and path not in named:
                 yield path
         for sequence in range(compaction.swept + 1, compaction.through + 1):
             for segment in commits.at(sequence).segments:

@@ -57,7 +57,10 @@ class LogReader:
         Raises:
             Damaged: rows that this reader has read were taken back.
         """
+        compacted = self._commits.tail.compact
         news = self._commits.refresh()
+        if self._commits.tail.compact != compacted:
+            self._opened.clear()  # They may hold rows that went.
         self._passage.refreshed()
         return news
 

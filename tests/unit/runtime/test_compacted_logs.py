@@ -19,7 +19,9 @@ import holdfast as hf
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError
 from holdfast.runtime.cluster import Cluster
+from holdfast.runtime.dead_letters import DEAD_LETTERS
 from holdfast.runtime.reading import Reading, arrived
+from holdfast.runtime.redrive import Redrive
 from holdfast.runtime.rewind_plan import check, plan_of
 from holdfast.runtime.rewind_sources import missing_records
 from holdfast.runtime.sources.source import OFFSETS, OpenSource
@@ -115,7 +117,7 @@ class TestAJobOnACompactedLog:
         assert sorted(dead) == [(p, offset) for p, offset, row in job.rows("input") if row["n"] is None]
         assert dead
 
-    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("seed", range(4))
     def test_whatever_fails_while_logs_are_compacted_no_key_loses_its_last_row(self, tmp_path: Path, seed: int) -> None:
         job = Job(tmp_path, seed)
         job.cluster.begin()
@@ -180,6 +182,21 @@ class TestARewind:
     @staticmethod
     def first(job: Job) -> int:
         return int(job.log().completed[0].body.epoch)
+
+
+class TestARedrive:
+    def test_of_a_record_that_was_compacted_is_refused_and_takes_no_other(self) -> None:
+        dead, log = MemoryObjects(), MemoryObjects()
+        create_log(log, SCHEMA, partitions=1, key=["word"])
+        LogWriter(log).append({0: pa.Table.from_pylist([{"n": n, "word": "a"} for n in (1, 2)], SCHEMA)})
+        Compactor(log, pause=lambda _: None).compact(EVERYTHING)
+        create_log(dead, DEAD_LETTERS, partitions=1)
+        letter = {"operator": "f", "source": "rows", "partition": 0, "error": "so", "form": "row", "raw": b"?"}
+        letters = [{**letter, "offset": 0}, {**letter, "offset": 1}]
+        LogWriter(dead).append({0: pa.Table.from_pylist(letters, DEAD_LETTERS)})
+        count = Redrive("rows", dead, log, log).plan()
+        assert count.records == 1
+        assert dict(count.unfit) == {"the record was taken back by a rewind of its writer, or compacted away": 1}
 
 
 class TestArrived:

@@ -687,7 +687,7 @@ class Model:
 
 class TestAnyHistory:
     @given(steps=STEPS)
-    @settings(max_examples=250, deadline=None)
+    @settings(max_examples=120, deadline=None)
     def test_every_reader_gets_exactly_what_the_model_holds(self, steps: list[Step]) -> None:
         world, model = World(), Model()
         world.clock.at = 100
@@ -728,7 +728,7 @@ class TestAnyHistory:
                 want = model.rows(offset)
                 assert list(placed(LogReader(world.store), 0, offset)) == want
                 following.refresh()
-                assert [row[0] for row in placed(following, 0, offset, 1)][-3:] == [row[0] for row in want][-3:]
+                assert list(placed(following, 0, offset, 1)) == want
             reader = LogReader(world.store)
             assert reader.rows(0) == len(model.kept) and reader.end_offset(0) == model.end
             assert reader.last_position(0) <= model.end
