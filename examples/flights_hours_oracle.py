@@ -152,12 +152,16 @@ def differences(name: str, want: pl.DataFrame, have: pl.DataFrame) -> list[str]:
 
 
 def read_log(path: Path) -> pl.DataFrame:
-    """Return all rows of a log: those of the segments that its commits name, but for ranges that a rewind took back."""
+    """Return all rows of a log: what its commits name and no rewind took back, no compaction replaced."""
     commits = [json.loads(commit.read_bytes()) for commit in sorted((path / "commits").glob("*.json"))]
     void = [each for commit in commits if commit["kind"] == "void" for each in commit["voids"]]
     schema = json.loads((path / "meta.json").read_bytes())["schema"]
     parts = [pl.DataFrame(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema))).empty_table())]
-    for segment in (segment for commit in commits for segment in commit["segments"]):
+    compacted = next((commit["compaction"] for commit in reversed(commits) if commit["kind"] == "compact"), None)
+    for segment in [] if compacted is None else compacted["segments"]:
+        parts.append(pl.read_ipc(path / segment["path"])[:, :-1])  # the last column is the offset
+    through = 0 if compacted is None else compacted["through"]
+    for segment in (segment for commit in commits[through:] for segment in commit["segments"]):
         offset = pl.int_range(pl.len()) + segment["base"]
         here = [each for each in void if each["partition"] == segment["partition"]]
         taken_back = pl.any_horizontal(

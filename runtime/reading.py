@@ -1,7 +1,7 @@
 """The source partitions that one subtask reads: where each stands, and how fast it may be read.
 
 Invariants
-    - A partition is read no further than its `until`, where one is given and offsets count rows.
+    - A partition is read no further than its `until`, where one is given and the offset of every row is known.
     - What was not used of the rate for more than a second is not saved up for a burst.
 
 Source: DESIGN sections 6 and 13; docs/design/0008.
@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from holdfast.model import SourcePosition
 from holdfast.ports import Clock
+from holdfast.runtime.operators.functions import Arrival
 from holdfast.runtime.plan import Plan
-from holdfast.runtime.sources.source import OpenSource
+from holdfast.runtime.sources.source import OFFSETS, OpenSource
 
 
 @dataclass
@@ -76,6 +78,31 @@ def no_further(reading: Reading, batch: pa.RecordBatch, following: int) -> tuple
     if reading.until is None or following <= reading.until or following - reading.offset != batch.num_rows:
         return batch, following
     return batch.slice(0, reading.until - reading.offset), reading.until
+
+
+def arrived(
+    reading: Reading, batch: pa.RecordBatch, following: int, rows_max: int | None
+) -> tuple[pa.RecordBatch, Arrival]:
+    """Return the rows to take of those that were read, at most rows_max, and which records they are."""
+    if batch.schema.names[-1] == OFFSETS:
+        return _placed(reading, batch, rows_max)
+    if rows_max is not None and batch.num_rows > rows_max:
+        following -= batch.num_rows - rows_max
+        batch = batch.slice(0, rows_max)
+    batch, following = no_further(reading, batch, following)
+    contiguous = following - reading.offset == batch.num_rows
+    return batch, Arrival(reading.partition, reading.offset, following, contiguous)
+
+
+def _placed(reading: Reading, batch: pa.RecordBatch, rows_max: int | None) -> tuple[pa.RecordBatch, Arrival]:
+    """Do the same where every row carries its offset. Rows that all lie behind `until` are taken as they are."""
+    offsets = np.asarray(batch.columns[-1])
+    rows = len(offsets) if reading.until is None else int(np.searchsorted(offsets, reading.until)) or len(offsets)
+    rows = rows if rows_max is None else min(rows, rows_max)
+    offsets = offsets[:rows]
+    columns = [column.slice(0, rows) for column in batch.columns[:-1]]
+    taken = pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(batch.schema)[:-1]))
+    return taken, Arrival(reading.partition, int(offsets[0]), int(offsets[-1]) + 1, False, offsets)
 
 
 def open_readings(

@@ -150,9 +150,11 @@ class Redrive:
         if self._records is None or letter["offset"] is None:
             why = "its offset is not known" if letter["offset"] is None else "the source is no log"
             raise _refused(f"{letter['operator']} kept a row that steps have changed, and {why}")
-        record, _ = self._records.read(letter["partition"], letter["offset"], 1)
-        if record is None:
+        record, _, following = self._records.read_placed(letter["partition"], letter["offset"], 1)
+        if letter["offset"] >= self._records.end_offset(letter["partition"]):
             raise _refused("the source's log ends before the record; it is not the log that the job has read")
+        if record is None or following != letter["offset"] + 1:
+            raise _refused("the record was taken back by a rewind of its writer, or compacted away")
         return record
 
     def _name(self, partition: int) -> str:

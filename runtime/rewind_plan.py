@@ -25,6 +25,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, HoldfastError, Where
 from holdfast.runtime.repair import Order, not_repairable, writers_of
 from holdfast.runtime.rewinding import no_way_back
+from holdfast.runtime.sources.source import same_from
 from holdfast.runtime.steps import Plan, SinkSpec
 from holdfast.sinks.contract import RepairableSink, Rewinding
 
@@ -107,7 +108,7 @@ def check(shown: Mapping[str, Any]) -> None:
         if at["available"] is False:
             raise ConfigError(
                 f"source {at['name']!r}, partition {at['partition']}: its records from offset {at['to_offset']} on "
-                "are no longer there",
+                "are no longer all there",
                 not_done=NOTHING_DONE,
                 next_step="go back to a later checkpoint, whose offset the source still has",
                 where=where,
@@ -158,21 +159,21 @@ def _sources(there: Manifest, here: Manifest, plan: Plan | None) -> list[dict[st
                 "from_offset": at.offset if at.offset >= 0 else None,
                 "to_offset": to if known else None,
                 "records": at.offset - to if known and to is not None else None,
-                "available": None if start is None or to is None else start <= max(to, 0),
+                "available": None if start is None or to is None else to == at.offset or start <= max(to, 0),
             }
         )
     return rows
 
 
 def _starts(back: Mapping[tuple[str, int], int], plan: Plan | None) -> dict[tuple[str, int], int]:
-    """Return the lowest offset that can still be read, of every partition of a source that is known."""
+    """Return the lowest offset from which all can be read again, of every partition of a source that is known."""
     found: dict[tuple[str, int], int] = {}
     for spec in () if plan is None else plan.sources:
         opened = spec.source.open()
         try:
             for name, partition in back:
                 if name == spec.name:
-                    found[name, partition] = opened.retention_start(partition)
+                    found[name, partition] = same_from(opened, partition)
         finally:
             opened.close()
     return found

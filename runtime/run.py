@@ -48,6 +48,7 @@ from holdfast.runtime.placement import local_paths
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.repair import unrepairable, writers_of
 from holdfast.runtime.rewind_plan import blocker
+from holdfast.runtime.rewind_sources import missing_records
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.host import WorkerTask
@@ -284,7 +285,8 @@ class _Run:
             if request.kind == "rewind" and (job := self._loop.state.log.job) is not None:
                 epoch = request.args.get("epoch", 0)
                 self._lanes.lane("targets").submit(
-                    lambda j=job, e=epoch: blocker(self.repository, j, e, self.sinks, self._prepared.operators),  # type: ignore[misc]
+                    lambda j=job, e=epoch: blocker(self.repository, j, e, self.sinks, self._prepared.operators)  # type: ignore[misc]
+                    or missing_records(self.repository, j, e, self._prepared.plan),
                     lambda result, r=request: self._carry_out(r, result),  # type: ignore[misc]
                 )
             else:

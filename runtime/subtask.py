@@ -30,11 +30,10 @@ from holdfast.runtime.dead_letters import DLQ, Letters
 from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.immediate import ImmediateWrites
 from holdfast.runtime.operators.fragment import FragmentRuntime
-from holdfast.runtime.operators.functions import Arrival
 from holdfast.runtime.operators.intake import Intake
 from holdfast.runtime.operators.window import KeyGroups
 from holdfast.runtime.plan import Edge, Plan, SourceSpec
-from holdfast.runtime.reading import Reading, Throttle, no_further
+from holdfast.runtime.reading import Reading, Throttle, arrived
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.staging import Stage
 from holdfast.state.keygroups import owners
@@ -327,14 +326,9 @@ class SubtaskRun:
         return sorted(rotated, key=before)
 
     def _emit(self, reading: Reading, time: EventTime | None, batch: pa.RecordBatch, following: int) -> None:
-        rows_max = self._throttle.rows_max()
-        if rows_max is not None and batch.num_rows > rows_max:
-            following -= batch.num_rows - rows_max
-            batch = batch.slice(0, rows_max)
-        batch, following = no_further(reading, batch, following)
-        contiguous = following - reading.offset == batch.num_rows
-        arrival = Arrival(reading.partition, reading.offset, following, contiguous)
-        reading.offset = following
+        batch, arrival = arrived(reading, batch, following, self._throttle.rows_max())
+        assert arrival.following is not None
+        reading.offset = following = arrival.following
         if reading.caught_up():
             reading.ended = reading.opened.ended(reading.partition, following)
         self._throttle.took(batch.num_rows)

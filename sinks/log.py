@@ -39,7 +39,7 @@ from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.logformat import LogMeta, VoidRange, check_meta, describe_column
 from holdfast.storage.objects import open_objects
 from holdfast.storage.partitioning import partition_rows, partitions_of
-from holdfast.storage.voids import TakeBack, gathered, moving, newest_tag
+from holdfast.storage.voids import TakeBack, gathered, lost_to_compaction, moving, newest_tag
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,9 @@ def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:
         return untouched("truncate", rewinding)
     if commits.tail.sealed:
         return impossible(SEALED)
-    return _repaired(gathered(commits, back), rewinding)
+    ranges = gathered(commits, back)
+    lost = lost_to_compaction(commits, ranges)
+    return _repaired(ranges, rewinding) if lost is None else impossible(lost)
 
 
 def repair(

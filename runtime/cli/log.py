@@ -1,4 +1,4 @@
-"""`holdfast log create|append|read|tail|seal`: the embedded log from a shell.
+"""`holdfast log create|append|read|tail|seal|compact`: the embedded log from a shell.
 
 Results go to stdout (with --json as JSON), advice to stderr. A HoldfastError goes up to the command line, which prints
 it and exits with its status: 2 wrong use, 4 damaged data, 5 unavailable.
@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
+from holdfast.runtime.cli import log_compact
 from holdfast.runtime.cli.log_columns import parse_columns
 from holdfast.runtime.cli.log_input import json_line_batches, read_file
 from holdfast.runtime.cli.log_output import Placed, as_json_line, placed_rows, plain_line, table_lines
@@ -74,6 +75,12 @@ def add_parser(subparsers: Subparsers) -> None:
     _command(
         commands, "seal", seal, "end a log for ever: jobs that read it finish, appends are refused",
         "holdfast log seal data/bids",
+    )  # fmt: skip
+    log_compact.add_arguments(
+        _command(
+            commands, "compact", log_compact.compact, "of every key keep the newest row, drop earlier ones",
+            "holdfast log compact data/customers --older-than 2h",
+        )
     )  # fmt: skip
 
 
@@ -156,11 +163,10 @@ def read(args: argparse.Namespace) -> int:
     for partition in partitions:
         offset = reader.retention_start(partition) if args.offset is None else reader.begin(partition, args.offset)
         while len(rows) < args.limit:
-            batch, following = reader.read(partition, offset, READ_BYTES_MAX)
+            batch, offsets, following = reader.read_placed(partition, offset, READ_BYTES_MAX)
             if batch is None:
                 break
-            first = following - batch.num_rows  # Behind the offset where a rewind took rows back.
-            rows += placed_rows(partition, first, batch.slice(0, args.limit - len(rows)))
+            rows += placed_rows(partition, batch, offsets, following)[: args.limit - len(rows)]
             offset = following
     _show(args, names, rows)
     held = sum(reader.rows(partition) for partition in partitions)
@@ -208,18 +214,17 @@ def seal(args: argparse.Namespace) -> int:
 
 def _print_from(args: argparse.Namespace, reader: LogReader, partition: int, offset: int) -> int:
     while True:
-        batch, following = reader.read(partition, offset, READ_BYTES_MAX)
+        batch, offsets, following = reader.read_placed(partition, offset, READ_BYTES_MAX)
         if batch is None:
             return offset
-        for row in placed_rows(partition, following - batch.num_rows, batch):
+        for row in placed_rows(partition, batch, offsets, following):
             print(as_json_line(row) if args.json else plain_line(reader.meta.schema.names, row))
         sys.stdout.flush()
         offset = following
 
 
 def _lines_before_the_end(reader: LogReader, partition: int, lines: int) -> int:
-    first = reader.last_position(partition) - max(0, lines)
-    return reader.begin(partition, max(reader.retention_start(partition), first))
+    return reader.begin(partition, reader.before_the_end(partition, max(0, lines)))
 
 
 def _partitioner(args: argparse.Namespace, meta: LogMeta) -> Callable[[pa.Table], dict[int, pa.Table]]:

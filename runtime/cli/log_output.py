@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 WIDTH_MAX = 60
 
@@ -22,9 +24,12 @@ class Placed:
     row: dict[str, Any]
 
 
-def placed_rows(partition: int, offset: int, batch: pa.RecordBatch) -> list[Placed]:
-    """Return the rows of a batch that begins at this offset."""
-    return [Placed(partition, offset + index, row) for index, row in enumerate(batch.to_pylist())]
+def placed_rows(
+    partition: int, batch: pa.RecordBatch, offsets: NDArray[np.int64] | None, following: int
+) -> list[Placed]:
+    """Return the rows of a batch as `LogReader.read_placed` gave it."""
+    at = range(following - batch.num_rows, following) if offsets is None else offsets.tolist()
+    return [Placed(partition, offset, row) for offset, row in zip(at, batch.to_pylist(), strict=True)]
 
 
 def as_json_line(placed: Placed) -> str:

@@ -31,7 +31,7 @@ COMMANDS = {
     "rewind": "go back to an earlier checkpoint: state, offsets and what targets show",
     "checkpoints": "list, show or verify the checkpoints of a job",
     "dlq": "list dead letters, and append their records to the log that they came from",
-    "log": "create, write, read and seal embedded logs",
+    "log": "create, write, read, compact and seal embedded logs",
     "chaos": "play whole jobs in a world that fails, and check every answer",
     "doctor": "check this machine: Python, Java, Spark, packages, storage",
     "completion": "print the completion script of a shell",

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from holdfast.errors import HoldfastError, JobFailed, Where
 from holdfast.runtime.dead_letters import DeadLetter, Form, Letters, encode_row, told
@@ -56,7 +57,7 @@ class Arrival:
     """The offset after the last."""
     contiguous: bool = False
     """Record i of the batch has the offset `offset + i`."""
-    offsets: tuple[int, ...] | None = None
+    offsets: NDArray[np.int64] | None = None
     """The offset of every record, where some were left out between them."""
 
     def take(self, other: Arrival) -> None:
@@ -67,7 +68,7 @@ class Arrival:
     def offset_of(self, row: int) -> int | None:
         """Return the offset of the record of this number, None if it is not known."""
         if self.offsets is not None:
-            return self.offsets[row]
+            return int(self.offsets[row])
         return self.offset + row if self.contiguous and self.offset is not None else None
 
 

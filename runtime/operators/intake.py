@@ -109,8 +109,10 @@ class Intake:
         )
 
 
-def _offsets(arrival: Arrival, rows: NDArray[np.intp]) -> tuple[int, ...] | None:
+def _offsets(arrival: Arrival, rows: NDArray[np.intp]) -> NDArray[np.int64] | None:
     """Return the offset of each of these records, None if they are not known."""
+    if arrival.offsets is not None:
+        return arrival.offsets[rows]
     if not arrival.contiguous or arrival.offset is None:
         return None
-    return tuple((rows + arrival.offset).tolist())
+    return (rows + arrival.offset).astype(np.int64)

@@ -11,11 +11,13 @@ import os
 from collections.abc import Sequence
 from typing import overload
 
+import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.runtime.schema import describe_difference, schema_of
+from holdfast.runtime.sources.source import OFFSETS
 from holdfast.sinks.contract import Repair, Rewinding
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.storage.log import LogReader, read_meta
@@ -166,10 +168,19 @@ class OpenLog:
     def retention_start(self, partition: int) -> int:
         return self._reader.retention_start(partition)
 
+    def whole_from(self, partition: int) -> int:
+        self._reader.refresh()
+        return self._reader.whole_from(partition)
+
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         if offset >= self._reader.last_position(partition):
             self._reader.refresh()
-        return self._reader.read(partition, offset, max_bytes)
+        batch, offsets, following = self._reader.read_placed(partition, offset, max_bytes)
+        if batch is not None and (offsets is not None or following - offset != batch.num_rows):
+            offsets = np.arange(following - batch.num_rows, following) if offsets is None else offsets
+            columns = [*batch.columns, pa.array(offsets)]
+            batch = pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, OFFSETS])
+        return batch, following
 
     def ended(self, partition: int, offset: int) -> bool:
         return self._reader.sealed and offset >= self._reader.last_position(partition)

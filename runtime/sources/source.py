@@ -4,7 +4,8 @@ A `Source` is written down in the user's program, pickled to the workers and ope
 and name the next record to read; they live in checkpoints alone, so an open source keeps no position of its own.
 
 Invariants
-    - Reading the same partition at the same offset always gives the same records, or an error.
+    - Reading the same partition at the same offset always gives the same records, or an error. Of a source whose
+      records may be compacted away (`SparseSource`), it gives those that are left.
     - `ended` is true only when no record can ever follow; reaching `end_offsets` is not enough.
     - `read` does not wait for records; it is called from the operator thread.
 
@@ -14,9 +15,12 @@ was deleted and made again from the one it knew.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
+
+OFFSETS = "_holdfast_offset"
+"""Last column of a batch whose records do not follow each other by offset; no column of a user has this name."""
 
 
 class Source(Protocol):
@@ -54,6 +58,8 @@ class OpenSource(Protocol):
         Records that cannot be decoded are among them, as runtime/dead_letters.py says (`with_refused`); or they have
         a null where `schema` allows none. What becomes of them is not the source's affair.
 
+        Where the offsets of the records have gaps between them, they are the last column, `OFFSETS`.
+
         At most max_bytes are returned, but at least one record. Raises Damaged, Unavailable, JobFailed.
         """
 
@@ -62,3 +68,17 @@ class OpenSource(Protocol):
 
     def close(self) -> None:
         """Let go of connections and files. Batches that were read stay valid."""
+
+
+@runtime_checkable
+class SparseSource(Protocol):
+    """An open source of which single records may go away, with others before and behind them staying."""
+
+    def whole_from(self, partition: int) -> int:
+        """Return the lowest offset from which on no record that ever was there is missing."""
+
+
+def same_from(opened: OpenSource, partition: int) -> int:
+    """Return the lowest offset from which on reading again gives what it gave the first time."""
+    start = opened.retention_start(partition)
+    return max(start, opened.whole_from(partition)) if isinstance(opened, SparseSource) else start

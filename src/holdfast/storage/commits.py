@@ -7,14 +7,16 @@ Invariants
     - `tail` only moves forward, by commits that fit the one before.
     - At most CACHED_COMMITS_MAX commits are kept in memory.
 
-Commits are never deleted in format 1, so "there is no next sequence" means the end of the log; a release that
-prunes commits must list again instead (PROTOCOL P7). Not safe to share between threads.
+Commits are never deleted, so "there is no next sequence" means the end of the log; a release that prunes commits
+must list again instead (PROTOCOL P7). Their segments are, after a compaction; then `left` tells where the rows are.
+Not safe to share between threads.
 """
 
 from __future__ import annotations
 
 from holdfast.errors import NotFound
 from holdfast.ports import ObjectStore
+from holdfast.storage.compacted import CompactedSegment, Left
 from holdfast.storage.logformat import (
     COMMITS_FOLDER,
     Commit,
@@ -39,12 +41,13 @@ class Commits:
         self._cached: dict[int, Commit] = {0: before_the_first(meta)}
         paths = store.list(COMMITS_FOLDER)
         self.tail = self.at(sequence_of(paths[-1])) if paths else self._cached[0]
+        self._left: tuple[int, Left] | None = None
         self.refresh()
 
     def refresh(self) -> bool:
         """Take in the commits that appeared since; return whether there were any."""
         before = self.tail
-        while not self.tail.sealed:
+        while True:
             try:
                 found = self._read(self.tail.sequence + 1)
             except NotFound:
@@ -52,6 +55,16 @@ class Commits:
             check_follows(found, self.tail)
             self.tail = self._keep(found)
         return self.tail is not before
+
+    @property
+    def left(self) -> Left | None:
+        """What the newest compaction left, None if there was none."""
+        sequence = self.tail.compact
+        if sequence and (self._left is None or self._left[0] != sequence):
+            compaction = self.at(sequence).compaction
+            assert compaction is not None, "a commit that is named as compacting was checked to be one"
+            self._left = sequence, Left(compaction, self.at(compaction.through).ends)
+        return None if self._left is None else self._left[1]
 
     def at(self, sequence: int) -> Commit:
         """Return the commit with this sequence, which must exist. Raises Damaged."""
@@ -62,8 +75,10 @@ class Commits:
         except NotFound as error:
             raise damaged(commit_path(sequence), "is missing, while a later commit exists") from error
 
-    def find(self, partition: int, offset: int, after: int = 0) -> tuple[int, LogSegment]:
+    def find(self, partition: int, offset: int, after: int = 0) -> tuple[int, LogSegment | CompactedSegment]:
         """Return the segment that holds an offset below the end, and the sequence of its commit.
+
+        Below the end of what was compacted, that is the segment with the next row that is left; there must be one.
 
         Args:
             partition: The partition.
@@ -71,6 +86,10 @@ class Commits:
             after: A sequence to search from; a good guess saves reading commits, a wrong one costs some.
         """
         assert offset < self.tail.ends[partition]
+        if (left := self.left) is not None and offset < left.end(partition):
+            segment = left.at_or_after(partition, offset)
+            assert segment is not None, "the caller goes past gaps at the end"
+            return left.through, segment
         low = after if after <= self.tail.sequence and self.at(after).ends[partition] <= offset else 0
         step = 1
         while (high := min(low + step, self.tail.sequence)) and self.at(high).ends[partition] <= offset:
@@ -78,9 +97,9 @@ class Commits:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.at(middle).ends[partition] <= offset else (low, middle)
-        for segment in self.at(high).segments:
-            if segment.partition == partition and segment.base <= offset < segment.base + segment.rows:
-                return high, segment
+        for one in self.at(high).segments:
+            if one.partition == partition and one.base <= offset < one.base + one.rows:
+                return high, one
         raise damaged(commit_path(high), f"does not hold offset {offset} of partition {partition}, as its ends say")
 
     def _read(self, sequence: int) -> Commit:

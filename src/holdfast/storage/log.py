@@ -1,12 +1,13 @@
 """The embedded log: a partitioned, append-only log of typed rows on any object store.
 
 One sequence of commits is made by conditional create; each names the new segments of all partitions, so an append is
-atomic across partitions and any number of writers may append at once. Offsets are dense per partition.
+atomic across partitions and any number of writers may append at once. Offsets are dense per partition, until a
+compaction leaves gaps (compaction.py).
 
 Invariants
     - A row is in the log if and only if a commit names its segment; segments are written first.
     - An append takes effect exactly once or not at all; one in doubt is finished before anything else (PROTOCOL P4).
-    - Offsets are never reused; nothing follows a seal.
+    - Offsets are never reused, and never move; no row follows a seal.
     - A tagged append takes effect only if the writer's tag grows (PROTOCOL P17).
     - Rows that a rewind took back are read by nobody who comes later; who read them is told (see voids.py).
 
@@ -22,10 +23,11 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from holdfast.errors import AlreadyExists, ConfigError, Damaged, NotFound, Unavailable, Where
+from holdfast.errors import AlreadyExists, ConfigError, Unavailable
 from holdfast.model import NO_EPOCH, Tag, Timeline
 from holdfast.ports import ObjectStore
 from holdfast.storage.commits import Commits
+from holdfast.storage.compacted import Compaction
 from holdfast.storage.logformat import (
     META_PATH,
     Commit,
@@ -36,14 +38,16 @@ from holdfast.storage.logformat import (
     WriterTag,
     check_meta,
     commit_path,
-    decode_meta,
     describe_column,
     encode_commit,
     encode_meta,
     placed,
 )
-from holdfast.storage.segment import SEGMENT_BYTES_MAX, OpenSegment, encode_segment, segment_hash
-from holdfast.storage.voids import Passage, TakeBack, drafted, moving
+from holdfast.storage.logreader import LogReader, existing_meta, read_meta
+from holdfast.storage.segment import SEGMENT_BYTES_MAX, encode_segment, segment_hash
+from holdfast.storage.voids import TakeBack, drafted, moving
+
+__all__ = ["BEFORE_FIRST", "LogReader", "LogWriter", "create_log", "read_meta"]
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch
 SENDS_MAX = 4
@@ -72,7 +76,7 @@ def create_log(
     meta = LogMeta(str(uuid.uuid4()), _plain(schema), partitions, tuple(key or ()))
     check_meta(meta)
     if not _created(store, META_PATH, encode_meta(meta), pause):
-        found = _meta(store)
+        found = existing_meta(store)
         if found.uuid != meta.uuid:
             raise ConfigError(
                 f"{store!r} holds a log already, created with {found.partitions} partitions and the columns "
@@ -80,14 +84,6 @@ def create_log(
                 next_step="append to it, or choose another path",
             )
     return meta
-
-
-def read_meta(store: ObjectStore) -> LogMeta | None:
-    """Return what the log is, None if there is none. Raises Damaged, Unavailable."""
-    try:
-        return decode_meta(store.get(META_PATH))
-    except NotFound:
-        return None
 
 
 class LogWriter:
@@ -101,7 +97,7 @@ class LogWriter:
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
     ) -> None:
         self._store, self._pause, self._wall_us = store, pause, wall_us
-        self.meta = _meta(store)
+        self.meta = existing_meta(store)
         self._commits = Commits(store, self.meta)
         self._doubt: tuple[Draft, Commit] | None = None
 
@@ -148,7 +144,7 @@ class LogWriter:
         """Move the writers' tags and make void what they appended after the base epoch; nothing if the tags stand.
 
         Raises:
-            ConfigError: the log is sealed.
+            ConfigError: the log is sealed, or compacted further than the base epoch.
             Unavailable: the outcome is unknown; do it again.
         """
         for _ in range(CONFLICTS_MAX):
@@ -160,6 +156,15 @@ class LogWriter:
             if self._commit(draft) is not None:
                 return ranges
         raise _overtaken("nothing was taken back")
+
+    def compact(self, compaction: Compaction, built_on: tuple[int, int], owner: str) -> Commit | None:
+        """Let a compaction take effect; None if another one or a rewind came first, then nothing was changed.
+
+        Raises:
+            Unavailable: the outcome may be unknown.
+        """
+        self.settle()
+        return self._commit(Draft("compact", owner, self._wall_us(), compaction=compaction, built_on=built_on))
 
     def seal(self) -> None:
         """End the log: nothing can be appended any more. Sealing twice is no error."""
@@ -213,118 +218,6 @@ class LogWriter:
         return taken_by_us
 
 
-class LogReader:
-    """Reads a log as far as the last `refresh` saw it. One thread uses it."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-        self.meta = _meta(store)
-        self._commits = Commits(store, self.meta)
-        self._open: dict[int, OpenSegment] = {}
-        self._sequence: dict[int, int] = {}
-        self._passage = Passage(self._commits, repr(store))
-
-    def refresh(self) -> bool:
-        """Look for new commits: one request that finds nothing if there are none. Returns whether there were any.
-
-        Raises:
-            Damaged: rows that this reader has read were taken back.
-        """
-        news = self._commits.refresh()
-        self._passage.refreshed()
-        return news
-
-    @property
-    def sealed(self) -> bool:
-        return self._commits.tail.sealed
-
-    def tags(self) -> tuple[WriterTag, ...]:
-        """Return the newest tag of every writer that made tagged appends."""
-        return self._commits.tail.tags
-
-    def end_offsets(self) -> dict[int, int]:
-        """Return per partition the offset that the next appended row will have."""
-        return dict(enumerate(self._commits.tail.ends))
-
-    def end_offset(self, partition: int) -> int:
-        """Return the offset that the next row appended to the partition will have."""
-        return self._commits.tail.ends[partition]
-
-    def rows(self, partition: int) -> int:
-        """Return how many rows the partition has."""
-        return self._passage.rows(partition, self.end_offset(partition))
-
-    def begin(self, partition: int, offset: int) -> int:
-        """Return where to begin to read if a person asks for this offset: before the void range that holds it."""
-        return self._passage.begin(partition, offset)
-
-    def last_position(self, partition: int) -> int:
-        """Return the offset at which a reader stands that has read everything: the end, or where only void follows."""
-        return self._passage.back(partition, self.end_offset(partition))
-
-    def retention_start(self, partition: int) -> int:
-        """Return the lowest offset that can be read; format 1 keeps everything."""
-        assert 0 <= partition < self.meta.partitions
-        return 0
-
-    def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
-        """Read rows in order, without copying: at most 65,536, at most max_bytes, but at least one.
-
-        Returns:
-            The rows and the offset after them; None and the same offset at the end. Void ranges are left out, so the
-            first row's offset is that after them less their number.
-
-        Raises:
-            Damaged: a segment or commit is not what was written, the offset lies beyond the end, or rows before it
-                were taken back after they had been read.
-        """
-        self._passage.reached(partition, offset)
-        if (onward := self._passage.onward(partition, offset)) != offset and onward == self.end_offset(partition):
-            return None, offset
-        batch, following = self._read_at(partition, onward, max_bytes)
-        self._passage.reached(partition, following)
-        return batch, following
-
-    def _read_at(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
-        segment = self._open.get(partition)
-        if segment is None or not segment.holds(offset):
-            end = self.end_offset(partition)
-            if offset == end:
-                return None, offset
-            self._check_inside(partition, offset, end)
-            segment = self._open_at(partition, offset)
-        batch = segment.read(offset, max_bytes)
-        return batch, offset + batch.num_rows
-
-    def close(self) -> None:
-        """Let go of mapped segments; batches that were read stay valid."""
-        self._open.clear()
-
-    def _open_at(self, partition: int, offset: int) -> OpenSegment:
-        sequence, found = self._commits.find(partition, offset, self._sequence.get(partition, 0))
-        self._sequence[partition] = sequence - 1
-        self._open[partition] = OpenSegment(self._store, self.meta.schema, found)
-        return self._open[partition]
-
-    def _check_inside(self, partition: int, offset: int, end: int) -> None:
-        if not 0 <= offset < end:
-            raise Damaged(
-                f"offset {offset} was asked for, but partition {partition} of the log in {self._store!r} ends at {end}",
-                not_done="nothing was read",
-                next_step="check that this is the log that was read before, and that it was not restored from a backup",
-                where=Where(partition=partition, offset=offset),
-            )
-
-
-def _meta(store: ObjectStore) -> LogMeta:
-    if (meta := read_meta(store)) is None:
-        raise ConfigError(
-            f"there is no log in {store!r}",
-            next_step='create it: holdfast log create PATH --schema "name:type,..." --partitions N',
-        )
-    return meta
-
-
 def _created(store: ObjectStore, path: str, data: bytes, pause: Callable[[float], None]) -> bool:
     """Send a create until the name is taken; False if it was taken before, perhaps by an earlier send of ours."""
     for attempt in range(SENDS_MAX):
@@ -349,11 +242,13 @@ def _overtaken(not_done: str) -> Unavailable:
 
 
 def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
-    """Say whether the draft may follow; False for a tag that does not grow or a second seal."""
+    """Say whether the draft may follow; False if it was made for another log than is there now."""
     if draft.tag is not None and not _grows(tail, draft.tag, draft.follows):
         return False
     if draft.kind == "void" and draft.after != tail.sequence:
         return False  # Made for another end: there may be more to take back now.
+    if draft.kind == "compact":
+        return (tail.compact, tail.void) == draft.built_on
     if not tail.sealed:
         return True
     if draft.kind == "seal":

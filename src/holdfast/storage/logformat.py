@@ -11,6 +11,9 @@ Invariants
     - A commit that takes rows back (kind `void`) and all after it are of format 2, which an older release refuses as
       newer: it would read those rows. Until then a log is written byte for byte as format 1.
     - `void` names the newest commit of that kind, and that one lists every void range of the log.
+    - A commit of kind `compact` and all after it are of format 3: rows that it replaced are read from its segments
+      (compacted.py), and an older release would look for objects that are deleted. It is the one kind that may follow
+      a seal; `seal` then says that there is one.
 
 Pure: no clock, random or I/O.
 """
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -27,15 +30,21 @@ import xxhash
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Tag
+from holdfast.storage.compacted import Compaction, problem_of
 
 FORMAT_VERSION = 1
 VOID_VERSION = 2
 """Of commits from the first one on that takes rows back."""
+COMPACT_VERSION = 3
+"""Of commits from the first compaction on."""
 PARTITIONS_MAX = 4_096
 META_PATH = "meta.json"
 COMMITS_FOLDER = "commits"
 _HASH_FIELD = b',"xxh3":"'
 _HASH_BYTES = len(_HASH_FIELD) + 16 + 2
+
+
+Kind: TypeAlias = Literal["append", "seal", "void", "compact"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class Commit:
     v: int
     log: str
     sequence: int
-    kind: Literal["append", "seal", "void"]
+    kind: Kind
     owner: str
     """Names the one append that made this record, so that its writer knows it again (PROTOCOL P4)."""
     at_us: int
@@ -101,10 +110,16 @@ class Commit:
     """Sequence of the newest commit that took rows back, this one included; 0: none did."""
     voids: tuple[VoidRange, ...] = ()
     """In a commit that takes rows back: all void ranges of the log, in order."""
+    compact: int = 0
+    """Sequence of the newest compaction, this commit included; 0: there was none."""
+    seal: int = 0
+    """In a commit that follows the seal: the sequence of that; else 0."""
+    compaction: Compaction | None = None
+    """In a commit of that kind: what is left."""
 
     @property
     def sealed(self) -> bool:
-        return self.kind == "seal"
+        return self.kind == "seal" or self.seal > 0
 
     def tag_of(self, writer: str) -> Tag | None:
         """Return the newest tag of a writer, None if it never wrote."""
@@ -134,7 +149,7 @@ _Record = TypeVar("_Record")
 class Draft:
     """A commit that has no sequence yet; rows of one partition stand in their order."""
 
-    kind: Literal["append", "seal", "void"]
+    kind: Kind
     owner: str
     at_us: int
     segments: tuple[LogSegment, ...] = ()
@@ -147,6 +162,9 @@ class Draft:
     voids: tuple[VoidRange, ...] = ()
     moved: tuple[WriterTag, ...] = ()
     """Tags that move with it."""
+    compaction: Compaction | None = None
+    built_on: tuple[int, int] = (0, 0)
+    """Of a compaction: the newest `compact` and `void` commits that it knows, and that must still be the newest."""
 
 
 def before_the_first(meta: LogMeta) -> Commit:
@@ -156,7 +174,7 @@ def before_the_first(meta: LogMeta) -> Commit:
 
 def placed(draft: Draft, tail: Commit) -> Commit:
     """Give a draft its place right after the newest commit."""
-    assert not tail.sealed, "nothing follows a seal"
+    assert draft.kind == "compact" or not tail.sealed, "only a compaction follows a seal"
     ends = list(tail.ends)
     segments = []
     for segment in draft.segments:
@@ -165,12 +183,19 @@ def placed(draft: Draft, tail: Commit) -> Commit:
         ends[segment.partition] += segment.rows
         segments.append(replace(segment, base=base))
     moved = draft.moved if draft.tag is None else (draft.tag,)
-    voids = draft.kind == "void"
+    voids, compacts, sequence = draft.kind == "void", draft.kind == "compact", tail.sequence + 1
+    version = max(tail.v, COMPACT_VERSION if compacts else VOID_VERSION if voids else FORMAT_VERSION)
     return Commit(
-        VOID_VERSION if voids else tail.v, tail.log, tail.sequence + 1, draft.kind, draft.owner, draft.at_us,
+        version, tail.log, sequence, draft.kind, draft.owner, draft.at_us,
         tuple(ends), tuple(segments), draft.tag, _tags_after(tail, moved),
-        tail.sequence + 1 if voids else tail.void, draft.voids,
+        sequence if voids else tail.void, draft.voids,
+        sequence if compacts else tail.compact, seal_of(tail), draft.compaction,
     )  # fmt: skip
+
+
+def seal_of(tail: Commit) -> int:
+    """Return the sequence of the seal as a commit behind this one gives it, 0 if the log is not sealed."""
+    return tail.sequence if tail.kind == "seal" else tail.seal
 
 
 def check_meta(meta: LogMeta) -> None:
@@ -217,17 +242,18 @@ def decode_meta(data: bytes) -> LogMeta:
 
 
 def encode_commit(commit: Commit) -> bytes:
-    if commit.v == VOID_VERSION:
+    if commit.v == COMPACT_VERSION:
         return _hashed(commit)
     record = msgspec.to_builtins(commit)
-    del record["void"], record["voids"]
+    for field in ("compact", "seal", "compaction", *(() if commit.v == VOID_VERSION else ("void", "voids"))):
+        record.pop(field, None)
     return _hashed(record)
 
 
 def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
     """Return the commit, checked against itself, its name and its log."""
     path = commit_path(sequence)
-    commit = _unhashed(path, data, Commit, VOID_VERSION)
+    commit = _unhashed(path, data, Commit, COMPACT_VERSION)
     if commit.log != meta.uuid:
         raise damaged(path, f"belongs to log {commit.log}, not to {meta.uuid}")
     if commit.sequence != sequence:
@@ -239,6 +265,10 @@ def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
     parts = range(meta.partitions)
     if not all(r.partition in parts and 0 <= r.first < r.end <= commit.ends[r.partition] for r in commit.voids):
         raise damaged(path, "has void ranges that lie outside the log")
+    if not (commit.compact == sequence) == (commit.kind == "compact") == (commit.compaction is not None):
+        raise damaged(path, "has a compaction and is not of that kind, or the other way round")
+    if commit.compaction is not None and (problem := problem_of(commit.compaction, sequence, commit.ends)):
+        raise damaged(path, problem)
     return commit
 
 
@@ -246,8 +276,12 @@ def check_follows(commit: Commit, before: Commit) -> None:
     """Raise Damaged unless the commit goes on exactly where the one before it ended."""
     ends = list(before.ends)
     path = commit_path(commit.sequence)
-    if before.sealed:
-        raise damaged(path, "follows a seal, after which nothing may follow")
+    if before.sealed and commit.kind != "compact":
+        raise damaged(path, "follows a seal, after which no row may follow")
+    if commit.seal != seal_of(before):
+        raise damaged(path, "does not tell whether the log is sealed, as the commit before it does")
+    if commit.kind != "compact" and commit.compact != before.compact:
+        raise damaged(path, f"says that commit {commit.compact} compacted last, but it was {before.compact}")
     for segment in commit.segments:
         if segment.base != ends[segment.partition]:
             raise damaged(path, f"leaves a gap at offset {ends[segment.partition]} of partition {segment.partition}")

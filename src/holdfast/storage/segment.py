@@ -3,6 +3,9 @@
 A segment holds the rows of one partition in record batches of READ_ROWS_MAX rows (the last may be shorter), which is
 also what a read returns: cutting at batch borders keeps buffers aligned.
 
+A segment that a compaction wrote has one more column, the last: the offset of each row. Between rows offsets are
+missing, so a read goes to the next row that there is.
+
 Invariants
     - Size and hash of a segment are verified once, when it is opened; nothing is read from one that fails.
     - A read copies no column.
@@ -13,18 +16,35 @@ Source: Arrow IPC file format; xxh3 reads the page cache about ten times faster 
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import pyarrow as pa
 import xxhash
+from numpy.typing import NDArray
 
 from holdfast.errors import Damaged, NotFound, Where
 from holdfast.ports import ObjectStore
+from holdfast.storage.compacted import CompactedSegment
 from holdfast.storage.logformat import LogSegment
 from holdfast.storage.objects import read_buffer
 
 READ_ROWS_MAX = 65_536
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
+OFFSET = pa.field("_holdfast_offset", pa.int64(), nullable=False)
+"""The last column of a segment that a compaction wrote. Readers go by its place, so the name need not be free."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows as one read gives them."""
+
+    rows: pa.RecordBatch | None
+    offsets: NDArray[np.int64] | None
+    """Of each row; None: they are the last ones before `following`."""
+    following: int
+    """The offset after the last row."""
 
 
 def encode_segment(rows: pa.Table) -> bytes:
@@ -44,27 +64,61 @@ def segment_hash(data: bytes | pa.Buffer) -> str:
 class OpenSegment:
     """The rows of one segment, by offset."""
 
-    def __init__(self, store: ObjectStore, schema: pa.Schema, segment: LogSegment) -> None:
+    def __init__(self, store: ObjectStore, schema: pa.Schema, segment: LogSegment | CompactedSegment) -> None:
         """Open and verify a segment. Raises Damaged."""
-        self.base, self.end = segment.base, segment.base + segment.rows
-        self._batches = _verified_batches(store, schema, segment)
-        self._starts = list(accumulate((batch.num_rows for batch in self._batches), initial=segment.base))[:-1]
+        self._batches = verified_batches(store, schema, segment)
+        if isinstance(segment, CompactedSegment):
+            self.base, self.end = segment.first, segment.last + 1
+            self._offsets = _offsets_of(segment, self._batches)
+            self._starts = [int(offsets[0]) for offsets in self._offsets]
+        else:
+            self.base, self.end = segment.base, segment.base + segment.rows
+            self._offsets = []
+            self._starts = list(accumulate((batch.num_rows for batch in self._batches), initial=segment.base))[:-1]
 
     def holds(self, offset: int) -> bool:
+        """Say whether the first row at or after this offset is here."""
         return self.base <= offset < self.end
 
-    def read(self, offset: int, max_bytes: int) -> pa.RecordBatch:
+    def from_the_end(self, rows: int) -> int:
+        """Return the offset of the first of the last so many rows of a compacted segment."""
+        return int(np.concatenate(self._offsets)[-rows])
+
+    def read(self, offset: int, max_bytes: int) -> Piece:
         """Return rows from the offset on: at most max_bytes, but at least one row."""
         assert self.holds(offset)
         index = bisect_right(self._starts, offset) - 1
-        batch, skip = self._batches[index], offset - self._starts[index]
+        skip = offset - self._starts[index]
+        if self._offsets and (skip := int(np.searchsorted(self._offsets[index], offset))) == len(self._offsets[index]):
+            index, skip = index + 1, 0
+        batch = self._batches[index]
         rows = batch.num_rows - skip
         if batch.nbytes > max_bytes:
             rows = min(rows, max(1, max_bytes * batch.num_rows // batch.nbytes))
-        return batch if rows == batch.num_rows else batch.slice(skip, rows)
+        part = batch if rows == batch.num_rows else batch.slice(skip, rows)
+        if not self._offsets:
+            return Piece(part, None, offset + rows)
+        offsets = self._offsets[index][skip : skip + rows]
+        following = int(offsets[-1]) + 1
+        dense = following - int(offsets[0]) == rows
+        columns = pa.RecordBatch.from_arrays(part.columns[:-1], schema=pa.schema(list(part.schema)[:-1]))
+        return Piece(columns, None if dense else offsets, following)
 
 
-def _verified_batches(store: ObjectStore, schema: pa.Schema, segment: LogSegment) -> list[pa.RecordBatch]:
+def _offsets_of(segment: CompactedSegment, batches: list[pa.RecordBatch]) -> list[NDArray[np.int64]]:
+    found = [np.asarray(batch.column(batch.num_columns - 1)) for batch in batches]
+    every = np.concatenate(found)
+    if every[0] != segment.first or every[-1] != segment.last or not (np.diff(every) > 0).all():
+        raise _damaged(segment, "has other offsets than its commit says")
+    return found
+
+
+def verified_batches(
+    store: ObjectStore, schema: pa.Schema, segment: LogSegment | CompactedSegment
+) -> list[pa.RecordBatch]:
+    """Return all of a segment, with the column of offsets if it was compacted. Raises Damaged."""
+    if isinstance(segment, CompactedSegment):
+        schema = schema.append(OFFSET)
     try:
         data = read_buffer(store, segment.path)
     except NotFound as error:
@@ -85,11 +139,14 @@ def _verified_batches(store: ObjectStore, schema: pa.Schema, segment: LogSegment
     return batches
 
 
-def _damaged(segment: LogSegment, what: str) -> Damaged:
+def _damaged(segment: LogSegment | CompactedSegment, what: str) -> Damaged:
+    if isinstance(segment, CompactedSegment):
+        first, last = segment.first, segment.last
+    else:
+        first, last = segment.base, segment.base + segment.rows - 1
     return Damaged(
-        f"segment {segment.path} {what}; it holds offsets {segment.base} to {segment.base + segment.rows - 1} "
-        f"of partition {segment.partition}",
+        f"segment {segment.path} {what}; it holds offsets {first} to {last} of partition {segment.partition}",
         not_done="no record of this segment was read",
         next_step="restore this object from a backup, or read on from the offset after it if its records may be lost",
-        where=Where(partition=segment.partition, offset=segment.base),
+        where=Where(partition=segment.partition, offset=first),
     )

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from holdfast.errors import Damaged, Where
+from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import Tag
 from holdfast.storage.commits import Commits
 from holdfast.storage.logformat import Commit, Draft, VoidRange, WriterTag
@@ -72,9 +72,35 @@ def gathered(commits: Commits, back: TakeBack) -> tuple[VoidRange, ...]:
     return _joined(one for one in found if not any(_inside(one, other) for other in known))
 
 
+def lost_to_compaction(commits: Commits, ranges: Iterable[VoidRange]) -> str | None:
+    """Say why rows cannot be taken back any more; None if they can.
+
+    Among those that a compaction reached, they may have replaced older rows of their keys, which are gone.
+    """
+    if (left := commits.left) is None:
+        return None
+    hit = next((one for one in ranges if one.first < left.end(one.partition)), None)
+    if hit is None:
+        return None
+    return (
+        f"the rows from offset {hit.first} to before {hit.end} of partition {hit.partition} would have to be taken "
+        f"back, but the log was compacted up to offset {left.end(hit.partition)}: what they replaced is gone"
+    )
+
+
 def drafted(commits: Commits, back: TakeBack, at_us: int) -> tuple[Draft, tuple[VoidRange, ...]]:
-    """Return the commit that takes rows back, made to follow the newest one, and the offsets that it makes void."""
+    """Return the commit that takes rows back, made to follow the newest one, and the offsets that it makes void.
+
+    Raises:
+        ConfigError: some of the rows were compacted.
+    """
     new = gathered(commits, back)
+    if problem := lost_to_compaction(commits, new):
+        raise ConfigError(
+            problem,
+            not_done="the rows were not taken back, and no tag was moved",
+            next_step="bring the log back from a backup made before it was compacted, or give the sink another log",
+        )
     every = tuple(sorted((*void_ranges(commits), *new), key=lambda one: (one.partition, one.first)))
     tail = commits.tail
     moved = moving(tail, back)
@@ -105,10 +131,14 @@ class Passage:
         self._reached[partition] = max(offset, self._reached.get(partition, 0))
 
     def onward(self, partition: int, offset: int) -> int:
-        """Return the offset of the first row at or after this one that is not void, or the end."""
-        while (at := self._before(partition, offset + 1)) is not None and at.first <= offset < at.end:
-            offset = at.end
-        return offset
+        """Return an offset from which on the next row is not void: at most that row's own, or the end."""
+        while True:
+            if (at := self._before(partition, offset + 1)) is not None and at.first <= offset < at.end:
+                offset = at.end
+            elif (behind := self._behind_gap(partition, offset)) != offset:
+                offset = behind
+            else:
+                return offset
 
     def begin(self, partition: int, offset: int) -> int:
         """Return where to begin to read at this offset: before the void range that it lies in."""
@@ -116,14 +146,27 @@ class Passage:
         return at.first if at is not None and offset <= at.end else offset
 
     def rows(self, partition: int, end: int) -> int:
-        """Return how many rows are there before this end that are not void."""
-        return end - sum(len(one) for one in self._known if one.partition == partition)
+        """Return how many rows are there before this end that are not void, and not compacted away."""
+        left = self._commits.left
+        first, rows = (0, 0) if left is None else (left.end(partition), left.rows(partition))
+        void = (v.end - max(v.first, first) for v in self._known if v.partition == partition and v.end > first)
+        return rows + end - first - sum(void)
 
     def back(self, partition: int, end: int) -> int:
         """Return the offset where a reader stands that has read all rows before this end."""
         while (at := self._before(partition, end)) is not None and at.end == end:
             end = at.first
+        if (left := self._commits.left) is not None and end <= left.end(partition):
+            return left.stop(partition)  # Void rows below were compacted away with others.
         return end
+
+    def _behind_gap(self, partition: int, offset: int) -> int:
+        """Return the same offset, or one behind the gap between two segments that a compaction left."""
+        left = self._commits.left
+        if left is None or offset >= left.end(partition):
+            return offset
+        found = left.at_or_after(partition, offset)
+        return left.end(partition) if found is None else max(offset, found.first)
 
     def _before(self, partition: int, offset: int) -> VoidRange | None:
         """Return the last range that begins before an offset."""

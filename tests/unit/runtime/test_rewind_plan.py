@@ -71,7 +71,7 @@ class TestCheck:
         return {"job": "hot", "sources": [source], "sinks": [{"name": "out", "verdict": verdict, "reason": "so"}]}
 
     def test_records_that_are_gone_cannot_be_read_again(self) -> None:
-        with pytest.raises(ConfigError, match="from offset 5 on are no longer there"):
+        with pytest.raises(ConfigError, match="from offset 5 on are no longer all there"):
             check(self.plan(False, "overwrite"))
 
     @pytest.mark.parametrize("verdict", ["impossible", "duplicate"])

@@ -1,0 +1,153 @@
+"""What a compaction left of a log: the record that says so, and where the rows are found.
+
+A commit of kind `compact` replaces the rows of all commits up to `through` by those of its own segments. Offsets stay:
+every row of such a segment carries the one that it was appended at, so between rows there are gaps. The record is
+complete: the newest one alone tells what is left, older ones count for nothing.
+
+Invariants
+    - Segments stand in order of partition and offset, and do not overlap.
+    - `since` is in order of `through` and ends with the record's own; dropping an entry only keeps tombstones longer.
+    - Objects of commits up to `swept` are deleted.
+
+Pure: no clock, random or I/O.
+Source: PROTOCOL P3, P7; docs/design/0014-log-compaction.md.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SINCE_MAX = 64
+COMPACTED_FOLDER = "compacted"
+
+
+@dataclass(frozen=True)
+class CompactedSegment:
+    """What is left of a stretch of one partition, in one object; the offsets of the rows are in its last column."""
+
+    partition: int
+    first: int
+    """Offset of the first row."""
+    last: int
+    """Offset of the last row."""
+    rows: int
+    tombstones: int
+    first_tombstone: int | None
+    """Its offset; None: there is none."""
+    path: str
+    size: int
+    xxh3: str
+
+    def has_tombstone_below(self, offset: int) -> bool:
+        """Say whether there is one at a lower offset."""
+        return self.first_tombstone is not None and self.first_tombstone < offset
+
+
+@dataclass(frozen=True)
+class Covered:
+    """When the commits up to a sequence were first compacted."""
+
+    through: int
+    at_us: int
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What a commit of kind `compact` says."""
+
+    through: int
+    """Rows of commits up to this one are in `segments`, or nowhere."""
+    swept: int
+    """Objects of commits up to this one were deleted before this record was made."""
+    since: tuple[Covered, ...]
+    segments: tuple[CompactedSegment, ...]
+
+
+NEVER = Compaction(0, 0, (), ())
+"""What stands before the first compaction."""
+
+
+class Left:
+    """What the newest compaction left, by partition and offset.
+
+    Args:
+        compaction: The record.
+        ends: End offsets of the partitions as of the commit `through`.
+    """
+
+    def __init__(self, compaction: Compaction, ends: tuple[int, ...]) -> None:
+        self.through, self._ends = compaction.through, ends
+        self._segments: dict[int, list[CompactedSegment]] = {}
+        for segment in compaction.segments:
+            self._segments.setdefault(segment.partition, []).append(segment)
+
+    def end(self, partition: int) -> int:
+        """Return the offset below which rows are found here, or nowhere."""
+        return self._ends[partition]
+
+    def at_or_after(self, partition: int, offset: int) -> CompactedSegment | None:
+        """Return the segment with the first row at or after an offset, None if none is left below `end`."""
+        segments = self._segments.get(partition, [])
+        place = bisect_left(segments, offset, key=lambda one: one.last)
+        return segments[place] if place < len(segments) else None
+
+    def rows(self, partition: int) -> int:
+        """Return how many rows are left."""
+        return sum(segment.rows for segment in self._segments.get(partition, []))
+
+    def stop(self, partition: int) -> int:
+        """Return the offset after the last row that is left, 0 if none is."""
+        segments = self._segments.get(partition)
+        return segments[-1].last + 1 if segments else 0
+
+    def from_the_end(self, partition: int, rows: int) -> tuple[CompactedSegment, int] | None:
+        """Return the segment with the first of the last so many rows, and how many of them it has; None: fewer are."""
+        for segment in reversed(self._segments.get(partition, [])):
+            if rows <= segment.rows:
+                return segment, rows
+            rows -= segment.rows
+        return None
+
+    def whole_from(self, partition: int) -> int:
+        """Return the lowest offset from which on no row is missing."""
+        whole = self.end(partition)
+        for segment in reversed(self._segments.get(partition, [])):
+            if segment.last + 1 != whole or segment.rows != segment.last - segment.first + 1:
+                break
+            whole = segment.first
+        return whole
+
+
+def problem_of(compaction: Compaction, sequence: int, ends: Sequence[int]) -> str | None:
+    """Say why a record cannot be true; None if nothing speaks against it."""
+    if not 0 <= compaction.swept <= compaction.through < sequence:
+        return "replaces commits that do not lie before it"
+    reached = [0] * len(ends)
+    for segment in compaction.segments:
+        if not 0 <= segment.partition < len(ends):
+            return f"names partitions that a log of {len(ends)} does not have"
+        if not reached[segment.partition] <= segment.first <= segment.last < ends[segment.partition]:
+            return f"has compacted segments that overlap or lie outside partition {segment.partition}"
+        if not 1 <= segment.rows <= segment.last - segment.first + 1:
+            return f"has a compacted segment of {segment.rows} rows in fewer offsets"
+        reached[segment.partition] = segment.last + 1
+    return None
+
+
+def due(since: Sequence[Covered], before_us: int) -> int:
+    """Return the sequence up to which commits were first compacted no later than a time; 0: none was."""
+    return max((covered.through for covered in since if covered.at_us <= before_us), default=0)
+
+
+def covered_with(since: tuple[Covered, ...], now: Covered, due_through: int) -> tuple[Covered, ...]:
+    """Return the entries with one more; those that tell no more than another one, or too many, are left out."""
+    if since and since[-1].through == now.through:
+        kept = list(since)
+    else:
+        kept = [*since, now]
+    kept = [covered for covered in kept if covered.through >= due_through]
+    while len(kept) > SINCE_MAX:
+        kept = [*kept[1:-1:2], kept[-1]]
+    return tuple(kept)

@@ -1,0 +1,186 @@
+"""Reading an embedded log: rows by offset, past what a rewind took back and what a compaction took away.
+
+Invariants
+    - A read gives every row from the offset on that is there, in order, each once.
+    - Offsets of rows never change; between two rows there may be a gap.
+    - An object that is gone because the log was compacted meanwhile is no damage: the log is looked at again (P7).
+
+Source: DESIGN section 13 (hf.Log); PROTOCOL P7; voids.py, compacted.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError, Damaged, NotFound, Where
+from holdfast.ports import ObjectStore
+from holdfast.storage.commits import Commits
+from holdfast.storage.logformat import META_PATH, LogMeta, WriterTag, decode_meta
+from holdfast.storage.segment import OpenSegment, Piece
+from holdfast.storage.voids import Passage
+
+
+def read_meta(store: ObjectStore) -> LogMeta | None:
+    """Return what the log is, None if there is none. Raises Damaged, Unavailable."""
+    try:
+        return decode_meta(store.get(META_PATH))
+    except NotFound:
+        return None
+
+
+def existing_meta(store: ObjectStore) -> LogMeta:
+    """Return what the log is. Raises ConfigError if there is none, Damaged, Unavailable."""
+    if (meta := read_meta(store)) is None:
+        raise ConfigError(
+            f"there is no log in {store!r}",
+            next_step='create it: holdfast log create PATH --schema "name:type,..." --partitions N',
+        )
+    return meta
+
+
+class LogReader:
+    """Reads a log as far as the last `refresh` saw it. One thread uses it."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.meta = existing_meta(store)
+        self._commits = Commits(store, self.meta)
+        self._opened: dict[int, OpenSegment] = {}
+        self._sequence: dict[int, int] = {}
+        self._passage = Passage(self._commits, repr(store))
+
+    def refresh(self) -> bool:
+        """Look for new commits: one request that finds nothing if there are none. Returns whether there were any.
+
+        Raises:
+            Damaged: rows that this reader has read were taken back.
+        """
+        compacted = self._commits.tail.compact
+        news = self._commits.refresh()
+        if self._commits.tail.compact != compacted:
+            self._opened.clear()  # They may hold rows that went.
+        self._passage.refreshed()
+        return news
+
+    @property
+    def sealed(self) -> bool:
+        return self._commits.tail.sealed
+
+    def tags(self) -> tuple[WriterTag, ...]:
+        """Return the newest tag of every writer that made tagged appends."""
+        return self._commits.tail.tags
+
+    def end_offsets(self) -> dict[int, int]:
+        """Return per partition the offset that the next appended row will have."""
+        return dict(enumerate(self._commits.tail.ends))
+
+    def end_offset(self, partition: int) -> int:
+        """Return the offset that the next row appended to the partition will have."""
+        return self._commits.tail.ends[partition]
+
+    def rows(self, partition: int) -> int:
+        """Return how many rows the partition has."""
+        return self._passage.rows(partition, self.end_offset(partition))
+
+    def begin(self, partition: int, offset: int) -> int:
+        """Return where to begin to read if a person asks for this offset: before the void range that holds it."""
+        return self._passage.begin(partition, offset)
+
+    def last_position(self, partition: int) -> int:
+        """Return the offset at which a reader stands that has read everything: the end, or where only void follows."""
+        return self._passage.back(partition, self.end_offset(partition))
+
+    def before_the_end(self, partition: int, rows: int) -> int:
+        """Return an offset from which on so many rows come, gaps passed over, or the first if there are fewer."""
+        while True:
+            left, position = self._commits.left, self.last_position(partition)
+            if left is None or rows == 0 or position - rows >= left.end(partition):
+                return max(0, position - rows)
+            found = left.from_the_end(partition, rows - max(0, position - left.end(partition)))
+            if found is None:
+                return 0
+            compacted = self._commits.tail.compact
+            try:
+                return OpenSegment(self._store, self.meta.schema, found[0]).from_the_end(found[1])
+            except Damaged as error:
+                self._look_again(error, compacted)
+
+    def retention_start(self, partition: int) -> int:
+        """Return the lowest offset that can be asked for; a compaction leaves gaps, and never moves the beginning."""
+        assert 0 <= partition < self.meta.partitions
+        return 0
+
+    def whole_from(self, partition: int) -> int:
+        """Return the lowest offset from which on no row was compacted away."""
+        left = self._commits.left
+        return 0 if left is None else left.whole_from(partition)
+
+    def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
+        """Read rows in order, without copying: at most 65,536, at most max_bytes, but at least one.
+
+        Returns:
+            The rows and the offset after the last; None and the same offset at the end. Where rows were taken back or
+            compacted away, fewer rows come than offsets are passed; `read_placed` tells which.
+
+        Raises:
+            Damaged: a segment or commit is not what was written, the offset lies beyond the end, or rows before it
+                were taken back after they had been read.
+        """
+        batch, _, following = self.read_placed(partition, offset, max_bytes)
+        return batch, following
+
+    def read_placed(
+        self, partition: int, offset: int, max_bytes: int
+    ) -> tuple[pa.RecordBatch | None, NDArray[np.int64] | None, int]:
+        """Read as `read` does; also return the offset of every row, or None where they are the last before the end."""
+        self._passage.reached(partition, offset)
+        while True:
+            if (onward := self._passage.onward(partition, offset)) != offset and onward == self.end_offset(partition):
+                return None, None, offset
+            compacted = self._commits.tail.compact
+            try:
+                piece = self._read_at(partition, onward, max_bytes)
+                break
+            except Damaged as error:
+                self._look_again(error, compacted)
+        self._passage.reached(partition, piece.following)
+        return piece.rows, piece.offsets, piece.following
+
+    def _read_at(self, partition: int, offset: int, max_bytes: int) -> Piece:
+        segment = self._opened.get(partition)
+        if segment is None or not segment.holds(offset):
+            end = self.end_offset(partition)
+            if offset == end:
+                return Piece(None, None, offset)
+            self._check_inside(partition, offset, end)
+            segment = self._open(partition, offset)
+        return segment.read(offset, max_bytes)
+
+    def close(self) -> None:
+        """Let go of mapped segments; batches that were read stay valid."""
+        self._opened.clear()
+
+    def _look_again(self, error: Damaged, compacted: int) -> None:
+        """Look for a compaction that explains why an object is gone; raise the error if there is none (P7)."""
+        if not isinstance(error.__cause__, NotFound):
+            raise error
+        self.refresh()
+        if self._commits.tail.compact == compacted:
+            raise error
+
+    def _open(self, partition: int, offset: int) -> OpenSegment:
+        sequence, found = self._commits.find(partition, offset, self._sequence.get(partition, 0))
+        opened = OpenSegment(self._store, self.meta.schema, found)
+        self._sequence[partition], self._opened[partition] = sequence - 1, opened
+        return opened
+
+    def _check_inside(self, partition: int, offset: int, end: int) -> None:
+        if not 0 <= offset < end:
+            raise Damaged(
+                f"offset {offset} was asked for, but partition {partition} of the log in {self._store!r} ends at {end}",
+                not_done="nothing was read",
+                next_step="check that this is the log that was read before, and that it was not restored from a backup",
+                where=Where(partition=partition, offset=offset),
+            )
