@@ -119,7 +119,7 @@ def hunt(mutant: Mutant, first: int, seeds: int) -> Hunt:
 def _freezes_only_new(right: Right) -> Right:
     def freeze(table: Table, epoch: Epoch, committed_through: Epoch) -> None:
         table.commit(committed_through)
-        table._intervals = []
+        table._intervals, table._expiries._closed = [], []
         right(table, epoch, committed_through)
 
     return freeze

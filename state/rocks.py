@@ -92,6 +92,14 @@ class RocksKeyValue:
         with _translated(self.path, "it is not known whether the batch was written; writing it again is safe"):
             self._db.write(batch)
 
+    def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
+        """Remove ranges as one batch: a range tombstone each, whatever they hold."""
+        batch = WriteBatch(raw_mode=True)
+        for first, end in ranges:
+            batch.delete_range(first, end)
+        with _translated(self.path, "it is not known whether the ranges were removed; removing them again is safe"):
+            self._db.write(batch)
+
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """Return all pairs with first <= key < end, in order."""
         reading = ReadOptions()
