@@ -356,6 +356,20 @@ class TestApplying:
         worker.store.evict()
         assert worker.rows() == {(20, 1): 1}
 
+    def test_still_deletes_a_key_that_was_deleted_before_and_came_and_expired_since(self) -> None:
+        cold = Written()
+        worker = Worker(cold)
+        worker.put(1, (10, 1))
+        worker.barrier(1)
+        worker.apply()
+        worker.table.delete(worker.table.slots(keys((10, 1))))
+        worker.barrier(2)
+        worker.put(1, (10, 1))
+        worker.expire(10)
+        assert len(worker.barrier(3)) == 0
+        worker.apply()
+        assert cold.rows() == 0
+
     @pytest.mark.parametrize("survived", range(4))
     def test_that_was_killed_anywhere_is_completed_by_the_segments(self, survived: int) -> None:
         cold = MemoryKeyValue()
