@@ -11,7 +11,7 @@ import pytest
 from holdfast.errors import Damaged, Unavailable
 from holdfast.ports import KeyValue
 from holdfast.state.memory import MemoryKeyValue
-from holdfast.state.rocks import RocksKeyValue
+from holdfast.state.rocks import RANGES_MAX, RocksKeyValue
 
 PAIRS = [(b"a", b"1"), (b"b\x00", b""), (b"b\xff", b"3"), (b"c", b"4")]
 
@@ -89,8 +89,10 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_key_value import changes
+from holdfast.state import rocks
 from holdfast.state.rocks import RocksKeyValue, RocksMemory
 
+rocks.RANGES_MAX = 300  # buffers are changed for their ranges, too
 store = RocksKeyValue(Path(sys.argv[1]), RocksMemory(cache_bytes=8 << 20, write_bytes=1 << 20))
 for number in range(100_000):
     changes(store, number)
@@ -147,6 +149,14 @@ class TestRocksKeyValue:
         again = RocksKeyValue(tmp_path)
         assert again.scan(b"", b"\xff") == PAIRS
         again.close()
+
+    def test_takes_more_ranges_than_one_write_buffer_is_to_hold(self, tmp_path: Path) -> None:
+        store = RocksKeyValue(tmp_path)
+        for number in range(0, 3 * RANGES_MAX, 100):
+            store.write([(b"%06d" % row, b"x") for row in range(number, number + 100)], [])
+            store.erase([(b"%06d" % row, b"%06d" % (row + 1)) for row in range(number, number + 99)])
+        assert store.scan(b"", b"\xff") == [(b"%06d" % row, b"x") for row in range(99, 3 * RANGES_MAX + 99, 100)]
+        store.close()
 
     def test_is_opened_once_at_a_time(self, tmp_path: Path) -> None:
         store = RocksKeyValue(tmp_path)
