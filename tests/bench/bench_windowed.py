@@ -73,7 +73,8 @@ def bench_windowed_parts(bench: Bench, tmp_path: Path) -> None:
     bench.report(per=rows, unit="row", check=parts.results)
     bench.note("CPU ns per row: " + ", ".join(f"{part} {s / rows * 1e9:.0f}" for part, s in parts.spent.items()))
     sizes = sorted(parts.segment_bytes)
-    bench.note(f"segments: {len(sizes)}, {sum(sizes):,} bytes, median {sizes[len(sizes) // 2]:,}, largest {sizes[-1]:,}")
+    middle, largest = sizes[len(sizes) // 2], sizes[-1]
+    bench.note(f"segments: {len(sizes)}, {sum(sizes):,} bytes, median {middle:,}, largest {largest:,}")
 
 
 def write_input(folder: Path, rows: int, keys: int) -> tuple[int, int]:
