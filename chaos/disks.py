@@ -46,6 +46,10 @@ class HeldFolder:
         """See KeyValue.write."""
         self._process.call(lambda: self._folder.store.write(puts, deletes))
 
+    def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
+        """See KeyValue.erase."""
+        self._process.call(lambda: self._folder.store.erase(ranges))
+
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """See KeyValue.scan."""
         return self._folder.store.scan(first, end)

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.chaos import network, simulator, wrong_times, wrong_writes
+from holdfast.chaos import network, simulator, wrong_expiry, wrong_times, wrong_writes
 from holdfast.chaos import rewind_mutants as wrong
 from holdfast.chaos.at_once import ProcessWrites
 from holdfast.chaos.stores import ProcessStore
@@ -119,7 +119,7 @@ def hunt(mutant: Mutant, first: int, seeds: int) -> Hunt:
 def _freezes_only_new(right: Right) -> Right:
     def freeze(table: Table, epoch: Epoch, committed_through: Epoch) -> None:
         table.commit(committed_through)
-        table._intervals = []
+        table._intervals, table._expiries._closed = [], []
         right(table, epoch, committed_through)
 
     return freeze
@@ -367,6 +367,8 @@ MUTANTS = (
            (Swap(subtask.SubtaskRun, "_emit", wrong_times.tells_time_before_rows),), needs="windowing"),
     Mutant("watermark-of-the-fastest", "P11", "time is what the fastest partition or channel says, not the slowest",
            (Swap(watermark, "told", wrong_times.closes_at_the_largest),), needs="windowing"),
+    *(Mutant(name, rules, does, (Swap(*swap),), needs="windowing", first=first)
+      for name, rules, does, swap, first in wrong_expiry.VERSIONS),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
            (Swap(Repository, "_refuse_hole", _starts_in_holes),), rare=True),
     Mutant("rewound-without-generation", "P6", "a rewind goes on in the generation of whoever owned the job",

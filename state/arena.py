@@ -22,6 +22,7 @@ from holdfast.state.index import Rows, Same
 from holdfast.state.slab import Slab
 
 _WORD = 8
+_SIGN = np.uint64(1 << 63)
 _TAIL_MASKS = np.array([(1 << 8 * size) - 1 for size in range(_WORD + 1)], np.uint64)
 
 
@@ -89,6 +90,15 @@ class KeyArena:
         first = self._starts.array.take(slots)
         data = self._words.array[: self._used].view(np.uint8)
         return codec.from_bytes(data.take(codec.ragged(first * _WORD, lengths)), lengths)
+
+    def leading_ints(self) -> NDArray[np.int64]:
+        """Return the first column of every key, which is a signed integer or time and never null."""
+        first = self._starts.array[: self.count]
+        # Byte 0 says not null; the value is bytes 1 to 8, of which the last is in the second word.
+        high = self._words.array.take(first).byteswap() << np.uint64(8)
+        low = self._words.array.take(first + 1) & np.uint64(0xFF)
+        values: NDArray[np.int64] = ((high | low) ^ _SIGN).view(np.int64)
+        return values
 
 
 class KeyBatch:

@@ -137,6 +137,14 @@ def bytes_of(keys: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDAr
     return data, offsets[:-1] - first, np.diff(offsets)
 
 
+def leading_ints(keys: pa.Array) -> NDArray[np.int64]:
+    """Return the first column of canonical keys whose first column is a signed integer or time and never null."""
+    data, starts, _ = bytes_of(keys)
+    raw = data[starts[:, None] + np.arange(1, _INT_WIDTH)].view(">u8").reshape(-1).astype(np.uint64)
+    values: NDArray[np.int64] = (raw ^ _SIGN).view(np.int64)
+    return values
+
+
 def ragged(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the indices start, start+1, ... of every stretch, one behind the other."""
     ends = np.cumsum(lengths)

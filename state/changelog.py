@@ -3,6 +3,7 @@
     8 bytes   magic and version
     blocks    one Arrow IPC stream per operator, zstd level 1, rows sorted by (key group, key):
               kg u16 | key int64 or canonical bytes | kind u8 | end (of a range) | values
+              a range is one row per key group, before the rows of its key group, which are newer
     footer    msgpack: the header, and operator, key schema, place and size of every block
     20 bytes  footer length u32, xxh3-64 of everything before, magic
 
@@ -33,9 +34,12 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.delta import Delta
+from holdfast.state.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
 from holdfast.state.keys import KeyType
 
-VERSION = 1
+VERSION = 2
+"""With ranges; what has none is written as version 1, which every Holdfast reads."""
+_VERSION_WITHOUT_RANGES = 1
 _MAGIC = b"HFSEG\r\n\x1a"
 _TAIL = struct.Struct("<IQ8s")
 _PUT, _DELETE, _RANGE = 1, 2, 3
@@ -75,17 +79,19 @@ def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
     sink = pa.BufferOutputStream()
     sink.write(_MAGIC)
     blocks: list[_Block] = []
+    version = _VERSION_WITHOUT_RANGES
     for delta in sorted(deltas, key=lambda delta: delta.operator):
         assert delta.epoch == header.epoch and delta.follows == header.follows
         assert all(block.operator != delta.operator for block in blocks), "two deltas of one operator"
         if not len(delta):
             continue
+        version = version if delta.through is None else VERSION
         first, kind = sink.tell(), delta.keys.type
         _write_block(sink, delta)
         size = sink.tell() - first
         schema = pa.schema(kind.fields).serialize().to_pybytes()
         blocks.append(_Block(delta.operator, len(delta), first, size, delta.key_group_count, schema, kind.unrouted))
-    footer = msgspec.msgpack.encode(_Footer(VERSION, header, tuple(blocks)))
+    footer = msgspec.msgpack.encode(_Footer(version, header, tuple(blocks)))
     sink.write(footer)
     sink.write(struct.pack("<I", len(footer)))
     body = sink.getvalue()
@@ -126,9 +132,33 @@ def _write_block(sink: Any, delta: Delta) -> None:
     columns = {"kg": pa.array(groups[order]), "key": key, "kind": pa.array(kinds), "end": pa.nulls(len(keys), key.type)}
     columns |= {name: pa.array(values[order]) for name, values in delta.columns.items()}
     batch = pa.record_batch(columns)
+    if delta.through is not None:
+        batch = _with_ranges(batch, delta, delta.through)
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
+
+
+def _with_ranges(batch: pa.RecordBatch, delta: Delta, through: Through) -> pa.RecordBatch:
+    """Put a row per range before the rows of its key group."""
+    groups = delta.range_groups()
+    count, binary = groups.size, pa.large_binary()
+    ranges: dict[str, Any] = {
+        "kg": pa.array(groups.astype(np.uint16)),
+        "key": pa.array([RANGE_FIRST] * count, binary),
+        "kind": pa.array(np.full(count, _RANGE, np.uint8)),
+        "end": pa.array([range_end(last) for last in through[groups].tolist()], binary),
+    }
+    ranges |= {name: pa.array(np.zeros(count, values.dtype)) for name, values in delta.columns.items()}
+    rows = pa.concat_batches([pa.record_batch(ranges), batch])
+    return rows.take(pa.array(np.argsort(rows.column("kg").to_numpy(), kind="stable")))
+
+
+def _ranges(batch: pa.RecordBatch, key_group_count: int) -> Through:
+    through = np.full(key_group_count, NOTHING)
+    ends = [last_of(end) for end in batch.column("end").to_pylist()]
+    through[batch.column("kg").to_numpy()] = ends
+    return through
 
 
 def _read_block(data: bytes, block: _Block, header: SegmentHeader, key_groups: tuple[int, int] | None) -> Delta:
@@ -140,13 +170,15 @@ def _read_block(data: bytes, block: _Block, header: SegmentHeader, key_groups: t
         groups = batch.column("kg").to_numpy()
         first, end = (int(np.searchsorted(groups, edge)) for edge in key_groups)
         batch = batch.slice(first, end - first)
+    kinds, through = batch.column("kind").to_numpy(), None
+    if (ranges := kinds == _RANGE).any():
+        through = _ranges(batch.filter(pa.array(ranges)), block.key_group_count)
+        batch, kinds = batch.filter(pa.array(~ranges)), kinds[~ranges]
     key = batch.column("key")
     keys = kind.from_ints(key.to_numpy()) if kind.injective else kind.from_canonical(key)
-    kinds = batch.column("kind").to_numpy()
-    assert not (kinds == _RANGE).any(), "range tombstones are not written by this version"
     columns = {name: _values(batch.column(name)) for name in batch.schema.names[_FIXED_COLUMNS:]}
     epoch, follows = header.epoch, header.follows
-    return Delta(epoch, follows, block.operator, block.key_group_count, keys, kinds == _PUT, columns)
+    return Delta(epoch, follows, block.operator, block.key_group_count, keys, kinds == _PUT, columns, through)
 
 
 def _values(column: pa.Array) -> NDArray[Any]:
@@ -164,9 +196,9 @@ def _footer(data: bytes) -> _Footer:
         footer = msgspec.msgpack.decode(view[len(data) - _TAIL.size - length : -_TAIL.size], type=_Footer)
     except msgspec.MsgspecError as error:
         raise _damaged(f"its footer cannot be read: {error}") from error
-    if footer.version != VERSION:
+    if not _VERSION_WITHOUT_RANGES <= footer.version <= VERSION:
         raise ConfigError(
-            f"a changelog segment has version {footer.version}, this Holdfast reads version {VERSION}",
+            f"a changelog segment has version {footer.version}, this Holdfast reads up to {VERSION}",
             not_done="nothing was restored",
             next_step="run the version of Holdfast that wrote it, or a newer one",
         )

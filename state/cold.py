@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from holdfast.errors import Damaged
 from holdfast.ports import KeyValue
 from holdfast.state import canonical as codec
+from holdfast.state.expiry import NOTHING, RANGE_FIRST, Through, range_end
 from holdfast.state.index import Rows
 from holdfast.state.keys import Keys
 from holdfast.state.spec import Columns, TableSpec
@@ -57,6 +58,14 @@ def row_keys(operator: int, keys: Keys, key_groups: NDArray[np.uint16]) -> list[
     joined = pc.binary_join_element_wise(codec.from_matrix(head), keys.canonical(), pa.scalar(b"", pa.large_binary()))
     result: list[bytes] = joined.to_pylist()
     return result
+
+
+def row_ranges(operator: int, through: Through) -> list[tuple[bytes, bytes]]:
+    """Return the ranges [first, end) of stored keys that expired."""
+    return [
+        (scope(operator, group)[0] + RANGE_FIRST, scope(operator, group)[0] + range_end(int(through[group])))
+        for group in np.flatnonzero(through != NOTHING).tolist()
+    ]
 
 
 def row_values(spec: TableSpec, columns: Columns, count: int) -> list[bytes]:

@@ -8,6 +8,7 @@ Invariants
     - The store is at `applied`, or between `applied` and `applying`, as its marker says. The marker
       moves to `applying` before the first value of that epoch is written, also if a commit
       arrives in the middle of a pass.
+    - Ranges are erased before any row that was committed with or after them is written.
     - Values are absolute, so applying again after a kill, or restoring over a half applied
       store, ends in the same state.
     - Key groups and operators that are not its base are given up in the marker first, then
@@ -23,7 +24,7 @@ from collections.abc import Collection
 
 from holdfast.model import NO_EPOCH, Epoch, JobUuid, Timeline
 from holdfast.ports import KeyValue
-from holdfast.state.cold import ColdRows, row_keys, row_values, scope
+from holdfast.state.cold import ColdRows, row_keys, row_ranges, row_values, scope
 from holdfast.state.marker import Marker, overlap, read_marker, write_marker
 from holdfast.state.spec import TableSpec
 from holdfast.state.table import Table
@@ -78,20 +79,24 @@ class ColdCopy:
         if self._foreign:
             self._remove_foreign(job_uuid, timeline, keys_max)
             return True
-        pending = next((table for table in tables if table.unapplied_count), None)
+        pending = next((table for table in tables if table.behind), None)
         if pending is None and self._written is not None and self._written.applied == committed:
             return False
         if self._written is None or self._written.applying != committed:
             self._mark(job_uuid, timeline, self.applied, committed)
         if pending is not None:
             self._write_rows(pending, keys_max)
-        if any(table.unapplied_count for table in tables):
+        if any(table.behind for table in tables):
             return True
         self.applied, self.based, self._valid, self.epochs_behind = committed, self._owned, self._operators, 0
         self._mark(job_uuid, timeline, committed, committed)
         return False
 
     def _write_rows(self, table: Table, keys_max: int) -> None:
+        if table.unapplied_ranges is not None:
+            self._store.erase(row_ranges(table.spec.operator, table.unapplied_ranges))
+            table.applied_ranges()
+            return
         slots, keys, exist, columns = table.unapplied(keys_max)
         stored = row_keys(table.spec.operator, keys, keys.key_groups(self._count))
         values = row_values(table.spec, columns, len(slots))

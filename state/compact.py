@@ -2,7 +2,7 @@
 
 Invariants
     - Restoring the result gives the state that restoring the pieces gives.
-    - A base, which follows nothing, has no tombstones; any other result keeps them.
+    - A base, which follows nothing, has neither tombstones nor ranges; any other result keeps them.
 
 Pure: bytes in, bytes out. DESIGN section 5; docs/design/0007.
 """

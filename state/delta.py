@@ -1,10 +1,11 @@
-"""The keyed writes of one operator since the last epoch known to be committed: one row per key.
+"""The keyed writes of one operator since the last epoch known to be committed: ranges that are erased, one row per key.
 
 A barrier freezes a delta; sealed, it is the operator's part of the changelog segment. Values are
 absolute, so writing a delta twice, or over a state that holds part of it, does no harm.
 
 Invariants
     - Every key occurs once. A deleted key has default values.
+    - The rows are newer than the ranges: a range erases what was there before the delta, never its rows.
     - Arrays are never written again; another thread may read them.
     - merge(older, newer) has the effect of writing older, then newer (PROTOCOL P8).
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from holdfast.model import Epoch
 from holdfast.state.arena import KeyArena, KeyBatch
+from holdfast.state.expiry import NOTHING, Through, can_expire, covered, joined
 from holdfast.state.index import Index
 from holdfast.state.keys import Keys
 
@@ -38,6 +40,7 @@ class Delta:
         keys: One key per row.
         puts: bool, shape (n,): True = the key has these values, False = it was deleted.
         columns: The values by column name, shape (n,) each.
+        through: The ranges that are erased before the rows are written (state/expiry.py); None: none.
     """
 
     epoch: Epoch
@@ -47,15 +50,24 @@ class Delta:
     keys: Keys
     puts: NDArray[np.bool_]
     columns: dict[str, NDArray[Any]]
+    through: Through | None = None
 
     def __post_init__(self) -> None:
         assert self.follows < self.epoch
+        if self.through is not None:
+            assert can_expire(self.keys.type) and self.through.shape == (self.key_group_count,)
+            self.through.setflags(write=False)
         for array in (self.puts, *self.columns.values()):
             assert len(array) == len(self.keys)
             array.setflags(write=False)
 
     def __len__(self) -> int:
-        return len(self.keys)
+        """How many rows a segment has for it: a row per key, a row per key group with a range."""
+        return len(self.keys) + self.range_groups().size
+
+    def range_groups(self) -> NDArray[np.int64]:
+        """Return the key groups that have a range."""
+        return np.flatnonzero(self.through != NOTHING) if self.through is not None else np.empty(0, np.int64)
 
     @property
     def nbytes(self) -> int:
@@ -63,17 +75,23 @@ class Delta:
         return 8 * len(self.keys) + self.puts.nbytes + sum(array.nbytes for array in self.columns.values())
 
     def take(self, rows: NDArray[np.int64]) -> Delta:
-        """Return the delta of these rows only."""
+        """Return the delta of these rows only, without the ranges."""
         columns = {name: array[rows] for name, array in self.columns.items()}
         keys, puts = self.keys.take(rows), self.puts[rows]
         return Delta(self.epoch, self.follows, self.operator, self.key_group_count, keys, puts, columns)
 
 
 def merge(older: Delta, newer: Delta) -> Delta:
-    """Return what writing `older` and then `newer` amounts to: the newer value of a key wins."""
+    """Return what writing `older` and then `newer` amounts to: the newer value of a key wins.
+
+    What a newer range covers is gone; what is older than the older range was gone before.
+    """
     assert older.operator == newer.operator and older.keys.type == newer.keys.type and older.epoch < newer.epoch
     assert older.columns.keys() == newer.columns.keys()
-    rest = older.take(np.flatnonzero(~_among(older.keys, newer.keys)))
+    stays = ~_among(older.keys, newer.keys)
+    if newer.through is not None:
+        stays &= ~covered(older.keys, newer.through)
+    rest = older.take(np.flatnonzero(stays))
     columns = {name: np.concatenate([array, rest.columns[name]]) for name, array in newer.columns.items()}
     return Delta(
         newer.epoch,
@@ -83,6 +101,7 @@ def merge(older: Delta, newer: Delta) -> Delta:
         _joined(newer.keys, rest.keys),
         np.concatenate([newer.puts, rest.puts]),
         columns,
+        joined((older.through, newer.through)),
     )
 
 

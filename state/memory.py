@@ -32,6 +32,10 @@ class MemoryKeyValue:
         _apply(self._pairs, puts, deletes)
         self._sorted = None
 
+    def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
+        """Remove ranges as one batch; what they hold is settled by the writes before it, so a prefix replays alike."""
+        self.write([], [key for key in self._pairs if any(first <= key < end for first, end in ranges)])
+
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """Return all pairs with first <= key < end, in order."""
         if self._sorted is None:

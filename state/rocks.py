@@ -40,6 +40,9 @@ GET_CHUNK = 1_000
 """Keys in one multi-get; it releases the interpreter lock once per chunk."""
 BLOOM_BITS = 10
 WRITE_BUFFER_BYTES = 32 << 20
+RANGES_MAX = 2_048
+"""Range tombstones that may gather before the write buffer is changed, in the background: the first read after a write
+to a buffer puts all of its ranges in order, 10 ms for 1,300 of them, 300 ms for 25,600."""
 
 
 class RocksMemory:
@@ -68,6 +71,7 @@ class RocksKeyValue:
         options = _options(memory or RocksMemory())
         with _translated(path, "nothing was opened"):
             self._db = Rdict(str(path), options=options, access_type=AccessType.read_write())
+        self._ranges = 0
         writing = WriteOptions()
         writing.disable_wal = True  # type: ignore[method-assign,assignment]  # a property, whatever its stub says
         writing.no_slowdown = True
@@ -91,6 +95,18 @@ class RocksKeyValue:
             batch.delete(key)
         with _translated(self.path, "it is not known whether the batch was written; writing it again is safe"):
             self._db.write(batch)
+
+    def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
+        """Remove ranges as one batch: a range tombstone each, whatever they hold."""
+        batch = WriteBatch(raw_mode=True)
+        for first, end in ranges:
+            batch.delete_range(first, end)
+        with _translated(self.path, "it is not known whether the ranges were removed; removing them again is safe"):
+            self._db.write(batch)
+            self._ranges += len(ranges)
+            if self._ranges > RANGES_MAX:
+                self._db.flush(False)
+                self._ranges = 0
 
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """Return all pairs with first <= key < end, in order."""

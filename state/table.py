@@ -18,6 +18,7 @@ Invariants
     - Frozen values are absolute and hold everything touched since the last commit known at the
       freeze, so an epoch that does not complete is in the next delta by itself (P8).
     - Only slots that are neither dirty, unfinished nor unapplied are evicted.
+    - What expired is absent and named by no row of a delta: a range speaks for all of it (state/expiry.py).
 
 Carries out PROTOCOL P8 (merge forward), P9 (freeze commits first), P10 (roll_back).
 Pure: no clock, thread or I/O of its own; one thread uses it. Frozen deltas may go to another.
@@ -26,7 +27,6 @@ Source: DESIGN section 5.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,17 +35,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import NO_EPOCH, Epoch
-from holdfast.state.arena import KeyArena, KeyBatch
 from holdfast.state.delta import Delta
-from holdfast.state.index import Index, Rows
+from holdfast.state.expiry import Expiries, Through, covered
+from holdfast.state.index import Rows
 from holdfast.state.keys import Keys
-from holdfast.state.slab import Slab
+from holdfast.state.slots import COMMITTED, DIRTY, ERASED, NEITHER, RECENT, UNAPPLIED, WORKING, SlotColumns
 from holdfast.state.spec import Columns, ColumnSpec, Loader, TableSpec
+from holdfast.state.unapplied import Unapplied
 
 __all__ = ["ColumnSpec", "Columns", "Loader", "Table", "TableSpec"]
 
-_WORKING, _COMMITTED, _DIRTY, _UNAPPLIED, _RECENT = (np.uint8(1 << bit) for bit in range(5))
-_NEITHER = np.uint8(255) ^ (_WORKING | _COMMITTED)
 _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
@@ -53,9 +52,11 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 class _Frozen:
     slots: Rows
     delta: Delta
+    erased: Rows
+    """Slots of which only the delta's ranges speak."""
 
 
-class Table:
+class Table(SlotColumns):
     """Keyed state of one operator in one worker.
 
     Args:
@@ -68,31 +69,24 @@ class Table:
     def __init__(
         self, spec: TableSpec, key_group_count: int, loader: Loader | None = None, *, keep_unapplied: bool = False
     ) -> None:
-        self.spec, self._key_group_count = spec, key_group_count
-        self._keep_unapplied = keep_unapplied
+        super().__init__(spec)
+        self._key_group_count, self._keep_unapplied = key_group_count, keep_unapplied
         self.loads = 0
         """Grows whenever values come in that no operator wrote just now: a reset, a restore, the cold store."""
         self.reset(loader, NO_EPOCH)
 
     def reset(self, loader: Loader | None, committed_through: Epoch) -> None:
         """Forget everything and stand at this epoch; what `loader` reads is committed then."""
-        self._loader = loader
-        self._index = Index()
-        self._arena = None if self.spec.key.injective else KeyArena()
-        self._working = {column.name: Slab(column.dtype) for column in self.spec.columns}
-        self._committed = {column.name: Slab(column.dtype) for column in self.spec.columns}
-        self._flags, self._claims = Slab(np.uint8), Slab(np.int32)
-        self._born = self._loaded = 0
+        self._clear()
+        self._loader, self._loaded = loader, 0
         self._open: list[Rows] = []
         self._intervals: list[tuple[Epoch, Rows]] = []
         self._frozen: list[_Frozen] = []
-        self._unapplied: list[Rows] = []
+        self._expiries, self._unapplied = Expiries(), Unapplied()
+        self.vacant = 0
+        """How many slots committed ranges have emptied since drop_vacant()."""
         self.committed_through = committed_through
         self.loads += 1
-
-    def __len__(self) -> int:
-        """How many slots there are, of present and absent keys."""
-        return self._index.count
 
     @property
     def nbytes(self) -> int:
@@ -112,56 +106,48 @@ class Table:
             self._load()
         return slots
 
-    def column(self, name: str) -> NDArray[Any]:
-        """Return the working values by slot, to read and write; only until the next slots(), which may grow it."""
-        return self._working[name].array[: self._index.count]
-
     def touch(self, slots: Rows) -> None:
         """Mark slots that were or will be written in this batch: they exist and are dirty."""
         flags = self._flags.array.take(slots)
-        both = _WORKING | _DIRTY
+        both = WORKING | DIRTY
         rows = np.flatnonzero((flags & both) != both)
         if not rows.size:
             return
         fresh, flags = slots[rows], flags[rows]
-        self._flags.array[fresh] = flags | both
+        self._flags.array[fresh] = (flags | both) & ~ERASED
         self._note(fresh, flags)
 
     def delete(self, slots: Rows) -> None:
         """Make the keys absent; touching them again starts from the defaults."""
         flags = self._flags.array.take(slots)
-        self._flags.array[slots] = (flags | _DIRTY) & ~_WORKING
-        for column in self.spec.columns:
-            self._working[column.name].array[slots] = column.default
+        self._flags.array[slots] = (flags | DIRTY) & ~(WORKING | ERASED)
+        self._empty(self._working, slots)
         self._note(slots, flags)
 
+    def expire(self, slots: Rows, through: Through) -> None:
+        """Erase the windows that ended at or before `through` of their key group, by ranges and not key by key.
+
+        Args:
+            slots: Every slot that is present and covered, each once; all present() keys were looked at.
+            through: The ranges; they say nothing of key groups that are not owned.
+        """
+        assert self._loader is None or self._loader.complete, "what expires has to be in the table"
+        self._flags.array[slots] = (self._flags.array.take(slots) & ~WORKING) | ERASED
+        self._empty(self._working, slots)
+        self._expiries.note(slots, through)
+
     def changed(self) -> Rows:
-        """Return the slots touched or deleted since the last barrier, each once."""
+        """Return the slots touched or deleted since the last barrier, each once; not those that expired."""
         if len(self._open) > 1:
             self._open = [np.concatenate(self._open)]
         return self._open[0] if self._open else _NO_ROWS
-
-    def is_present(self, slots: Rows) -> NDArray[np.bool_]:
-        """Whether the keys exist now."""
-        present: NDArray[np.bool_] = (self._flags.array.take(slots) & _WORKING) != 0
-        return present
 
     def present(self) -> Rows:
         """Return the slots of all keys that exist now; reads the whole cold store first."""
         if self._loader is not None and not self._loader.complete:
             self._take_scanned(self._loader.scan_rest(), self._index.count)
             self._loaded = self._index.count
-        return np.flatnonzero(self._flags.array[: self._index.count] & _WORKING)
-
-    def keys_at(self, slots: Rows) -> Keys:
-        """Return the keys of slots; they are copied at first use only, as the key of a slot never changes."""
-        index, arena = self._index, self._arena
-        canonical = None if arena is None else lambda: arena.take(slots)
-        return self.spec.key.deferred(slots.size, lambda: index.hashes.take(slots), canonical)
-
-    def key_columns(self, slots: Rows) -> list[pa.Array]:
-        """Return the key columns of slots."""
-        return self.spec.key.decode(self.keys_at(slots))
+        return np.flatnonzero(self._flags.array[: self._index.count] & WORKING)
 
     # Epochs
 
@@ -173,19 +159,29 @@ class Table:
         # In order, slots are gathered now and scattered later from front to back, 3 times faster.
         opened = np.sort(self.changed())
         self._open = []
-        slots, flags = opened, (self._flags.array.take(opened) & ~_DIRTY) | _RECENT
+        slots, flags = opened, (self._flags.array.take(opened) & ~DIRTY) | RECENT
         self._flags.array[opened] = flags
+        self._expiries.close(epoch)
         if self._intervals:
             slots = np.sort(self._each_once(np.concatenate([opened, *(past for _, past in self._intervals)])))
             flags = self._flags.array.take(slots)
-        if not self._intervals and not (known := (flags & ~_NEITHER) != 0).all():
+        if not self._intervals and not (known := (flags & ~NEITHER) != 0).all():
             # Born and deleted since the last commit: there is nothing to delete anywhere.
             slots, flags = slots[known], flags[known]
+        erased, through = self._expiries.slots(), self._expiries.through()
+        if erased.size:
+            # Also touched since the commit before, and written after it: the ranges or the row say all.
+            erased = self._each_once(erased[(self._flags.array.take(erased) & ERASED) != 0])
+            rows = np.flatnonzero((flags & ERASED) == 0)
+            slots, flags = slots[rows], flags[rows]
+            if not self._intervals and not (self._flags.array.take(erased) & COMMITTED).any():
+                through = None  # born and expired since the last commit
         self._intervals.append((epoch, opened))
         values = {name: slab.array.take(slots) for name, slab in self._working.items()}
-        puts = (flags & _WORKING) != 0
+        puts = (flags & WORKING) != 0
         follows, number, keys = self.committed_through, self.spec.operator, self.keys_at(slots)
-        self._frozen.append(_Frozen(slots, Delta(epoch, follows, number, self._key_group_count, keys, puts, values)))
+        delta = Delta(epoch, follows, number, self._key_group_count, keys, puts, values, through)
+        self._frozen.append(_Frozen(slots, delta, erased))
 
     def delta(self, epoch: Epoch) -> Delta:
         """Return the delta frozen for this epoch; it is there until the epoch is committed or rolled back."""
@@ -202,13 +198,15 @@ class Table:
         newest = next((frozen for frozen in self._frozen if frozen.delta.epoch == through), None)
         assert newest is not None, f"epoch {through} is said to be complete, but this worker never froze it"
         slots, delta = newest.slots, newest.delta
+        self._erase_committed(newest.erased, delta.through)
         for name, values in delta.columns.items():
             self._committed[name].array[slots] = values
         flags = self._flags.array.take(slots)
-        self._flags.array[slots] = np.where(delta.puts, flags | _COMMITTED, flags & ~_COMMITTED)
+        self._flags.array[slots] = np.where(delta.puts, flags | COMMITTED, flags & ~COMMITTED)
         self._note_unapplied(slots)
         self._frozen = [frozen for frozen in self._frozen if frozen.delta.epoch > through]
         self._intervals = [(epoch, past) for epoch, past in self._intervals if epoch > through]
+        self._expiries.commit(through)
         self.committed_through = through
 
     def holds(self, base: Epoch) -> bool:
@@ -220,12 +218,12 @@ class Table:
         if not self.holds(base):
             return False
         self.commit(base)
-        slots = np.sort(np.concatenate([_NO_ROWS, *self._open, *(past for _, past in self._intervals)]))
+        slots = np.sort(np.concatenate([self._expiries.slots(), *self._open, *(past for _, past in self._intervals)]))
         for name, slab in self._committed.items():
             self._working[name].array[slots] = slab.array.take(slots)
-        flags = self._flags.array.take(slots) & ~(_DIRTY | _WORKING)
-        self._flags.array[slots] = flags | np.where(flags & _COMMITTED, _WORKING, np.uint8(0))
-        self._open, self._intervals, self._frozen = [], [], []
+        flags = self._flags.array.take(slots) & ~(DIRTY | WORKING | ERASED)
+        self._flags.array[slots] = flags | np.where(flags & COMMITTED, WORKING, np.uint8(0))
+        self._open, self._intervals, self._frozen, self._expiries = [], [], [], Expiries()
         return True
 
     def get_committed(self, key: tuple[object, ...]) -> dict[str, Any] | None:
@@ -234,10 +232,13 @@ class Table:
         keys = self.spec.key.encode([pa.array([value], kind) for value, kind in columns])
         slot = int(self._find(keys)[0])
         if 0 <= slot < self._loaded:
-            if not self._flags.array[slot] & _COMMITTED:
+            if not self._flags.array[slot] & COMMITTED:
                 return None
             return {name: slab.array[slot].item() for name, slab in self._committed.items()}
         if self._loader is None:
+            return None
+        erased = self._unapplied.through
+        if erased is not None and covered(keys, erased).any():
             return None
         found, columns_read = self._loader.fetch(keys)
         return {name: values[0].item() for name, values in columns_read.items()} if found.size else None
@@ -248,11 +249,16 @@ class Table:
         """Write a committed delta of the changelog into working and committed values alike."""
         assert not (self._open or self._intervals), "a changelog goes into a table that runs ahead of it"
         self.loads += 1
+        if delta.through is not None:
+            erased = self._slots_in(delta.through)
+            self._erase_committed(erased, delta.through)
+            self._empty(self._working, erased)
+            self._flags.array[erased] &= ~WORKING
         slots = self._place(delta.keys)
         # Keys are overwritten whole, so those not seen before need no look into the cold store.
         self._loaded = self._index.count
-        flags = np.where(delta.puts, _WORKING | _COMMITTED, np.uint8(0))
-        self._flags.array[slots] = (self._flags.array.take(slots) & _NEITHER) | flags
+        flags = np.where(delta.puts, WORKING | COMMITTED, np.uint8(0))
+        self._flags.array[slots] = (self._flags.array.take(slots) & NEITHER) | flags
         for column in self.spec.columns:
             values = np.where(delta.puts, delta.columns[column.name], column.dtype.type(column.default))
             self._working[column.name].array[slots] = values
@@ -262,21 +268,33 @@ class Table:
     @property
     def unapplied_count(self) -> int:
         """Committed slots that the cold store does not have yet."""
-        return sum(slots.size for slots in self._unapplied)
+        return self._unapplied.count
+
+    @property
+    def unapplied_ranges(self) -> Through | None:
+        """The ranges that the cold store has to erase before it takes any more slots."""
+        return self._unapplied.through
+
+    @property
+    def behind(self) -> bool:
+        """Whether the cold store lacks anything."""
+        return self._unapplied.count > 0 or self._unapplied.through is not None
 
     def unapplied(self, rows_max: int) -> tuple[Rows, Keys, NDArray[np.bool_], Columns]:
         """Return the next committed slots to apply: slots, keys, whether they exist, values."""
-        while len(self._unapplied) > 1 and not self._unapplied[0].size:
-            self._unapplied.pop(0)
-        slots = self._unapplied[0][:rows_max] if self._unapplied else _NO_ROWS
+        assert self._unapplied.through is None, "ranges go first"
+        slots = self._unapplied.next(rows_max)
         values = {name: slab.array.take(slots) for name, slab in self._committed.items()}
-        return slots, self.keys_at(slots), (self._flags.array.take(slots) & _COMMITTED) != 0, values
+        return slots, self.keys_at(slots), (self._flags.array.take(slots) & COMMITTED) != 0, values
+
+    def applied_ranges(self) -> None:
+        """The unapplied ranges are erased in the cold store."""
+        self._unapplied.through = None
 
     def applied(self, slots: Rows) -> None:
         """The slots that unapplied() returned are in the cold store."""
-        assert self._unapplied[0][: slots.size] is slots or np.array_equal(self._unapplied[0][: slots.size], slots)
-        self._flags.array[slots] = self._flags.array.take(slots) & ~_UNAPPLIED
-        self._unapplied[0] = self._unapplied[0][slots.size :]
+        self._unapplied.done(slots)
+        self._flags.array[slots] = self._flags.array.take(slots) & ~UNAPPLIED
 
     def evict(self) -> int:
         """Drop clean, applied slots not written lately, and return how many; every slot changes its number.
@@ -286,27 +304,33 @@ class Table:
         """
         count = self._index.count
         flags = self._flags.array[:count]
-        keep = (flags & (_DIRTY | _UNAPPLIED | _RECENT)) != 0
+        keep = (flags & (DIRTY | UNAPPLIED | RECENT)) != 0
         if self._loader is None:
-            keep |= (flags & (_WORKING | _COMMITTED)) != 0
-        for slots in (past for _, past in self._intervals):
+            keep |= (flags & (WORKING | COMMITTED)) != 0
+        for slots in (self._expiries.slots(), *(past for _, past in self._intervals)):
             keep[slots] = True
-        flags &= ~_RECENT
+        flags &= ~RECENT
         gone = np.flatnonzero(~keep)
         if self._loader is not None:
-            self._loader.forget(self.keys_at(gone[(flags[gone] & (_WORKING | _COMMITTED)) != 0]))
+            self._loader.forget(self.keys_at(gone[(flags[gone] & (WORKING | COMMITTED)) != 0]))
         if gone.size:
             self._renumber(np.flatnonzero(keep))
         return int(gone.size)
+
+    def drop_vacant(self) -> None:
+        """Drop the slots that are absent for good; what is present stays, so nothing has to be loaded again."""
+        keep = (self._flags.array[: self._index.count] & (DIRTY | UNAPPLIED | WORKING | COMMITTED)) != 0
+        for slots in (self._expiries.slots(), *(past for _, past in self._intervals)):
+            keep[slots] = True
+        self.vacant = 0
+        self._renumber(np.flatnonzero(keep))
 
     def _renumber(self, kept: Rows) -> None:
         """Build index and columns of the kept slots only."""
         keys, flags, sides = self.keys_at(kept), self._flags.array.take(kept), (self._working, self._committed)
         values = [{name: slab.array.take(kept) for name, slab in side.items()} for side in sides]
         place = np.full(self._index.count, -1, np.int64)
-        self._index, self._arena = Index(), None if self._arena is None else KeyArena()
-        self._working, self._committed = ({name: Slab(array.dtype) for name, array in side.items()} for side in values)
-        self._flags, self._claims, self._born = Slab(np.uint8), Slab(np.int32), 0
+        self._clear()
         slots = place[kept] = self._place(keys)
         self._loaded = kept.size
         self._flags.array[slots] = flags
@@ -315,35 +339,11 @@ class Table:
                 side[name].array[slots] = array
         self._open = [place[slots] for slots in self._open]
         self._intervals = [(epoch, place[slots]) for epoch, slots in self._intervals]
-        self._frozen = [_Frozen(place[frozen.slots], frozen.delta) for frozen in self._frozen]
-        self._unapplied = [place[slots] for slots in self._unapplied]
+        self._frozen = [_Frozen(place[each.slots], each.delta, place[each.erased]) for each in self._frozen]
+        self._expiries.renumber(place)
+        self._unapplied.renumber(place)
 
     # Inner parts
-
-    def _keyed(self, keys: Keys) -> tuple[Callable[..., Any] | None, Callable[[Rows], None] | None]:
-        """Return how the index tells these keys from stored ones, and how it stores them."""
-        arena = self._arena
-        if arena is None:
-            return None, None
-        batch = KeyBatch(keys.canonical())
-        return arena.same(batch), lambda rows: arena.append(batch, rows)
-
-    def _find(self, keys: Keys) -> Rows:
-        return self._index.find(keys.hashes, self._keyed(keys)[0])
-
-    def _place(self, keys: Keys) -> Rows:
-        """Find or insert; new slots have default values and are absent."""
-        slots = self._index.slots(keys.hashes, *self._keyed(keys))
-        first, end = self._born, self._index.count
-        if end > first:
-            for slab in (self._flags, self._claims, *self._working.values(), *self._committed.values()):
-                slab.hold(end)
-            self._flags.array[first:end] = 0
-            for column in self.spec.columns:
-                self._working[column.name].array[first:end] = column.default
-                self._committed[column.name].array[first:end] = column.default
-            self._born = end
-        return slots
 
     def _load(self) -> None:
         """Read the rows of the slots born last from the cold store."""
@@ -365,14 +365,17 @@ class Table:
 
     def _fill(self, slots: Rows, columns: Columns) -> None:
         self.loads += 1
+        if self._unapplied.through is not None:
+            rows = np.flatnonzero(~covered(self.keys_at(slots), self._unapplied.through))
+            slots, columns = slots[rows], {name: values[rows] for name, values in columns.items()}
         for name, values in columns.items():
             self._working[name].array[slots] = values
             self._committed[name].array[slots] = values
-        self._flags.array[slots] = _WORKING | _COMMITTED
+        self._flags.array[slots] = WORKING | COMMITTED
 
     def _note(self, slots: Rows, flags: NDArray[np.uint8]) -> None:
         """Add the slots that were not dirty before to the open interval."""
-        clean = slots[(flags & _DIRTY) == 0]
+        clean = slots[(flags & DIRTY) == 0]
         if clean.size:
             self._open.append(self._each_once(clean))
 
@@ -380,12 +383,16 @@ class Table:
         if not self._keep_unapplied:
             return
         flags = self._flags.array.take(slots)
-        self._flags.array[slots] = flags | _UNAPPLIED
-        self._unapplied.append(slots[(flags & _UNAPPLIED) == 0])
+        self._flags.array[slots] = flags | UNAPPLIED
+        self._unapplied.note(slots[(flags & UNAPPLIED) == 0])
 
-    def _each_once(self, slots: Rows) -> Rows:
-        """Drop repeated slots: every one writes its row to its slot's claim, and one of them reads it back."""
-        rows = np.arange(slots.size, dtype=np.int32)
-        self._claims.array[slots] = rows
-        once: Rows = slots[self._claims.array.take(slots) == rows]
-        return once
+    def _erase_committed(self, erased: Rows, through: Through | None) -> None:
+        """Make slots absent whose ranges are committed; with no ranges they were never there."""
+        flags = self._flags.array.take(erased) & ~(COMMITTED | ERASED)
+        self._flags.array[erased] = flags
+        self._empty(self._committed, erased)
+        self.vacant += erased.size
+        if through is not None and self._keep_unapplied:
+            self._flags.array[erased] = flags & ~UNAPPLIED  # the range erases them there too
+            self._unapplied.keep((self._flags.array[: self._index.count] & UNAPPLIED) != 0)
+            self._unapplied.erase(through)

@@ -9,7 +9,8 @@ Windows that are due are found by a scan over all rows, but only when time passe
 
 Invariants
     - A record is late, and nothing else, if the end of its window and the lateness are not after the clock.
-    - A row is deleted when the clock reaches the end of its window and the lateness; `final` gives it then.
+    - A row is deleted when the clock reaches the end of its window and the lateness; `final` gives it then. One range
+      per key group says so, whatever the number of rows (docs/design/0015-window-expiry.md).
     - `close` gives a row when the clock reaches the end of its window, and again whenever a later batch changes it.
     - The clock of every owned key group is in the state before the barrier's freeze.
 
@@ -39,8 +40,8 @@ from holdfast.state.table import Table
 Consumer = Callable[[pa.RecordBatch], None]
 Times = NDArray[np.int64]
 
-ABSENT_ROWS_MIN = 16_384
-"""Deleted windows leave slots behind; they are dropped when they are more than this, and half of all."""
+VACANT_SLOTS_MIN = 16_384
+"""Expired windows leave slots behind; they are dropped when they are more than this, and half of all."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class WindowOperator:
         self.name, self.reads = kind.operator, self._aggregate.reads | {kind.time}
         self.rows_in = self.rows_out = self.late = 0
         owned = np.arange(key_groups.first, key_groups.end)
-        self._absent, self._changed = 0, False
+        self._changed = False
         self._clock_keys = CLOCK_KEY.from_ints(key_of_group(owned, key_groups.count))
         self._clock = self._read_clock()
         self._note_uniform()
@@ -138,8 +139,8 @@ class WindowOperator:
             self._clock_table.column("at")[slots] = self._clock[self._key_groups.first : self._key_groups.end]
             self._clock_table.touch(slots)
             self._changed = False
-        if self._absent > max(ABSENT_ROWS_MIN, len(self._table) // 2):
-            self._absent = max(0, self._absent - self._table.evict())
+        if self._table.vacant > max(VACANT_SLOTS_MIN, len(self._table) // 2):
+            self._table.drop_vacant()
 
     def _read_clock(self) -> Times:
         groups = self._key_groups
@@ -184,11 +185,18 @@ class WindowOperator:
             rows = np.flatnonzero(due)
             self._give_rows(slots[rows[np.argsort(ends[rows], kind="stable")]])
         if over.any():
-            self._table.delete(slots[over])
-            self._absent += int(over.sum())
+            self._table.expire(slots[over], self._expired_through())
         left, closed = ends[~over], (ends <= now)[~over]
         next_due = np.where(closed | (self._kind.emit == "final"), left + self._kind.lateness_us, left)
         self._due = int(next_due.min(initial=LAST_US))
+
+    def _expired_through(self) -> Times:
+        """Return per owned key group the last window end that is over, its lateness included."""
+        groups, lateness = self._key_groups, self._kind.lateness_us
+        through = np.full(groups.count, NEVER_US)
+        owned = self._clock[groups.first : groups.end]
+        through[groups.first : groups.end] = np.maximum(owned, NEVER_US + lateness) - lateness
+        return through
 
     def _give_rows(self, slots: Slots) -> None:
         ends, *keys = self._table.key_columns(slots)

@@ -56,6 +56,9 @@ class KeyValue(Protocol):
     def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
         """Apply one batch atomically; at most about 1,000 keys, as this holds the GIL."""
 
+    def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
+        """Remove all pairs with first <= key < end, of every range, as one batch; costs nothing per key."""
+
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """Return all pairs with first <= key < end, in order; raises Damaged, never truncates."""
 

@@ -72,6 +72,9 @@ def bench_windowed_parts(bench: Bench, tmp_path: Path) -> None:
     assert counted == rows == parts.rows_out()
     bench.report(per=rows, unit="row", check=parts.results)
     bench.note("CPU ns per row: " + ", ".join(f"{part} {s / rows * 1e9:.0f}" for part, s in parts.spent.items()))
+    sizes = sorted(parts.segment_bytes)
+    middle, largest = sizes[len(sizes) // 2], sizes[-1]
+    bench.note(f"segments: {len(sizes)}, {sum(sizes):,} bytes, median {middle:,}, largest {largest:,}")
 
 
 def write_input(folder: Path, rows: int, keys: int) -> tuple[int, int]:
@@ -144,6 +147,7 @@ class Parts:
     def __init__(self, folder: Path) -> None:
         plan = make(folder).plan()
         self.spent: dict[str, float] = {}
+        self.segment_bytes: list[int] = []
         self.results = self._counted = self._late = 0
         self._reader = LogReader(open_objects(str(folder / "input")))
         self._reader.refresh()
@@ -195,10 +199,11 @@ class Parts:
         for operator in self._operators:
             self._timed("freeze", partial(self._state.freeze, operator.id, Epoch(epoch), Epoch(epoch - 1)))
         header = SegmentHeader(JOB, Generation(1), Timeline(1), Epoch(epoch), Epoch(epoch - 1), WORKER)
-        self._timed("seal", lambda: seal(header, self._state.deltas(Epoch(epoch))))
+        data = self._timed("seal", lambda: seal(header, self._state.deltas(Epoch(epoch))))
+        self.segment_bytes.append(len(data))
         for stage in self._stages.values():
             self._timed("stage", stage.seal)
-        self._state.commit(Epoch(epoch))
+        self._timed("commit", lambda: self._state.commit(Epoch(epoch)))
 
     def _write(self, sink: str, batch: pa.RecordBatch) -> None:
         if sink == "out":

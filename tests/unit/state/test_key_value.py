@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 from holdfast.errors import Damaged, Unavailable
 from holdfast.ports import KeyValue
 from holdfast.state.memory import MemoryKeyValue
-from holdfast.state.rocks import RocksKeyValue
+from holdfast.state.rocks import RANGES_MAX, RocksKeyValue
 
 PAIRS = [(b"a", b"1"), (b"b\x00", b""), (b"b\xff", b"3"), (b"c", b"4")]
 
@@ -36,6 +39,15 @@ class TestKeyValue:
         assert store.scan(b"", b"\xff") == PAIRS
         assert store.scan(b"d", b"e") == []
 
+    def test_erases_half_open_ranges_and_takes_newer_pairs_there(self, store: KeyValue) -> None:
+        store.write(PAIRS, [])
+        store.erase([(b"a", b"b"), (b"b\x01", b"c"), (b"x", b"y")])
+        assert store.scan(b"", b"\xff") == [PAIRS[1], PAIRS[3]]
+        assert store.get_many([b"a", b"b\xff", b"c"]) == [None, None, b"4"]
+        store.write([(b"a", b"newer")], [])
+        store.flush()
+        assert store.scan(b"", b"c") == [(b"a", b"newer"), PAIRS[1]]
+
     def test_reads_nothing_for_no_keys(self, store: KeyValue) -> None:
         assert store.get_many([]) == []
 
@@ -59,6 +71,75 @@ class TestMemoryKeyValue:
         ]
 
 
+    def test_keeps_ranges_in_the_order_of_the_writes_after_a_kill(self) -> None:
+        store = MemoryKeyValue()
+        store.write(PAIRS, [])
+        store.flush()
+        store.erase([(b"a", b"c")])
+        store.write([(b"b", b"newer")], [])
+        assert [store.after_kill(survived).scan(b"", b"\xff") for survived in range(3)] == [
+            PAIRS,
+            [(b"c", b"4")],
+            [(b"b", b"newer"), (b"c", b"4")],
+        ]
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_key_value import changes
+from holdfast.state import rocks
+from holdfast.state.rocks import RocksKeyValue, RocksMemory
+
+rocks.RANGES_MAX = 300  # buffers are changed for their ranges, too
+store = RocksKeyValue(Path(sys.argv[1]), RocksMemory(cache_bytes=8 << 20, write_bytes=1 << 20))
+for number in range(100_000):
+    changes(store, number)
+    if number == int(sys.argv[3]):
+        store.flush()
+        print("flushed", flush=True)
+"""
+
+
+def changes(store: KeyValue, number: int) -> None:
+    """Change number n of a long history: two rows of three writes, then a range over most of what was written last."""
+    if number % 3 == 2:
+        store.erase([(b"row %07d" % (number - 40), b"row %07d" % (number - number % 5))])
+    else:
+        store.write([(b"row %07d" % number, b"%d" % number * 500), (b"row %07d" % (number - 30), b"again")], [])
+
+
+class TestRangesAndARealKill:
+    """P15 with ranges: without a log, and with memtables flushed whenever they are full, a prefix survives."""
+
+    @pytest.mark.parametrize("flushed", [50, 700])
+    def test_what_survives_is_a_prefix_of_rows_and_ranges(self, tmp_path: Path, flushed: int) -> None:
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "db"), str(Path(__file__).parent), str(flushed)]
+        found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=found)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "flushed\n"
+        files = {*tmp_path.glob("db/*.sst")}
+        while len({*tmp_path.glob("db/*.sst")} - files) < 2:  # the process flushes on its own accord meanwhile
+            assert process.poll() is None
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+        store, replayed = RocksKeyValue(tmp_path / "db"), MemoryKeyValue()
+        survived = store.scan(b"", b"\xff")
+        store.close()
+        prefixes = []
+        for number in range(100_000):
+            changes(replayed, number)
+            if replayed.scan(b"", b"\xff") == survived:
+                prefixes.append(number)
+            if survived[-1][0] < b"row %07d" % (number - 200):
+                break
+        assert prefixes and prefixes[-1] > flushed
+
+
 class TestRocksKeyValue:
     def test_keeps_flushed_writes(self, tmp_path: Path) -> None:
         store = RocksKeyValue(tmp_path)
@@ -68,6 +149,14 @@ class TestRocksKeyValue:
         again = RocksKeyValue(tmp_path)
         assert again.scan(b"", b"\xff") == PAIRS
         again.close()
+
+    def test_takes_more_ranges_than_one_write_buffer_is_to_hold(self, tmp_path: Path) -> None:
+        store = RocksKeyValue(tmp_path)
+        for number in range(0, 3 * RANGES_MAX, 100):
+            store.write([(b"%06d" % row, b"x") for row in range(number, number + 100)], [])
+            store.erase([(b"%06d" % row, b"%06d" % (row + 1)) for row in range(number, number + 99)])
+        assert store.scan(b"", b"\xff") == [(b"%06d" % row, b"x") for row in range(99, 3 * RANGES_MAX + 99, 100)]
+        store.close()
 
     def test_is_opened_once_at_a_time(self, tmp_path: Path) -> None:
         store = RocksKeyValue(tmp_path)

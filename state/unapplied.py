@@ -1,0 +1,60 @@
+"""Committed changes of one table that the cold store does not have yet.
+
+Invariants
+    - Ranges are erased in the cold store before any row is written that was committed after them.
+    - A slot is in the list once.
+
+Carries out PROTOCOL P15 (order of writes).
+Pure: no clock, thread or I/O.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.state.expiry import Through, joined
+from holdfast.state.index import Rows
+
+_NO_ROWS: Rows = np.empty(0, np.int64)
+
+
+class Unapplied:
+    """Slots in the order of their commits, and the ranges that come before all of them."""
+
+    def __init__(self) -> None:
+        self._slots: list[Rows] = []
+        self.through: Through | None = None
+        """What the cold store still holds and has to erase; a row that is read from there and covered is void."""
+
+    @property
+    def count(self) -> int:
+        """How many slots there are."""
+        return sum(slots.size for slots in self._slots)
+
+    def note(self, slots: Rows) -> None:
+        """These were committed, and are not in the list."""
+        self._slots.append(slots)
+
+    def erase(self, through: Through) -> None:
+        """A range was committed."""
+        self.through = joined((self.through, through))
+
+    def keep(self, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+        """Drop the slots that are not wanted; one flag per slot of the table."""
+        self._slots = [slots[wanted[slots]] for slots in self._slots]
+
+    def next(self, rows_max: int) -> Rows:
+        """Return the next slots to apply."""
+        while len(self._slots) > 1 and not self._slots[0].size:
+            self._slots.pop(0)
+        return self._slots[0][:rows_max] if self._slots else _NO_ROWS
+
+    def done(self, slots: Rows) -> None:
+        """The slots that next() returned are in the cold store."""
+        if slots.size:
+            assert np.array_equal(self._slots[0][: slots.size], slots)
+            self._slots[0] = self._slots[0][slots.size :]
+
+    def renumber(self, place: Rows) -> None:
+        """Slots have other numbers now."""
+        self._slots = [place[slots] for slots in self._slots]

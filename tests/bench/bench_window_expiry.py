@@ -1,0 +1,106 @@
+"""A window of many keys is over: what that costs by one range per key group, and by a delete per key, in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from harness import Bench
+
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.runtime.windows import END_COLUMN, TIME, WINDOW_END
+from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.state.keys import KeyType
+from holdfast.state.rocks import RocksKeyValue
+from holdfast.state.store import Identity, StateStore
+from holdfast.state.table import ColumnSpec, TableSpec
+
+GROUPS = 128
+KEY = KeyType((WINDOW_END, "k"), (TIME, pa.int64()), unrouted=1)
+SPEC = TableSpec(1, "windows", KEY, (END_COLUMN, ColumnSpec("n", np.dtype(np.int64))))
+JOB, WORKER = JobUuid("bench"), WorkerId("bench")
+OVER_US, OPEN_US = 10_000_000, 20_000_000
+
+
+def bench_window_expiry(bench: Bench, tmp_path: Path) -> None:
+    """One window is over, another of as many keys is open; both are committed and in the cold store."""
+    keys = bench.size("keys", smoke=10_000, full=1_000_000)
+    by_key, by_range = Window(tmp_path / "keys", keys), Window(tmp_path / "range", keys)
+    deleted = by_key.leaves(by_key.delete)
+    with bench.timed():
+        erased = by_range.leaves(by_range.expire)
+    assert by_key.left() == by_range.left() == keys
+    bench.report(per=keys, unit="key", check=by_range.left())
+    for part in deleted:
+        ratio = deleted[part] / max(erased[part], 1e-9)
+        bench.note(f"{part}: {deleted[part]:,.6g} by keys, {erased[part]:,.6g} by ranges, ratio {ratio:,.1f}")
+    by_key.cold.close()
+    by_range.cold.close()
+
+
+class Window:
+    """A store with one expired and one open window."""
+
+    def __init__(self, path: Path, keys: int) -> None:
+        path.mkdir()
+        self.cold = RocksKeyValue(path)
+        self._state = StateStore(
+            Identity(JOB, Generation(1), Timeline(1), WORKER), [SPEC], GROUPS, (0, GROUPS), self.cold
+        )
+        self._table = self._state.table(1)
+        for end in (OVER_US, OPEN_US):
+            columns = [pa.array(np.full(keys, end)).view(TIME), pa.array(np.arange(keys))]
+            slots = self._table.slots(KEY.encode(columns))
+            self._table.column(WINDOW_END)[slots] = end
+            self._table.touch(slots)
+        self._state.freeze(1, Epoch(1), Epoch(0))
+        self._state.commit(Epoch(1))
+        self._apply()
+
+    def leaves(self, erase: Callable[[], None]) -> dict[str, float]:
+        """Take the expired window out of everything; return seconds of CPU per part, and the segment's bytes."""
+        header = SegmentHeader(JOB, Generation(1), Timeline(1), Epoch(2), Epoch(1), WORKER)
+        segment = b""
+
+        def seal_it() -> None:
+            nonlocal segment
+            segment = seal(header, self._state.deltas(Epoch(2)))
+
+        parts: dict[str, Callable[[], object]] = {
+            "erase s": erase,
+            "freeze s": lambda: self._state.freeze(1, Epoch(2), Epoch(1)),
+            "seal s": seal_it,
+            "commit s": lambda: self._state.commit(Epoch(2)),
+            "apply s": self._apply,
+        }
+        spent = {}
+        for part, work in parts.items():
+            start = time.thread_time()
+            work()
+            spent[part] = time.thread_time() - start
+        return {**spent, "all s": sum(spent.values()), "segment bytes": len(segment)}
+
+    def delete(self) -> None:
+        """By a tombstone per key."""
+        self._table.delete(self._over())
+
+    def expire(self) -> None:
+        """By a range per key group."""
+        self._table.expire(self._over(), np.full(GROUPS, OVER_US))
+
+    def left(self) -> int:
+        """Return how many rows there are, in the table and in the cold store alike."""
+        rows = len(self.cold.scan(b"\x00\x01", b"\x00\x02"))
+        assert rows == self._table.present().size
+        return rows
+
+    def _over(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        slots = self._table.present()
+        return slots[self._table.column(WINDOW_END)[slots] <= OVER_US]
+
+    def _apply(self) -> None:
+        while self._state.apply():
+            pass

@@ -1,0 +1,393 @@
+"""Windows that are over: one range per key group in delta, segment, merges and cold store, never a row per key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import Unavailable
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.ports import KeyValue
+from holdfast.state.changelog import SegmentHeader, seal, unseal
+from holdfast.state.cold import scope
+from holdfast.state.compact import compact
+from holdfast.state.delta import Delta, merge
+from holdfast.state.expiry import NOTHING, Through, covered, last_of, range_end
+from holdfast.state.keys import Keys, KeyType
+from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.store import Identity, StateStore
+from holdfast.state.table import ColumnSpec, Table, TableSpec
+
+JOB, WORKER, GROUPS = JobUuid("job"), WorkerId("w"), 8
+KEY = KeyType(("window_end", "user"), (pa.timestamp("us", "UTC"), pa.int64()), unrouted=1)
+SPEC = TableSpec(1, "windows", KEY, (ColumnSpec("count", np.dtype(np.int64)),))
+Row = tuple[int, int]
+"""Window end, user."""
+
+
+def keys(*rows: Row) -> Keys:
+    ends, users = zip(*rows, strict=True) if rows else ((), ())
+    return KEY.encode([pa.array(ends, pa.int64()).view(KEY.types[0]), pa.array(users, pa.int64())])
+
+
+def through(last: int) -> Through:
+    return np.full(GROUPS, last, np.int64)
+
+
+def header(epoch: int, follows: int) -> SegmentHeader:
+    return SegmentHeader(JOB, Generation(1), Timeline(1), Epoch(epoch), Epoch(follows), WORKER)
+
+
+class Worker:
+    """A store with one window table, whose epochs are sealed as they close."""
+
+    def __init__(self, cold: KeyValue | None = None) -> None:
+        identity = Identity(JOB, Generation(1), Timeline(1), WORKER)
+        self.store = StateStore(identity, [SPEC], GROUPS, (0, GROUPS), cold)
+        self.table = self.store.table(1)
+        self.completed, self.segments = 0, dict[int, bytes]()
+
+    def put(self, count: int, *rows: Row) -> None:
+        slots = self.table.slots(keys(*rows))
+        self.table.column("count")[slots] = count
+        self.table.touch(slots)
+
+    def expire(self, last: int) -> None:
+        slots = self.table.present()
+        self.table.expire(slots[covered(self.table.keys_at(slots), through(last))], through(last))
+
+    def barrier(self, epoch: int, completes: bool = True) -> Delta:
+        self.store.freeze(1, Epoch(epoch), Epoch(self.completed))
+        (delta,) = self.store.deltas(Epoch(epoch))
+        self.segments[epoch] = seal(header(epoch, self.completed), [delta])
+        if completes:
+            self.store.commit(Epoch(epoch))
+            self.completed = epoch
+        return delta
+
+    def apply(self) -> None:
+        while self.store.apply():
+            pass
+
+    def rows(self) -> dict[Row, int]:
+        return rows_in(self.table)
+
+
+def rows_in(table: Table) -> dict[Row, int]:
+    slots = table.present()
+    ends, users = table.key_columns(slots)
+    found = zip(ends.view(pa.int64()).to_pylist(), users.to_pylist(), strict=True)
+    return dict(zip(found, table.column("count")[slots].tolist(), strict=True))
+
+
+def restored(epoch: int, *segments: bytes) -> dict[Row, int]:
+    worker = Worker()
+    worker.store.restore(Epoch(epoch), segments, None)
+    return worker.rows()
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+class TestExpiry:
+    def test_takes_one_range_per_key_group_and_no_row_per_key(self, worker: Worker) -> None:
+        worker.put(1, *((10, user) for user in range(5_000)))
+        worker.put(2, (20, 1))
+        worker.barrier(1)
+        worker.expire(10)
+        delta = worker.barrier(2)
+        assert (len(delta.keys), len(delta)) == (0, GROUPS)
+        assert worker.rows() == restored(2, *worker.segments.values()) == {(20, 1): 2}
+
+    def test_leaves_what_was_put_after_it_in_the_same_epoch(self, worker: Worker) -> None:
+        worker.put(1, (10, 1), (10, 2))
+        worker.barrier(1)
+        worker.expire(10)
+        worker.put(7, (10, 2), (5, 3))
+        worker.barrier(2)
+        assert worker.rows() == restored(2, *worker.segments.values()) == {(10, 2): 7, (5, 3): 7}
+
+    def test_of_what_was_put_before_it_in_the_same_epoch_writes_nothing(self, worker: Worker) -> None:
+        worker.put(1, (10, 1))
+        worker.expire(10)
+        assert len(worker.barrier(1)) == 0
+
+    def test_of_an_unfinished_epoch_is_in_the_next_delta(self, worker: Worker) -> None:
+        worker.put(1, (10, 1), (20, 1))
+        worker.barrier(1)
+        worker.expire(10)
+        worker.barrier(2, completes=False)
+        worker.put(5, (20, 1))
+        worker.barrier(3)
+        assert worker.rows() == restored(3, worker.segments[1], worker.segments[3]) == {(20, 1): 5}
+
+    def test_is_undone_by_a_rollback(self, worker: Worker) -> None:
+        worker.put(1, (10, 1), (20, 1))
+        worker.barrier(1)
+        worker.expire(10)
+        worker.barrier(2, completes=False)
+        worker.expire(20)
+        assert worker.rows() == {}
+        assert worker.store.roll_back(Epoch(1))
+        assert worker.rows() == {(10, 1): 1, (20, 1): 1}
+
+    def test_is_not_undone_by_a_rollback_to_its_own_epoch(self, worker: Worker) -> None:
+        worker.put(1, (10, 1), (20, 1))
+        worker.barrier(1)
+        worker.expire(10)
+        worker.barrier(2, completes=False)
+        worker.put(9, (20, 1))
+        assert worker.store.roll_back(Epoch(2))
+        assert worker.rows() == {(20, 1): 1}
+        assert worker.store.get_committed(1, (10, 1)) is None
+
+    def test_starts_a_window_that_comes_again_from_the_defaults(self, worker: Worker) -> None:
+        worker.put(4, (10, 1))
+        worker.barrier(1)
+        worker.expire(10)
+        slots = worker.table.slots(keys((10, 1)))
+        assert worker.table.column("count")[slots].tolist() == [0]
+
+    def test_frees_its_slots_once_it_is_committed(self, worker: Worker) -> None:
+        worker.put(1, *((10, user) for user in range(1_000)))
+        worker.put(2, (20, 1), (20, 2))
+        worker.barrier(1)
+        worker.expire(10)
+        worker.table.drop_vacant()
+        assert (len(worker.table), worker.table.vacant) == (1_002, 0)
+        worker.barrier(2)
+        assert worker.table.vacant == 1_000
+        worker.table.drop_vacant()
+        assert (len(worker.table), worker.rows()) == (2, {(20, 1): 2, (20, 2): 2})
+
+    def test_of_some_key_groups_leaves_the_others(self, worker: Worker) -> None:
+        rows: list[Row] = [(10, user) for user in range(100)]
+        worker.put(1, *rows)
+        worker.barrier(1)
+        ranges = through(10)
+        ranges[:3] = NOTHING
+        slots = worker.table.present()
+        worker.table.expire(slots[covered(worker.table.keys_at(slots), ranges)], ranges)
+        assert len(worker.barrier(2)) == GROUPS - 3
+        kept = {row: 1 for row, group in zip(rows, keys(*rows).key_groups(GROUPS).tolist(), strict=True) if group < 3}
+        assert worker.rows() == restored(2, *worker.segments.values()) == kept
+
+
+class TestRange:
+    @given(st.integers(-(1 << 63) + 1, (1 << 63) - 1))
+    def test_ends_just_behind_the_last_window_that_it_covers(self, last: int) -> None:
+        inside, end = keys((last, 1 << 62)).canonical()[0].as_py(), range_end(last)
+        assert inside < end and last_of(end) == last
+        if last < (1 << 63) - 1:
+            assert keys((last + 1, -(1 << 63))).canonical()[0].as_py() >= end
+
+    def test_of_nothing_covers_no_window(self) -> None:
+        assert not covered(keys((NOTHING, 1), (0, 2)), through(NOTHING)).any()
+
+
+class TestSegments:
+    def delta(self, ranges: Through, *rows: Row) -> Delta:
+        columns = {"count": np.ones(len(rows), np.int64)}
+        return Delta(Epoch(2), Epoch(1), 1, GROUPS, keys(*rows), np.ones(len(rows), bool), columns, ranges)
+
+    @given(st.lists(st.sampled_from([NOTHING, -5, 0, 7, (1 << 63) - 1]), min_size=GROUPS, max_size=GROUPS), st.data())
+    def test_hold_the_ranges_of_the_key_groups_asked_for(self, bounds: list[int], data: st.DataObject) -> None:
+        ranges = np.array(bounds, np.int64)
+        first = data.draw(st.integers(0, GROUPS - 1))
+        end = data.draw(st.integers(first + 1, GROUPS))
+        given_ = self.delta(ranges, *((3, user) for user in range(40)))
+        _, read = unseal(seal(header(2, 1), [given_]), (first, end))
+        expected = ranges.copy()
+        expected[:first] = expected[end:] = NOTHING
+        found = read[0].through if read else None
+        assert np.array_equal(through(NOTHING) if found is None else found, expected)
+        groups = keys(*((3, user) for user in range(40))).key_groups(GROUPS)
+        assert sum(len(each.keys) for each in read) == ((groups >= first) & (groups < end)).sum()
+
+    def test_with_nothing_but_ranges_are_kept(self) -> None:
+        _, (read,) = unseal(seal(header(2, 1), [self.delta(through(5))]))
+        assert (len(read.keys), len(read)) == (0, GROUPS)
+
+    def test_without_ranges_are_of_the_version_that_earlier_programs_read(self) -> None:
+        def version(data: bytes) -> int:
+            size = int.from_bytes(data[-20:-16], "little")
+            footer: dict[str, Any] = msgspec.msgpack.decode(data[-20 - size : -20])
+            return int(footer["version"])
+
+        plain = Delta(Epoch(2), Epoch(1), 1, GROUPS, keys((1, 1)), np.ones(1, bool), {"count": np.ones(1, np.int64)})
+        assert version(seal(header(2, 1), [plain])) == 1
+        assert version(seal(header(2, 1), [self.delta(through(5), (9, 1))])) == 2
+
+
+class TestMerging:
+    def test_erases_what_a_newer_range_covers_and_nothing_newer(self, worker: Worker) -> None:
+        worker.put(1, (10, 1), (10, 2), (20, 1))
+        older = worker.barrier(1)
+        worker.expire(10)
+        worker.put(3, (10, 2))
+        merged = merge(older, worker.barrier(2))
+        table = Table(SPEC, GROUPS)
+        table.absorb(merged)
+        assert rows_in(table) == {(20, 1): 1, (10, 2): 3}
+        assert len(merged.keys) == 2
+
+    def test_keeps_the_range_for_what_lies_below(self, worker: Worker) -> None:
+        worker.put(1, (10, 1), (20, 1))
+        worker.barrier(1)
+        worker.expire(10)
+        worker.barrier(2)
+        worker.put(2, (30, 1))
+        worker.barrier(3)
+        pieces = [(worker.segments[epoch], (0, GROUPS)) for epoch in (2, 3)]
+        merged = compact(header(3, 1), pieces)
+        assert restored(3, worker.segments[1], merged) == {(20, 1): 1, (30, 1): 2}
+
+    def test_into_a_base_leaves_no_range(self, worker: Worker) -> None:
+        worker.put(1, (10, 1), (20, 1))
+        worker.barrier(1)
+        worker.expire(10)
+        worker.barrier(2)
+        base = compact(header(2, 0), [(data, (0, GROUPS)) for data in worker.segments.values()])
+        assert all(delta.through is None for delta in unseal(base)[1])
+        assert restored(2, base) == {(20, 1): 1}
+
+
+class Written(MemoryKeyValue):
+    """Says in which order it is written to; refuses what it is told to."""
+
+    def __init__(self, pairs: dict[bytes, bytes] | None = None) -> None:
+        super().__init__(pairs)
+        self.said: list[str] = []
+        self.refuses = False
+
+    def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
+        if any(key[:2] == b"\x00\x01" for key, _ in puts):
+            self.said.append("rows")
+        super().write(puts, deletes)
+
+    def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
+        if self.refuses:
+            raise Unavailable("full", next_step="try again")
+        self.said.append(f"{len(ranges)} ranges")
+        super().erase(ranges)
+
+    def rows(self) -> int:
+        return sum(len(self.scan(*scope(1, group))) for group in range(GROUPS))
+
+
+class TestApplying:
+    def test_erases_ranges_before_rows_that_are_newer(self) -> None:
+        cold = Written()
+        worker = Worker(cold)
+        worker.put(1, *((10, user) for user in range(50)))
+        worker.barrier(1)
+        worker.apply()
+        worker.expire(10)
+        worker.put(2, (10, 3), (20, 1))
+        worker.barrier(2)
+        cold.said.clear()
+        worker.apply()
+        assert cold.said == [f"{GROUPS} ranges", "rows"]
+        assert cold.rows() == 2
+        again = Worker(cold)
+        again.store.restore(Epoch(2), [], Epoch(2))
+        assert again.rows() == {(10, 3): 2, (20, 1): 2}
+
+    def test_does_not_delete_keys_that_a_range_erases(self) -> None:
+        cold = Written()
+        worker = Worker(cold)
+        worker.put(1, *((10, user) for user in range(50)))
+        worker.barrier(1)
+        worker.expire(10)
+        worker.barrier(2)
+        assert worker.store.lag.bytes == 0
+        worker.apply()
+        assert cold.said == [f"{GROUPS} ranges"]
+
+    def test_repeats_ranges_that_were_refused(self) -> None:
+        cold = Written()
+        worker = Worker(cold)
+        worker.put(1, (10, 1), (20, 1))
+        worker.barrier(1)
+        worker.apply()
+        worker.expire(10)
+        worker.barrier(2)
+        cold.refuses = True
+        with pytest.raises(Unavailable):
+            worker.apply()
+        cold.refuses = False
+        worker.apply()
+        assert cold.rows() == 1 and worker.store.applied == 2
+
+    def test_rows_that_the_cold_store_still_has_are_not_read_again(self) -> None:
+        cold = MemoryKeyValue()
+        first = Worker(cold)
+        first.put(1, *((10, user) for user in range(50)), (20, 1))
+        first.barrier(1)
+        first.apply()
+        first.expire(10)
+        first.barrier(2)
+        second = Worker(cold)
+        second.store.restore(Epoch(2), [first.segments[2]], Epoch(1))
+        assert second.store.get_committed(1, (10, 7)) is None
+        assert second.table.is_present(second.table.slots(keys((10, 7), (20, 1)))).tolist() == [False, True]
+        assert second.rows() == {(20, 1): 1}
+
+    def test_slots_that_were_freed_before_do_not_come_back(self) -> None:
+        worker = Worker(MemoryKeyValue())
+        worker.put(1, *((10, user) for user in range(50)), (20, 1))
+        worker.barrier(1)
+        worker.apply()
+        worker.expire(10)
+        worker.barrier(2)
+        worker.table.drop_vacant()
+        worker.store.evict()
+        assert worker.rows() == {(20, 1): 1}
+        worker.apply()
+        worker.store.evict()
+        worker.store.evict()
+        assert worker.rows() == {(20, 1): 1}
+
+    def test_still_deletes_a_key_that_was_deleted_before_and_came_and_expired_since(self) -> None:
+        cold = Written()
+        worker = Worker(cold)
+        worker.put(1, (10, 1))
+        worker.barrier(1)
+        worker.apply()
+        worker.table.delete(worker.table.slots(keys((10, 1))))
+        worker.barrier(2)
+        worker.put(1, (10, 1))
+        worker.expire(10)
+        assert len(worker.barrier(3)) == 0
+        worker.apply()
+        assert cold.rows() == 0
+
+    @pytest.mark.parametrize("survived", range(4))
+    def test_that_was_killed_anywhere_is_completed_by_the_segments(self, survived: int) -> None:
+        cold = MemoryKeyValue()
+        worker = Worker(cold)
+        worker.put(1, (10, 1), (10, 2), (20, 1))
+        worker.barrier(1)
+        worker.apply()
+        cold.flush()
+        worker.expire(10)
+        worker.put(5, (10, 2))
+        worker.barrier(2)
+        worker.apply()
+        assert cold.unflushed == 4  # marker, ranges, rows, marker
+        left = cold.after_kill(survived)
+        again = Worker(left)
+        again.store.restore(Epoch(2), [worker.segments[2]], Epoch(1))
+        assert again.rows() == {(10, 2): 5, (20, 1): 1}
+        again.apply()
+        third = Worker(left)
+        third.store.restore(Epoch(2), [], Epoch(2))
+        assert third.rows() == {(10, 2): 5, (20, 1): 1}

@@ -1,0 +1,266 @@
+"""Windows that expire by ranges, through every order of epochs, merges, kills and rescales, against dictionaries."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from rocksdict import AccessType, Options, Rdict
+
+from holdfast.model import Epoch, Generation, JobUuid, Stretch, Timeline, WorkerId
+from holdfast.ports import KeyValue
+from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.state.compact import compact
+from holdfast.state.expiry import NOTHING, Through, covered
+from holdfast.state.keys import Keys, KeyType
+from holdfast.state.marker import read_marker, usable
+from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.rocks import RocksKeyValue, RocksMemory
+from holdfast.state.store import Identity, Piece, StateStore
+from holdfast.state.table import ColumnSpec, Table, TableSpec
+
+JOB, WORKER, GROUPS = JobUuid("job"), WorkerId("w"), 4
+IDENTITY = Identity(JOB, Generation(1), Timeline(1), WORKER)
+LINEAGE = (Stretch(Timeline(1), Epoch(1), Epoch(1 << 40)),)
+KEY = KeyType(("window_end", "user"), (pa.timestamp("us", "UTC"), pa.utf8()), (False, True), unrouted=1)
+SPEC = TableSpec(1, "windows", KEY, (ColumnSpec("count", np.dtype(np.int64)),))
+WHOLE = (0, GROUPS)
+Row = tuple[int, str | None]
+Rows = dict[Row, int]
+
+rows_given = st.lists(
+    st.tuples(st.integers(1, 5), st.sampled_from(["", "a", "b", "cc", "a\x00", None, "long enough for two words"])),
+    min_size=1, max_size=10, unique=True,
+)  # fmt: skip
+bounds = st.lists(st.sampled_from([NOTHING, 0, 1, 2, 3, 4]), min_size=GROUPS, max_size=GROUPS)
+
+
+class Stored(NamedTuple):
+    """A segment; a merge of several has the place of its last."""
+
+    epoch: Epoch
+    follows: Epoch
+    data: bytes
+
+
+def keys_of(rows: list[Row]) -> Keys:
+    ends, users = zip(*rows, strict=True)
+    return KEY.encode([pa.array(ends, pa.int64()).view(KEY.types[0]), pa.array(users, pa.utf8())])
+
+
+def rows_in(table: Table) -> Rows:
+    slots = table.present()
+    ends, users = table.key_columns(slots)
+    found = zip(ends.view(pa.int64()).to_pylist(), users.to_pylist(), strict=True)
+    return dict(zip(found, table.column("count")[slots].tolist(), strict=True))
+
+
+def header(epoch: Epoch, follows: Epoch) -> SegmentHeader:
+    return SegmentHeader(JOB, Generation(1), Timeline(1), epoch, follows, WORKER)
+
+
+class ExpiringWorker(RuleBasedStateMachine):
+    """One worker's windows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.newest = Epoch(0)
+        self.working: Rows = {}
+        self.completed: dict[Epoch, Rows] = {Epoch(0): {}}
+        self.segments: list[Stored] = []
+
+    @initialize()
+    def start(self) -> None:
+        self.cold = self.new_cold()
+        self.store = StateStore(IDENTITY, [SPEC], GROUPS, WHOLE, self.cold)
+
+    def new_cold(self) -> KeyValue | None:
+        return MemoryKeyValue()
+
+    def killed_cold(self, survived: float) -> KeyValue | None:
+        assert isinstance(self.cold, MemoryKeyValue)
+        return self.cold.after_kill(round(survived * self.cold.unflushed))
+
+    @property
+    def head(self) -> Epoch:
+        return max(self.completed)
+
+    @rule(rows=rows_given, again=st.booleans())
+    def put(self, rows: list[Row], again: bool) -> None:
+        """Into any window, also into one that expired just now: the table itself promises more than windows ask."""
+        table = self.store.table(1)
+        for _ in range(1 + again):
+            slots = table.slots(keys_of(rows))
+            table.column("count")[slots] += 1
+            table.touch(slots)
+            for row in rows:
+                self.working[row] = self.working.get(row, 0) + 1
+
+    @rule(rows=rows_given)
+    def delete(self, rows: list[Row]) -> None:
+        table = self.store.table(1)
+        table.delete(table.slots(keys_of(rows)))
+        for row in rows:
+            self.working.pop(row, None)
+
+    @rule(given=bounds)
+    def expire(self, given: list[int]) -> None:
+        table, through = self.store.table(1), np.array(given, np.int64)
+        slots = table.present()
+        table.expire(slots[covered(table.keys_at(slots), through)], through)
+        self.working = {row: count for row, count in self.working.items() if not self.is_over(row, through)}
+
+    def is_over(self, row: Row, through: Through) -> bool:
+        return bool(row[0] <= through[int(keys_of([row]).key_groups(GROUPS)[0])])
+
+    @rule(rows=rows_given)
+    def look(self, rows: list[Row]) -> None:
+        table = self.store.table(1)
+        slots = table.slots(keys_of(rows))
+        assert table.is_present(slots).tolist() == [row in self.working for row in rows]
+        assert table.column("count")[slots].tolist() == [self.working.get(row, 0) for row in rows]
+
+    @rule(rows=rows_given)
+    def read_committed(self, rows: list[Row]) -> None:
+        for row in rows:
+            found = self.store.get_committed(1, row)
+            expected = self.completed[self.store.committed_through].get(row)
+            assert (None if found is None else found["count"]) == expected
+
+    @rule(completes=st.booleans(), announced=st.booleans())
+    def barrier(self, completes: bool, announced: bool) -> None:
+        self.newest = epoch = Epoch(self.newest + 1)
+        follows = self.head
+        self.store.freeze(1, epoch, follows)
+        deltas = self.store.deltas(epoch)
+        assert all(delta.follows == follows for delta in deltas)
+        if completes:
+            self.segments.append(Stored(epoch, follows, seal(header(epoch, follows), deltas)))
+            self.completed[epoch] = dict(self.working)
+            if announced:
+                self.store.commit(epoch)
+
+    @rule(rows=rows_given, given=bounds, later=rows_given, completes=st.sampled_from([True, True, False]))
+    def epoch(self, rows: list[Row], given: list[int], later: list[Row], completes: bool) -> None:
+        """Rows, ranges and newer rows in one epoch, or the ranges in the next one."""
+        self.put(rows, False)
+        self.barrier(completes, False)
+        self.expire(given)
+        self.put(later[:2], False)
+        self.barrier(not completes, True)
+
+    @rule()
+    def roll_back(self) -> None:
+        assert self.store.roll_back(self.head)
+        self.working = dict(self.completed[self.head])
+
+    @rule(steps=st.integers(1, 12), keys_max=st.integers(1, 5))
+    def apply(self, steps: int, keys_max: int) -> None:
+        for _ in range(steps):
+            if not self.store.apply(keys_max):
+                break
+
+    @rule(times=st.integers(0, 2))
+    def free(self, times: int) -> None:
+        self.store.table(1).drop_vacant()
+        for _ in range(times):
+            self.store.evict()
+
+    @precondition(lambda self: len(self.segments) > 1)
+    @rule(data=st.data())
+    def merge(self, data: st.DataObject) -> None:
+        first = data.draw(st.integers(0, len(self.segments) - 2))
+        last = data.draw(st.integers(first + 1, len(self.segments) - 1))
+        parts = self.segments[first : last + 1]
+        epoch, follows = parts[-1].epoch, parts[0].follows
+        merged = compact(header(epoch, follows), [(part.data, WHOLE) for part in parts])
+        self.segments[first : last + 1] = [Stored(epoch, follows, merged)]
+        self.restore_from_segments()
+
+    @rule()
+    def restore_from_segments(self) -> None:
+        assert rows_in(self.restored(None, WHOLE).table(1)) == self.completed[self.head]
+
+    @rule(survived=st.floats(0, 1))
+    def kill(self, survived: float) -> None:
+        self.cold = self.killed_cold(survived)
+        self.store = self.restored(self.cold, WHOLE)
+        self.working = dict(self.completed[self.head])
+        self.list_present()
+
+    @rule(cut=st.integers(0, GROUPS), kept=st.booleans())
+    def rescale(self, cut: int, kept: bool) -> None:
+        """Another key-group split, one part of it over what the folder holds, gives the same rows together."""
+        left = self.killed_cold(1.0)
+        parts = [self.restored(left if kept else None, (0, cut)), self.restored(None, (cut, GROUPS))]
+        found = [rows_in(part.table(1)) for part in parts]
+        assert {**found[0], **found[1]} == self.completed[self.head]
+        self.cold = left
+        self.store = self.restored(left, WHOLE)
+        self.working = dict(self.completed[self.head])
+
+    def restored(self, cold: KeyValue | None, owned: tuple[int, int]) -> StateStore:
+        """Restore as runtime/compaction.py does: no folder below a base that is newer."""
+        marker = None if cold is None else read_marker(cold)
+        base = usable(marker, JOB, LINEAGE, self.head, owned)
+        applied = marker.applied if base is not None and marker is not None else None
+        if applied is not None and any(not part.follows and part.epoch > applied for part in self.segments):
+            applied = None
+        pieces = [Piece(part.data, owned) for part in self.segments]
+        store = StateStore(IDENTITY, [SPEC], GROUPS, owned, cold)
+        store.restore(self.head, pieces, applied, None if applied is None else base)
+        return store
+
+    @rule()
+    def list_present(self) -> None:
+        assert rows_in(self.store.table(1)) == self.working
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.list_present()
+
+
+class ExpiringWorkerOnRocks(ExpiringWorker):
+    """A kill leaves what a second reader sees in the files: what RocksDB has not flushed is gone."""
+
+    memory = RocksMemory()
+
+    def new_cold(self) -> KeyValue | None:
+        self.root = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+        self.number = 0
+        return RocksKeyValue(self.root / "0", self.memory)
+
+    def killed_cold(self, survived: float) -> KeyValue | None:
+        assert isinstance(self.cold, RocksKeyValue)
+        if survived > 0.5:
+            self.cold.flush()
+        files = Rdict(str(self.cold.path), options=Options(raw_mode=True), access_type=AccessType.read_only())
+        pairs: list[tuple[Any, Any]] = list(files.items())
+        files.close()
+        self.cold.close()
+        self.number += 1
+        left = RocksKeyValue(self.root / str(self.number), self.memory)
+        left.write(pairs, [])
+        return left
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            super().teardown()
+            assert isinstance(self.cold, RocksKeyValue)
+            self.cold.close()
+            shutil.rmtree(self.root)
+
+
+TestExpiringWorker = ExpiringWorker.TestCase
+TestExpiringWorker.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestExpiringWorkerOnRocks = ExpiringWorkerOnRocks.TestCase
+TestExpiringWorkerOnRocks.settings = settings(
+    max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
