@@ -240,7 +240,7 @@ def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:
     if _stands(where, commits, back, rewinding):
         return untouched("truncate", rewinding)
     if commits.tail.sealed:
-        return impossible(SEALED)
+        return impossible(SEALED, takes_more=False)
     return _repaired(gathered(commits, back), rewinding)
 
 
