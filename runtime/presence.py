@@ -5,7 +5,7 @@ the system knows: then nobody has to wait until the file is stale, and nobody as
 not unsafe: whoever acts in a driver's place is kept apart from it by the job log alone (PROTOCOL P3, P6).
 
 Invariants
-    - "Gone" is said only of a process of this machine and this process namespace, or of an earlier boot of this machine.
+    - "Gone" is said only of a process of this machine and this process namespace, or of an earlier boot of it.
     - A number that the system has given to another process since counts as gone, a dead child nobody waited for too.
 
 Source: DESIGN section 13 (`live.json`); proc(5).

@@ -144,10 +144,11 @@ def repair_one(repository: Repository, spec: SinkSpec, order: Order) -> Repair:
     if not isinstance(sink, RepairableSink) and not accepted:
         raise not_repairable(spec.name)
     _deliver_left(repository, spec, order)
-    if isinstance(sink, RepairableSink):
-        if not accepted or sink.plan_repair(rewinding, spec.schema, spec.upsert_key).verdict != "impossible":
-            return sink.repair(rewinding, spec.schema, spec.upsert_key)
-    return _fence(spec, rewinding)
+    if not isinstance(sink, RepairableSink):
+        return _fence(spec, rewinding)
+    if accepted and sink.plan_repair(rewinding, spec.schema, spec.upsert_key).verdict == "impossible":
+        return _fence(spec, rewinding)
+    return sink.repair(rewinding, spec.schema, spec.upsert_key)
 
 
 def _fence(spec: SinkSpec, rewinding: Rewinding) -> Repair:

@@ -93,7 +93,8 @@ def check(shown: Mapping[str, Any], accepted: Collection[str]) -> None:
             raise ConfigError(
                 f"sink {sink['name']!r} cannot take its output back: {sink['reason']}",
                 not_done=NOTHING_DONE,
-                next_step=f"go back to a later checkpoint; if the sink has gone from the job's file, put it back{instead}",
+                next_step="go back to a later checkpoint; if the sink has gone from the job's file, put it back"
+                f"{instead}",
                 where=where,
             )
 

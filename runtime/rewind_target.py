@@ -1,7 +1,7 @@
 """Which checkpoint somebody means who wants to go back: by epoch, time, savepoint, or a record to be processed again.
 
-Going back to a record means: to the newest checkpoint from which the record is still to be read, so that as little else
-as possible is done again. Offsets of a lineage never go down from one checkpoint to the next, so it is found by halving.
+Going back to a record means: to the newest checkpoint from which the record is still to be read, so that as little
+else as possible is done again. Offsets of a lineage never go down between checkpoints, so it is found by halving.
 
 Invariants
     - What is returned is a retained checkpoint of the lineage, within the rewind horizon.

@@ -243,7 +243,7 @@ def _check_accept(accepted: list[str]) -> None:
     for what in accepted:
         name, _, verdict = what.rpartition(":")
         if not name or verdict not in REFUSED:
-            raise _wrong(f"--accept {what!r} names no sink's verdict", f"give SINK:VERDICT, one of {', '.join(REFUSED)}")
+            raise _wrong(f"--accept {what!r} names no sink's verdict", f"give SINK:{' or SINK:'.join(REFUSED)}")
 
 
 def _yes(known: bool | None) -> str | None:

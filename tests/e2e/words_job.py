@@ -44,7 +44,8 @@ class Words:
     """The job in its folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.file, self.store = folder, str(folder / "job.py"), LocalObjects(str(folder / "root" / "words"))
+        self.folder, self.file = folder, str(folder / "job.py")
+        self.store = LocalObjects(str(folder / "root" / "words"))
         Path(self.file).write_text(FILE.format(folder=str(folder)))
         create_log(LocalObjects(str(folder / "rows")), ROWS)
         self.plan = load(self.file).plan()
@@ -121,8 +122,9 @@ def durable(folder: Path) -> dict[str, Any]:
             images = db.execute('SELECT writer, timeline, epoch, "key", "before" FROM holdfast_undo')
             found[f"{name} images"] = sorted(map(list, images))
     log = LogWriter(LocalObjects(str(folder / "log")))
-    tags = {str(n): log.tag_of(f"{job.uuid}/log/{n}") for n in range(2)}
-    found["log tags"] = {n: None if tag is None else [job.timeline - tag.timeline, tag.epoch] for n, tag in tags.items()}
+    standing = {str(n): log.tag_of(f"{job.uuid}/log/{n}") for n in range(2)}
+    behind = {n: None if tag is None else [job.timeline - tag.timeline, tag.epoch] for n, tag in standing.items()}
+    found["log tags"] = behind
     found["job"] = {
         "ended": type(job.ended).__name__,
         "base": job.base_epoch,

@@ -150,10 +150,12 @@ class TestAccept:
             other.execute("BEGIN IMMEDIATE")
             arguments = ("--to-epoch", str(words.epochs[0]), "--apply", "--accept", "out:impossible", "--timeout", "1s")
             assert main(["rewind", words.file, *arguments]) == 5
-        assert words.job.repair_due
+        cut_short = words.job
+        assert cut_short.repair_due and cut_short.timeline == 2
         words.cluster.replace_driver()
         words.say(d=4)
-        assert not words.job.repair_due and words.job.timeline == 2
+        made_up_for = words.job
+        assert not made_up_for.repair_due and made_up_for.timeline == 2
         assert visible(words.folder)["out"] == [["a", 2, 11], ["b", 1, 2], ["c", 1, 3], ["d", 1, 4]]
 
     def test_a_later_rewind_takes_back_what_came_after_the_accepted_one(self, words: Words) -> None:
