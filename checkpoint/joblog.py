@@ -51,13 +51,16 @@ class GenerationStarted(msgspec.Struct, frozen=True, tag="GenerationStarted", ta
     cause: str
 
 
-class Rewound(msgspec.Struct, frozen=True, tag="Rewound", tag_field="kind"):
+class Rewound(msgspec.Struct, frozen=True, tag="Rewound", tag_field="kind", omit_defaults=True):
     """The job goes back to a checkpoint: a generation on a new timeline, whose targets are repaired first (P21)."""
 
     base_epoch: Epoch
     first_epoch: Epoch
     host: str
     cause: str
+    accepted: tuple[str, ...] = ()
+    """SINK:VERDICT, of sinks whose output may stay where it cannot be taken back; left out of the JSON if there is
+    none."""
 
 
 class CheckpointCompleted(
@@ -348,7 +351,7 @@ def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
         abandoned=(*job.abandoned, *(each for each in job.completed if each.body.epoch > base)),
         # What another owner can have used counts, whether it was abandoned just now or not (P2).
         first_epoch=Epoch(max(job.first_epoch, job.base_epoch + 1)),
-        rewinds=(*job.rewinds, Rewind(record.timeline, base, body.first_epoch, record.at)),
+        rewinds=(*job.rewinds, Rewind(record.timeline, base, body.first_epoch, record.at, body.accepted)),
     )
     return _fold_start(job, record, body)
 

@@ -26,6 +26,8 @@ class Rewind:
     base_epoch: Epoch
     first_epoch: Epoch
     at: int
+    accepted: tuple[str, ...] = ()
+    """As in `Rewound`: a repair that is made up for later may leave as much as one that was not cut short."""
 
 
 def lineage_of(rewinds: tuple[Rewind, ...]) -> tuple[Stretch, ...]:

@@ -9,10 +9,8 @@ Source: DESIGN section 13 (`live.json`).
 from __future__ import annotations
 
 import json
-import os
-import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +20,7 @@ from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
 from holdfast.ports import ObjectStore
 from holdfast.runtime import status
 from holdfast.runtime.plan import check_against, describe_operators, with_operator_ids
+from holdfast.runtime.presence import is_gone
 from holdfast.runtime.sources.generator import Generator
 from holdfast.runtime.steps import Plan, SinkSpec
 from holdfast.sinks.contract import OwnedSink, RepairableSink
@@ -92,9 +91,9 @@ def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
             raise
 
 
-def check_repairable(plan: Plan, written: set[str]) -> None:
+def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -> None:
     """After a rewind every target is repaired before anything runs: the code has to have all that were written."""
-    known = {spec.name for spec in plan.sinks if isinstance(spec.sink, RepairableSink)}
+    known = {s.name for s in plan.sinks if isinstance(s.sink, RepairableSink) or f"{s.name}:impossible" in accepted}
     if missing := sorted(written - known):
         raise ConfigError(
             f"the job was rewound and sink {missing[0]!r} may show what is to be undone, but the app has no such sink "
@@ -128,7 +127,7 @@ def _live_driver(store: ObjectStore) -> dict[str, Any] | None:
     age_ms = (time.time_ns() // 1000 - driver["at"]) / 1000
     if age_ms > status.STALE_AFTER_MS:
         return None
-    if driver["host"] == socket.gethostname() and not os.path.exists(f"/proc/{driver['pid']}"):
+    if is_gone(driver):
         return None
     found: dict[str, Any] = driver
     return found

@@ -22,6 +22,7 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
+from holdfast.runtime.presence import boot_id
 from holdfast.state.directory import claim
 from holdfast.state.marker import usable
 from holdfast.state.store import Identity, StateStore
@@ -112,11 +113,3 @@ def _check_owner(root: Path) -> None:
 def identity_of(deploy: Deploy, worker: WorkerId) -> Identity:
     """Return whose state a deployment is."""
     return Identity(deploy.job_uuid, Generation(deploy.generation), deploy.timeline, worker)
-
-
-def boot_id() -> str:
-    """Return the machine's boot id, empty where there is none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

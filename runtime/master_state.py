@@ -121,6 +121,8 @@ class RewindWanted:
 
     epoch: Epoch
     stop: bool
+    accepted: tuple[str, ...] = ()
+    """As in `Rewound`."""
 
 
 @dataclass(frozen=True)

@@ -140,10 +140,30 @@ def repair_one(repository: Repository, spec: SinkSpec, order: Order) -> Repair:
         HoldfastError: it cannot be done.
     """
     sink, rewinding = spec.sink, order.rewinding(spec.name)
-    if not isinstance(sink, RepairableSink):
+    accepted = f"{spec.name}:impossible" in order.job.rewinds[-1].accepted and spec.path is None
+    if not isinstance(sink, RepairableSink) and not accepted:
         raise not_repairable(spec.name)
     _deliver_left(repository, spec, order)
+    if not isinstance(sink, RepairableSink):
+        return _fence(spec, rewinding)
+    if accepted and sink.plan_repair(rewinding, spec.schema, spec.upsert_key).verdict == "impossible":
+        return _fence(spec, rewinding)
     return sink.repair(rewinding, spec.schema, spec.upsert_key)
+
+
+def _fence(spec: SinkSpec, rewinding: Rewinding) -> Repair:
+    """Leave the rows, as was accepted, and move every writer's tag by a delivery of nothing (P21).
+
+    Cut short, it is done again; what stands on the new timeline does not move. Who delivers at the commit has a name in
+    a manifest (P18), so these are all writers that there can be.
+    """
+    for writer in rewinding.writers:
+        target = spec.sink.open(rewinding.job_uuid, writer)
+        try:
+            target.deliver(rewinding.to, ())
+        finally:
+            target.close()
+    return Repair("impossible", 0, 0, None, (), "what cannot be taken back stays, as was accepted")
 
 
 def _deliver_left(repository: Repository, spec: SinkSpec, order: Order) -> None:

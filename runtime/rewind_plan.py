@@ -4,9 +4,10 @@ Sinks and sources are known from the job's file alone, as configuration is not k
 shows what checkpoints tell, and the rest as unknown.
 
 Invariants
-    - Planning changes nothing, and reads no more than two manifests and what sinks and sources say.
+    - Planning changes nothing, and reads a few manifests and what sinks and sources say.
     - What is not known is None, never 0.
-    - The identity of a plan stands for the head of the log it was made on and for what was asked.
+    - The identity of a plan stands for the generation and timeline it was made on, for where it leads, and for what
+      has to be accepted; who applies it by that identity gets just that.
 
 Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P2 (numbers have gaps), P16.
 """
@@ -14,61 +15,26 @@ Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P2 (numbers have gaps)
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.joblog import Completed, Job
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, HoldfastError, Where
-from holdfast.runtime.repair import Order, not_repairable, writers_of
-from holdfast.runtime.rewinding import no_way_back
+from holdfast.errors import ConfigError, Where
+from holdfast.ports import Clock
+from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.rewind_estimate import estimate_ms
+from holdfast.runtime.rewind_sinks import REFUSED, outlooks, stands_against
+from holdfast.runtime.rewind_target import NOTHING_DONE
+from holdfast.runtime.rewinding import is_accept
 from holdfast.runtime.sources.source import same_from
 from holdfast.runtime.steps import Plan, SinkSpec
-from holdfast.sinks.contract import RepairableSink, Rewinding
-
-REFUSED = ("duplicate", "impossible")
-"""Verdicts that leave a target with output of the timeline that is given up."""
-NOTHING_DONE = "nothing was changed"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Where somebody wants to go back to; exactly one is given."""
-
-    epoch: int | None = None
-    at_us: int | None = None
-    savepoint: str | None = None
-
-
-def target_of(job: Job, wanted: Wanted) -> Completed:
-    """Return the checkpoint to go back to.
-
-    Raises:
-        ConfigError: there is none, or the job cannot go back to it; names the nearest that it can go back to.
-    """
-    epoch = wanted.epoch
-    possible = [each for each in job.completed if no_way_back(job, each.body.epoch) is None]
-    if wanted.savepoint is not None:
-        named = job.savepoint(wanted.savepoint)
-        if named is None:
-            raise _refused(job, f"job {job.name!r} has no savepoint {wanted.savepoint!r}", possible, None)
-        epoch = named.epoch
-    elif wanted.at_us is not None:
-        before = [each for each in possible if each.at <= wanted.at_us]
-        if not before:
-            raise _refused(job, f"job {job.name!r} has no checkpoint from before that time", possible, None)
-        epoch = before[-1].body.epoch
-    assert epoch is not None
-    if (reason := no_way_back(job, epoch)) is not None:
-        raise _refused(job, f"job {job.name!r} cannot go back to epoch {epoch}: {reason}", possible, epoch)
-    return next(each for each in possible if each.body.epoch == epoch)
 
 
 def plan_of(
-    repository: Repository, job: Job, base: Completed, plan: Plan | None, *, stop: bool
+    repository: Repository, job: Job, base: Completed, plan: Plan | None, *, stop: bool, clock: Clock
 ) -> dict[str, Any]:
     """Return the plan in the form of API.md.
 
@@ -76,29 +42,37 @@ def plan_of(
         plan: What the job's file says; None if only the job's name is known.
     """
     there, here = _manifests(repository, job, base)
-    specs = () if plan is None else plan.sinks
+    sinks = outlooks(repository, job, there, here, () if plan is None else plan.sinks, clock)
+    sources = _sources(there, here, plan)
+    accept = sorted(each.accept for each in sinks if each.accept is not None)
     return {
-        "plan_id": plan_id(job, base, stop=stop),
+        "plan_id": plan_id(job, base, accept, stop=stop),
         "job": job.name,
         "from": {"timeline": job.timeline, "epoch": job.base_epoch},
         "to": {"timeline": job.timeline + 1, "epoch": base.body.epoch, "at": base.at},
-        "sources": _sources(there, here, plan),
+        "sources": sources,
         "state": _state(there),
-        "sinks": [_sink(repository, job, there, spec) for spec in specs] + _unknown_sinks(here, specs),
-        "accept": [],
-        "estimate_ms": None,
+        "sinks": [each.shown for each in sinks],
+        "accept": accept,
+        "estimate_ms": estimate_ms(repository, job, sources, sinks),
         "applied": False,
     }
 
 
-def plan_id(job: Job, base: Completed, *, stop: bool) -> str:
-    """Return what changes when the head of the log moves, or something else is asked."""
-    told = f"{job.uuid}/{job.timeline}/{job.generation}/{job.base_epoch}/{base.body.epoch}/{stop}"
+def plan_id(job: Job, base: Completed, accept: Sequence[str], *, stop: bool) -> str:
+    """Return what changes when another driver, a recovery or a rewind comes between, or something else is asked.
+
+    Newer checkpoints of the same generation do not change it: a job that runs completes them all the time. They make
+    the rewind undo more of what a run has gone on with, which is what going back means; they do not change where it
+    leads, or what each target can take back, without a sink's need to be accepted changing too.
+    """
+    there = f"{base.body.epoch}/{base.body.manifest.path}/{base.body.manifest.sha256}"
+    told = f"{job.uuid}/{job.timeline}/{job.generation}/{there}/{','.join(accept)}/{stop}"
     return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
-def check(shown: Mapping[str, Any]) -> None:
-    """Refuse to apply a plan that cannot come out right.
+def check(shown: Mapping[str, Any], accepted: Collection[str]) -> None:
+    """Refuse to apply a plan that cannot come out right, or leaves behind what nobody accepted.
 
     Raises:
         ConfigError: a source no longer has the records, or a sink cannot take its output back.
@@ -114,29 +88,36 @@ def check(shown: Mapping[str, Any]) -> None:
                 where=where,
             )
     for sink in shown["sinks"]:
-        if sink["verdict"] in REFUSED:
+        needed = f"{sink['name']}:{sink['verdict']}"
+        if sink["verdict"] in REFUSED and not (needed in shown["accept"] and needed in accepted):
+            instead = f"; or accept it: --accept {needed}" if needed in shown["accept"] else ""
             raise ConfigError(
                 f"sink {sink['name']!r} cannot take its output back: {sink['reason']}",
                 not_done=NOTHING_DONE,
-                next_step="go back to a later checkpoint; if the sink has gone from the job's file, put it back",
+                next_step="go back to a later checkpoint; if the sink has gone from the job's file, put it back"
+                f"{instead}",
                 where=where,
             )
 
 
 def blocker(
-    repository: Repository, job: Job, epoch: int, sinks: Sequence[SinkSpec], operators: Sequence[OperatorState]
+    repository: Repository,
+    job: Job,
+    args: Mapping[str, Any],
+    sinks: Sequence[SinkSpec],
+    operators: Sequence[OperatorState],
 ) -> str | None:
-    """Return why a running job cannot go back to this epoch; None if nothing of its code or targets forbids it."""
+    """Return why a running job cannot do what a request asks; None if nothing of its code or targets forbids it."""
+    epoch, accepted = args.get("epoch"), args.get("accept", ())
     base = next((each for each in job.completed if each.body.epoch == epoch), None)
-    if base is None:
+    if base is None or not is_accept(accepted):
         return None  # refused for another reason
     there, here = _manifests(repository, job, base)
     kept = {(operator.name, operator.id) for operator in operators if not operator.dropped}
     if lost := [o.name for o in there.operators if not o.dropped and (o.name, o.id) not in kept]:
         return f"operator {lost[0]!r} has given up the state that it had then; stop the job, and rewind it by its file"
-    shown = [_sink(repository, job, there, spec) for spec in sinks] + _unknown_sinks(here, sinks)
-    bad = [sink for sink in shown if sink["verdict"] in REFUSED]
-    return None if not bad else f"sink {bad[0]['name']!r} cannot take its output back: {bad[0]['reason']}"
+    found = outlooks(repository, job, there, here, sinks, SystemClock())
+    return next((why for each in found if (why := stands_against(each, accepted)) is not None), None)
 
 
 def _manifests(repository: Repository, job: Job, base: Completed) -> tuple[Manifest, Manifest]:
@@ -187,48 +168,3 @@ def _state(there: Manifest) -> list[dict[str, Any]]:
         {"operator": operator.name, "action": "restore", "bytes": total if len(operators) == 1 else None}
         for operator in operators
     ]
-
-
-def _sink(repository: Repository, job: Job, there: Manifest, spec: SinkSpec) -> dict[str, Any]:
-    if not isinstance(spec.sink, RepairableSink):
-        return _shown(spec.name, "impossible", not_repairable(spec.name).what)
-    writers = writers_of(repository, job, there, [spec.name])
-    asked = Order(job, there, writers).rewinding(spec.name)
-    to = type(asked.to)(type(job.timeline)(job.timeline + 1), there.epoch)
-    try:
-        repair = spec.sink.plan_repair(
-            Rewinding(asked.job_uuid, asked.sink, to, asked.writers), spec.schema, spec.upsert_key
-        )
-    except HoldfastError as error:
-        if isinstance(error, ConfigError):
-            return _shown(spec.name, "impossible", error.what)
-        return _shown(spec.name, None, error.what)
-    return {"name": spec.name, **asdict(repair), "sample": [dict(each) for each in repair.sample]}
-
-
-def _unknown_sinks(here: Manifest, specs: Sequence[SinkSpec]) -> list[dict[str, Any]]:
-    """Return sinks that have output and are not in what is known of the job's file."""
-    known = {spec.name for spec in specs}
-    named = {item.writer.sink for item in here.pending} | {done.writer.sink for done in here.confirmed}
-    if specs:
-        return [_shown(name, "impossible", "the job's file no longer has it") for name in sorted(named - known)]
-    return [_shown(name, None, "only the job's file says what it is") for name in sorted(named)]
-
-
-def _shown(name: str, verdict: str | None, reason: str) -> dict[str, Any]:
-    unknown: dict[str, Any] = {"restore": None, "delete": None, "changed_by_others": None, "sample": []}
-    return {"name": name, "verdict": verdict, **unknown, "reason": reason}
-
-
-def _refused(job: Job, what: str, possible: Sequence[Completed], epoch: int | None) -> ConfigError:
-    epochs = [each.body.epoch for each in possible]
-    near = epochs[-2:]
-    if epoch is not None:
-        near = [*[e for e in epochs if e < epoch][-1:], *[e for e in epochs if e > epoch][:1]]
-    nearest = f"the nearest it can go back to: {' and '.join(map(str, near))}; " if near else ""
-    return ConfigError(
-        what,
-        not_done=NOTHING_DONE,
-        next_step=f"{nearest}all: holdfast checkpoints list {job.name}",
-        where=Where(job=job.name),
-    )

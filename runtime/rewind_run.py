@@ -1,7 +1,8 @@
 """Rewinds a job that nobody runs: a driver without workers that fences, repairs the targets, and stops.
 
 It is the loop of every driver, so a crash at any point is made up for by whoever runs the job next, and of two that
-start at once the job log lets one win.
+start at once the job log lets one win. From before its first record to its end it shows itself in `live.json`, so that
+whoever repeats a command that was killed knows that nobody is left to be asked.
 
 Source: DESIGN sections 9, 13; PROTOCOL P4, P6, P21; docs/design/0010-rewind.md.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from holdfast.checkpoint.joblog import Job
@@ -19,7 +21,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, Unavailable, Where
 from holdfast.model import JobUuid, WorkerId
 from holdfast.ports import Lane
-from holdfast.runtime import master
+from holdfast.runtime import master, presence, status
 from holdfast.runtime import messages as m
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
@@ -28,6 +30,7 @@ from holdfast.runtime.repair import unrepairable
 from holdfast.runtime.steps import SinkSpec
 
 POLL_S = 0.02
+TELL_EVERY_S = 0.5
 _KINDS: dict[str, type[HoldfastError]] = {kind.kind: kind for kind in (ConfigError, Damaged, Fenced, Unavailable)}
 
 
@@ -57,12 +60,18 @@ class _Ports:
 
 
 def rewind_stopped(
-    repository: Repository, job: Job, asked: master.RewindWanted, sinks: Sequence[SinkSpec], timeout_s: float
+    repository: Repository,
+    job: Job,
+    asked: master.RewindWanted,
+    sinks: Sequence[SinkSpec],
+    timeout_s: float,
+    tell: Callable[[Mapping[str, Any]], None],
 ) -> None:
     """Append `Rewound`, repair every target, append `Stopped`.
 
     Args:
         job: The log as it was when the plan was made: if it has moved since, nothing is done.
+        tell: Replaces `live.json`.
 
     Raises:
         Fenced: somebody else was first, or took over.
@@ -71,8 +80,11 @@ def rewind_stopped(
     """
     mailbox = Mailbox()
     lanes = ThreadLanes(mailbox)
-    loop = DriverLoop(_rules(job, sinks), uuid.uuid4().hex, _Ports(repository, sinks, lanes))
+    owner = uuid.uuid4().hex
+    loop = DriverLoop(_rules(job, sinks), owner, _Ports(repository, sinks, lanes))
     deadline = time.monotonic() + timeout_s
+    tell(_told(job, owner, "recovering", f"going back to epoch {asked.epoch}"))
+    next_tell = time.monotonic() + TELL_EVERY_S
     try:
         loop.rewind(job, asked)
         while loop.outcome is None:
@@ -80,12 +92,35 @@ def rewind_stopped(
             loop.turn()
             if time.monotonic() > deadline:
                 raise _too_slow(repository, job, loop, timeout_s)
+            if time.monotonic() > next_tell:
+                next_tell = time.monotonic() + TELL_EVERY_S
+                told = _told(loop.state.job, owner, "recovering", f"going back to epoch {asked.epoch}")
+                lanes.lane("live").submit(lambda told=told: tell(told), lambda _: None)  # type: ignore[misc]
             mailbox.wait(POLL_S)
+        kind, error = loop.outcome
+        if kind != "stopped":
+            raise _failure(job, kind, error or {})
+        _last_words(tell, _told(loop.state.job, owner, "stopped", None))
+    except Fenced:
+        raise  # the file is the new owner's
+    except HoldfastError as error:
+        _last_words(tell, _told(loop.state.job, owner, "failed", error.what))
+        raise
     finally:
         lanes.close()
-    kind, error = loop.outcome
-    if kind != "stopped":
-        raise _failure(job, kind, error or {})
+
+
+def _told(job: Job, owner: str, state: str, reason: str | None) -> dict[str, Any]:
+    """Return what a driver without workers says of itself in `live.json`."""
+    told = status.of_log(job, job.name, "")
+    told |= {"state": state, "reason": reason, "driver": presence.myself(owner, SystemClock().wall_us())}
+    return told
+
+
+def _last_words(tell: Callable[[Mapping[str, Any]], None], told: Mapping[str, Any]) -> None:
+    """Without them others wait until `live.json` is stale: no reason to say that the rewind has failed."""
+    with suppress(Unavailable):
+        tell(told)
 
 
 def _rules(job: Job, sinks: Sequence[SinkSpec]) -> master.Rules:

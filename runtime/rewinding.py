@@ -1,7 +1,7 @@
 """How the master goes back to an earlier checkpoint: when that is possible, and the record that does it.
 
 `Rewound` starts a generation on a new timeline, so a rewind is a recovery with another base. Whoever asks names the
-timeline that he saw, and the head of it if he wants exactly what he was shown: of two who ask at once, one wins.
+timeline that he saw, and the generation too if he wants what he was shown: of two who ask at once, one wins.
 
 Invariants
     - A rewind waits until nothing is in flight, and is drafted only for a checkpoint that the log still holds.
@@ -47,9 +47,11 @@ def start(state: Master, asked: RewindWanted, now: float, at_us: int) -> Step:
     if no_way_back(state.job, asked.epoch) is not None:
         return state, []
     host, cause = state.rules.host, f"rewound to epoch {asked.epoch}"
+    if asked.accepted:
+        cause += f", accepted: {', '.join(asked.accepted)}"
     log, creates = append.append(
         quiet,
-        lambda job: joblog.Rewound(asked.epoch, joblog.next_first_epoch(job), host, cause),
+        lambda job: joblog.Rewound(asked.epoch, joblog.next_first_epoch(job), host, cause, asked.accepted),
         at_us,
     )
     since = now if state.recovering_since is None else state.recovering_since
@@ -78,20 +80,29 @@ def refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> str | No
     Args:
         ending: The last barrier is out.
     """
-    epoch, timeline, head, job = args.get("epoch"), args.get("timeline"), args.get("head"), state.job
-    if not isinstance(epoch, int) or not isinstance(timeline, int) or not isinstance(head, int | None):
+    epoch, timeline, planned, job = args.get("epoch"), args.get("timeline"), args.get("planned"), state.job
+    accepted = args.get("accept", [])
+    if not isinstance(epoch, int) or not isinstance(timeline, int) or not isinstance(planned, int | None):
         return "it does not say where to go back to"
+    if not is_accept(accepted):
+        return "it does not say what is accepted"
     if timeline != job.timeline or state.rewind is not None:
         return "somebody else has rewound the job meanwhile"
-    if head is not None and head != job.base_epoch:
-        return f"the job has gone on from epoch {head} to epoch {job.base_epoch} since the plan was made"
+    if planned is not None and planned != job.generation:
+        return f"the job has recovered since the plan was made: it is in generation {job.generation}, not {planned}"
     if state.stopping or state.finish_asked or ending:
         return "the job is ending; rewind it when it has ended"
-    if state.rules.unrepairable:
-        return f"sink {state.rules.unrepairable[0]!r} cannot take output back"
+    if left := [sink for sink in state.rules.unrepairable if f"{sink}:impossible" not in accepted]:
+        return f"sink {left[0]!r} cannot take output back"
     return no_way_back(job, epoch)
 
 
 def accept(state: Master, args: Mapping[str, Any]) -> Master:
     """Go back as soon as nothing is in flight."""
-    return replace(state, rewind=RewindWanted(Epoch(args["epoch"]), bool(args.get("stop"))))
+    accepted = tuple(sorted(set(args.get("accept", ()))))
+    return replace(state, rewind=RewindWanted(Epoch(args["epoch"]), bool(args.get("stop")), accepted))
+
+
+def is_accept(found: object) -> bool:
+    """Return whether this is a list of what somebody accepts, each as SINK:VERDICT."""
+    return isinstance(found, list | tuple) and all(isinstance(each, str) for each in found)

@@ -9,7 +9,6 @@ Source: DESIGN sections 2 to 4, 13; API.md (exit statuses).
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import time
@@ -42,10 +41,10 @@ from holdfast.runtime.admission import (
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
 from holdfast.runtime.exposed import check_written_at_once, exposed
-from holdfast.runtime.local import boot_id
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.placement import local_paths
 from holdfast.runtime.plan import Plan
+from holdfast.runtime.presence import boot_id, myself
 from holdfast.runtime.repair import unrepairable, writers_of
 from holdfast.runtime.rewind_plan import blocker
 from holdfast.runtime.rewind_sources import missing_records
@@ -136,7 +135,8 @@ def prepare(
         check_sinks(plan, before)
         check_written_at_once(plan, before)
     if job is not None and before is not None and job.repair_due:
-        check_repairable(plan, {writer.sink for writer in writers_of(repository, job, before, ())})
+        written = {writer.sink for writer in writers_of(repository, job, before, ())}
+        check_repairable(plan, written, job.rewinds[-1].accepted)
     plan, operators = with_identities(plan, before.operators if before is not None else (), drop_state)
     partitions: dict[str, tuple[int, ...]] = {}
     until: dict[str, Mapping[int, int]] | None = {} if once else None
@@ -200,8 +200,8 @@ class _Run:
         )  # fmt: skip
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []
-        owner = uuid.uuid4().hex
-        self._loop = DriverLoop(_rules(prepared, self._host), owner, self, settings.heartbeat_ms / 1000)
+        self._owner = uuid.uuid4().hex
+        self._loop = DriverLoop(_rules(prepared, self._host), self._owner, self, settings.heartbeat_ms / 1000)
         self._inbox = requests.Inbox(prepared.store)
         self._signalled = self._launched = self._warmed = 0
         self._first_generation = 1 if prepared.job is None else prepared.job.generation + 1
@@ -283,10 +283,10 @@ class _Run:
         assert isinstance(found, list)
         for request in found:
             if request.kind == "rewind" and (job := self._loop.state.log.job) is not None:
-                epoch = request.args.get("epoch", 0)
+                asked, operators = request.args, self._prepared.operators
                 self._lanes.lane("targets").submit(
-                    lambda j=job, e=epoch: blocker(self.repository, j, e, self.sinks, self._prepared.operators)  # type: ignore[misc]
-                    or missing_records(self.repository, j, e, self._prepared.plan),
+                    lambda j=job, a=asked, o=operators: blocker(self.repository, j, a, self.sinks, o)  # type: ignore[misc]
+                    or missing_records(self.repository, j, a.get("epoch", 0), self._prepared.plan),
                     lambda result, r=request: self._carry_out(r, result),  # type: ignore[misc]
                 )
             else:
@@ -325,8 +325,8 @@ class _Run:
             self._spark.cancel(launch)
 
     def _publish(self) -> Mapping[str, Any]:
-        host, pid, at = socket.gethostname(), os.getpid(), self.clock.wall_us()
-        shown = status.of_run(self._loop.state, self._prepared.root, "continuous", host, pid, at)
+        me = myself(self._owner, self.clock.wall_us())
+        shown = status.of_run(self._loop.state, self._prepared.root, "continuous", me)
         if shown["state"] == "running" and self._warmed != shown["generation"]:
             self._warmed = shown["generation"]
             self._spark.warm_up(self._prepared.settings.parallelism)

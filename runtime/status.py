@@ -8,6 +8,7 @@ Source: API.md, JSON `status`; DESIGN section 13 (`live.json`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.checkpoint import joblog
@@ -20,13 +21,17 @@ STALE_AFTER_MS = 5_000
 """A `live.json` older than this says that its driver cannot be reached."""
 
 
-def of_run(state: master.Master, root: str, mode: str, host: str, pid: int, now_us: int) -> dict[str, Any]:
-    """Return the status of a job from inside its driver."""
+def of_run(state: master.Master, root: str, mode: str, driver: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status of a job from inside its driver.
+
+    Args:
+        driver: See presence.myself.
+    """
     job = state.log.job
     status = of_log(job, state.rules.name, root) if job is not None else _empty(state.rules.name, root)
     status["state"], status["reason"] = _phase(state)
     status["mode"] = mode
-    status["driver"] = {"host": host, "pid": pid, "seen_ms": 0, "at": now_us}
+    status["driver"] = dict(driver)
     status["workers"] = [
         {
             "id": worker,

@@ -176,6 +176,8 @@ class Repair:
             where that cannot be seen, and never 0 unless it is known.
         sample: Keys or places of a few of them, for people.
         reason: One sentence.
+        takes_more: Of a verdict that leaves rows: whether the target could take deliveries of a new timeline on top of
+            them. If so, a user may accept the verdict.
     """
 
     verdict: Verdict
@@ -184,6 +186,7 @@ class Repair:
     changed_by_others: int | None
     sample: tuple[Mapping[str, Any], ...]
     reason: str
+    takes_more: bool = True
 
 
 @runtime_checkable

@@ -240,7 +240,7 @@ def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:
     if _stands(where, commits, back, rewinding):
         return untouched("truncate", rewinding)
     if commits.tail.sealed:
-        return impossible(SEALED)
+        return impossible(SEALED, takes_more=False)
     ranges = gathered(commits, back)
     lost = lost_to_compaction(commits, ranges)
     return _repaired(ranges, rewinding) if lost is None else impossible(lost)

@@ -134,7 +134,7 @@ def _gathered(db: sqlite3.Connection, table: RepairedTable, rewinding: Rewinding
     """Return what is to be done, and what does it."""
     if not _has_table(db, tags.HORIZON):
         reason = "an earlier version wrote it, and did not note which before-images it dropped; run the job once"
-        return impossible(reason), _nothing
+        return impossible(reason, takes_more=False), _nothing
     lost = db.execute(
         f"SELECT max(epoch) FROM {tags.HORIZON} WHERE {_OURS} AND {_UNDONE}", (*_ours(rewinding), *_beyond(rewinding))
     ).fetchone()[0]

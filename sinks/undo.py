@@ -86,9 +86,9 @@ def untouched(verdict: Verdict, rewinding: Rewinding) -> Repair:
     return Repair(verdict, 0, 0, 0, (), reason)
 
 
-def impossible(reason: str) -> Repair:
+def impossible(reason: str, *, takes_more: bool = True) -> Repair:
     """Return the repair of a target that cannot be taken back; nothing is known of its rows."""
-    return Repair("impossible", 0, 0, None, (), reason)
+    return Repair("impossible", 0, 0, None, (), reason, takes_more)
 
 
 def refused(where: str, reason: str) -> ConfigError:

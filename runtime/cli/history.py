@@ -10,8 +10,6 @@ Source: DESIGN section 13 (`live.json`); API.md, JSON `status`.
 from __future__ import annotations
 
 import json
-import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +20,7 @@ from holdfast.checkpoint.repository import Repository, record_path
 from holdfast.errors import ConfigError, Damaged, NotFound, Where
 from holdfast.ports import ObjectStore
 from holdfast.runtime import status
+from holdfast.runtime.presence import is_gone
 from holdfast.storage.objects import LocalObjects, open_objects
 from holdfast.storage.paths import join
 
@@ -102,14 +101,17 @@ def observed(
     shown = status.of_log(job, name, folder)
     shown["restarts"] = _restarts(job, ())
     if live is None or live["generation"] != job.generation or live.get("job_uuid", job.uuid) != job.uuid:
+        if job.ended is None and live is not None and live["driver"].get("owner") == job.owner:
+            shown["driver"] = {**live["driver"], "seen_ms": max(0, (now_us - live["driver"]["at"]) // 1000)}
         if job.ended is None:
-            shown |= _unseen(job, live, now_us)
+            # What owns this generation may not have shown itself in it yet; its earlier word tells who it is.
+            shown |= _lost(shown["driver"]) if _is_known_gone(shown["driver"]) else _unseen(job, live, now_us)
     else:
         driver = {**live["driver"], "seen_ms": max(0, (now_us - live["driver"]["at"]) // 1000)}
         shown["driver"], shown["mode"] = driver, live["mode"]
         if job.ended is not None:
             shown["restarts"] = _restarts(job, live["restarts"])
-        elif live["state"] in _LAST_WORDS or (driver["seen_ms"] <= status.STALE_AFTER_MS and not _gone(driver)):
+        elif live["state"] in _LAST_WORDS or (driver["seen_ms"] <= status.STALE_AFTER_MS and not is_gone(driver)):
             told = ("checkpoint", "epochs", "rewind_horizon")
             from_log: dict[str, Any] = {key: shown[key] for key in told if key in shown}
             shown = {**shown, **live, **from_log, "driver": driver, "restarts": _restarts(job, live["restarts"])}
@@ -135,14 +137,13 @@ def _unseen(job: joblog.Job, live: Mapping[str, Any] | None, now_us: int) -> dic
 
 def _lost(driver: Mapping[str, Any]) -> dict[str, Any]:
     where = f"the driver (pid {driver['pid']} on {driver['host']})"
-    if _gone(driver):
+    if is_gone(driver):
         return _unreachable(f"{where} is gone", "run the job again: it goes on from its last checkpoint")
     return _unreachable(f"{where} was last seen {driver['seen_ms'] / 1000:,.0f} s ago", CHECK_DRIVER)
 
 
-def _gone(driver: Mapping[str, Any]) -> bool:
-    """Whether the driver is known to have ended: it ran on this host, and there is no such process."""
-    return driver["host"] == socket.gethostname() and not os.path.exists(f"/proc/{driver['pid']}")
+def _is_known_gone(driver: Mapping[str, Any] | None) -> bool:
+    return driver is not None and is_gone(driver)
 
 
 def _unreachable(reason: str, next_step: str) -> dict[str, Any]:

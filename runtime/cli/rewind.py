@@ -2,6 +2,8 @@
 
 A running job is asked; for one that nobody runs the command itself fences, repairs the targets and leaves the job
 stopped. Targets are known from the job's file alone: for a running job its name is enough, as the driver knows them.
+If the driver that was asked turns out to be dead, the command plans anew and acts in its place: the job log keeps the
+two apart, should it live after all (P6).
 
 Exit status 3 means that only the plan was shown.
 
@@ -11,6 +13,7 @@ Source: DESIGN sections 9, 13; API.md, command line and JSON `rewind`; PROTOCOL 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -26,6 +29,7 @@ from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.history import RUNNING, Stored, open_job, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.presence import is_gone
 from holdfast.runtime.settings import duration_ms
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ def add_parser(subparsers: Any) -> None:
         "rewind",
         "Go back to an earlier checkpoint: state, offsets, and what targets show. Shows the plan; acts on --apply.",
         "holdfast rewind hot-auctions --to-epoch 57\nholdfast rewind job.py --to-time 2026-11-20T18:00:00Z --apply\n"
+        "holdfast rewind job.py --to-offset bids:0:1500 --apply --accept out:impossible\n"
         "holdfast rewind hot-auctions --to-savepoint before-upgrade --apply --plan 3f9c01d2ab44 --stop",
     )
     parser.add_argument("job", metavar="JOB", help="name of the job under the root, or its Python file")
@@ -51,9 +56,12 @@ def add_parser(subparsers: Any) -> None:
     where.add_argument("--to-epoch", metavar="N", type=int, help="a checkpoint: holdfast checkpoints list JOB")
     where.add_argument("--to-time", metavar="T", help="the last checkpoint not after this time, with its time zone")
     where.add_argument("--to-savepoint", metavar="NAME", help="a checkpoint that has a name")
-    where.add_argument("--to-offset", metavar="S:P:O", help="not in this version")
+    where.add_argument("--to-offset", metavar="S:P:O",
+                       help="the last checkpoint from which this record is read again: source, partition, offset")
     parser.add_argument("--apply", action="store_true", help="do it")
-    parser.add_argument("--plan", metavar="ID", help="only if nothing has changed since this plan was shown")
+    parser.add_argument("--plan", metavar="ID", help="only what this plan showed, and only if the same run goes on")
+    parser.add_argument("--accept", metavar="WHAT", action="append", default=[],
+                        help="leave a sink's rows where they cannot be taken back; WHAT is in the plan, SINK:VERDICT")
     parser.add_argument("--stop", action="store_true", help="leave the job stopped there")
     parser.add_argument("--app", metavar="NAME", help="which app, if the file builds several")
     parser.add_argument("--timeout", metavar="D", default="60s", help="how long to wait for the end; default: 60s")
@@ -65,41 +73,52 @@ def handle(args: argparse.Namespace) -> int:
 
     Exit status: 0 done, 2 refused, 3 plan shown only, 5 not in time, 6 somebody was first or the job went on.
     """
-    from holdfast.runtime import rewind_plan
+    from holdfast.runtime import rewind_plan, rewind_target
 
     timeout_s = duration_ms(args.timeout, "--timeout") / 1000
     if args.plan is not None and not args.apply:
         raise _wrong("--plan says which plan to apply", "add --apply, or leave out --plan")
-    wanted = rewind_plan.Wanted(args.to_epoch, _time(args), args.to_savepoint)
+    offset = None if args.to_offset is None else rewind_target.Offset.parsed(args.to_offset)
+    wanted = rewind_target.Wanted(args.to_epoch, _time(args), args.to_savepoint, offset)
+    _check_accept(args.accept)
     root, name, plan = _job(args)
-    stored = open_job(root, name)
-    base = rewind_plan.target_of(stored.job, wanted)
-    shown = rewind_plan.plan_of(stored.repository, stored.job, base, plan, stop=args.stop)
-    if not args.apply:
-        print_json(shown) if args.json else print(render(shown))
-        advise(f"\nNothing was changed. To do it: holdfast rewind {args.job} --to-epoch {base.body.epoch} "
-               f"--apply --plan {shown['plan_id']}")  # fmt: skip
-        return PLAN_ONLY
-    if args.plan is not None and args.plan != shown["plan_id"]:
-        raise _moved(stored, args.plan)
-    rewind_plan.check(shown)
-    _apply(stored, base, plan, args, timeout_s)
+    done = False
+    while not done:  # again only if the driver that was asked is dead: it is then not asked any more
+        stored = open_job(root, name)
+        base = rewind_target.target_of(stored.repository, stored.job, wanted)
+        shown = rewind_plan.plan_of(
+            stored.repository, stored.job, base, plan, stop=args.stop, clock=SystemClock()
+        )
+        if not args.apply:
+            print_json(shown) if args.json else print(render(shown))
+            accept = "".join(f" --accept {what}" for what in shown["accept"])
+            advise(f"\nNothing was changed. To do it: holdfast rewind {args.job} --to-epoch {base.body.epoch} "
+                   f"--apply --plan {shown['plan_id']}{' --stop' if args.stop else ''}{accept}")  # fmt: skip
+            return PLAN_ONLY
+        if args.plan is not None and args.plan != shown["plan_id"]:
+            raise _moved(stored, args.plan)
+        rewind_plan.check(shown, args.accept)
+        done = _apply(stored, base, plan, args, shown["accept"], timeout_s)
     shown["applied"] = True
     print_json(shown) if args.json else print(render(shown))
     return 0
 
 
-def _apply(stored: Stored, base: Completed, plan: Plan | None, args: argparse.Namespace, timeout_s: float) -> None:
+def _apply(
+    stored: Stored, base: Completed, plan: Plan | None, args: argparse.Namespace, accept: list[str], timeout_s: float
+) -> bool:
+    """Carry the plan out; return False if the driver that was asked is dead."""
     from holdfast.runtime.admission import refuse_second_run
     from holdfast.runtime.master import RewindWanted
     from holdfast.runtime.rewind_run import rewind_stopped
 
     job = stored.job
     if status_of(stored, SystemClock().wall_us())["state"] in RUNNING:
-        _ask(stored, base, args, timeout_s)
+        if not _ask(stored, base, args, timeout_s):
+            return False
         how = "stands" if args.stop else "goes on"
         advise(f"{job.name}: {how} from epoch {base.body.epoch}, on timeline {job.timeline + 1}")
-        return
+        return True
     if plan is None:
         raise ConfigError(
             f"job {job.name!r} does not run, and only its file says what its targets are",
@@ -109,8 +128,14 @@ def _apply(stored: Stored, base: Completed, plan: Plan | None, args: argparse.Na
         )
     refuse_second_run(stored.store, job)
     stored = open_job_for_writing(stored)
-    rewind_stopped(stored.repository, job, RewindWanted(Epoch(base.body.epoch), True), plan.sinks, timeout_s)
+    store, asked = stored.store, RewindWanted(Epoch(base.body.epoch), True, tuple(accept))
+
+    def tell(told: Mapping[str, Any]) -> None:
+        store.put("live.json", json.dumps({**told, "root": stored.folder}).encode())
+
+    rewind_stopped(stored.repository, job, asked, plan.sinks, timeout_s, tell)
     advise(f"{job.name}: stands at epoch {base.body.epoch}, on timeline {job.timeline + 1}, stopped; run it to go on")
+    return True
 
 
 def open_job_for_writing(stored: Stored) -> Stored:
@@ -122,11 +147,13 @@ def open_job_for_writing(stored: Stored) -> Stored:
     return Stored(stored.name, stored.folder, store, Repository(store), stored.job)
 
 
-def _ask(stored: Stored, base: Completed, args: argparse.Namespace, timeout_s: float) -> None:
-    """Ask the driver, and wait until the job goes on from there, or has stopped there."""
+def _ask(stored: Stored, base: Completed, args: argparse.Namespace, timeout_s: float) -> bool:
+    """Ask the driver, and wait until the job goes on from there, or has stopped there; False if the driver is dead."""
     job, deadline = stored.job, time.monotonic() + timeout_s
-    head = job.base_epoch if args.plan is not None else None
-    body = {"epoch": base.body.epoch, "timeline": job.timeline, "head": head, "stop": args.stop}
+    planned = job.generation if args.plan is not None else None
+    body = {
+        "epoch": base.body.epoch, "timeline": job.timeline, "planned": planned, "stop": args.stop, "accept": args.accept
+    }  # fmt: skip
     request = requests.ask(stored.store, "rewind", body, job.generation)
     heard = False
     while True:
@@ -137,7 +164,9 @@ def _ask(stored: Stored, base: Completed, args: argparse.Namespace, timeout_s: f
             raise _refused(stored, str(reply.get("reason") or "no reason was given"))
         shown = status_of(stored, SystemClock().wall_us())
         if now.timeline > job.timeline and _arrived(now, base, shown, args.stop):
-            return
+            return True
+        if shown["state"] == "unreachable" and shown["driver"] is not None and is_gone(shown["driver"]):
+            return False
         if shown["state"] not in (*RUNNING, "stopped") or time.monotonic() > deadline:
             raise _not_in_time(stored, now, shown, heard, args.timeout)
         time.sleep(LOOK_EVERY_S)
@@ -162,8 +191,6 @@ def _job(args: argparse.Namespace) -> tuple[str, str, Plan | None]:
 
 
 def _time(args: argparse.Namespace) -> int | None:
-    if args.to_offset is not None:
-        raise _wrong("--to-offset is not in this version", "go back to a checkpoint: --to-epoch, or --to-time")
     if args.to_time is None:
         return None
     try:
@@ -202,7 +229,21 @@ def render(shown: Mapping[str, Any]) -> str:
     ):
         if rows:
             lines += ["", title, text.table(headers, rows, indent=2)]
+    estimate = shown["estimate_ms"]
+    took = "unknown" if estimate is None else f"about {text.span(estimate)}, and the time of a restart"
+    lines += ["", f"until it is where it is now: {took}"]
+    if shown["accept"]:
+        lines += [f"what stays has to be accepted: {' '.join(f'--accept {what}' for what in shown['accept'])}"]
     return "\n".join([*lines, "", f"plan {shown['plan_id']}"])
+
+
+def _check_accept(accepted: list[str]) -> None:
+    from holdfast.runtime.rewind_sinks import REFUSED
+
+    for what in accepted:
+        name, _, verdict = what.rpartition(":")
+        if not name or verdict not in REFUSED:
+            raise _wrong(f"--accept {what!r} names no sink's verdict", f"give SINK:{' or SINK:'.join(REFUSED)}")
 
 
 def _yes(known: bool | None) -> str | None:
@@ -216,9 +257,9 @@ def _wrong(what: str, next_step: str) -> ConfigError:
 def _moved(stored: Stored, wanted: str) -> Fenced:
     return Fenced(
         f"plan {wanted} is not for job {stored.name!r} as it is now, at epoch {stored.job.base_epoch} of timeline "
-        f"{stored.job.timeline}: it went on, or something else was planned",
+        f"{stored.job.timeline}: it was started, recovered or rewound since, or something else was planned",
         not_done="nothing was changed",
-        next_step="look at the plan again; a running job goes on all the time: stop it first, or leave out --plan",
+        next_step="look at the plan again, and apply the new one",
         where=Where(job=stored.name),
     )
 

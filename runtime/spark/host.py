@@ -28,10 +28,11 @@ from holdfast.model import WorkerId
 from holdfast.ports import Lane
 from holdfast.runtime import messages as m
 from holdfast.runtime.clock import SystemClock
-from holdfast.runtime.local import LocalFolders, boot_id
+from holdfast.runtime.local import LocalFolders
 from holdfast.runtime.loop import Limits, WorkerLoop
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.plan import Plan
+from holdfast.runtime.presence import boot_id
 from holdfast.runtime.spark.control import ControlClient
 from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.tls import Credentials

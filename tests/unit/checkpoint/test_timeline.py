@@ -3,7 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from holdfast.checkpoint import append, joblog
 from holdfast.checkpoint.catalogue import Catalogue, Retention, expirable
@@ -143,3 +145,16 @@ class TestLineage:
 
     def test_tells_which_timeline_an_epoch_is_of(self) -> None:
         assert [timeline_of(BACK.rewinds, Epoch(epoch)) for epoch in (1, 2, 105)] == [1, 1, 2]
+
+
+class TestAccepted:
+    def test_is_in_the_record_and_in_the_fold_behind_a_log_start(self) -> None:
+        record = rewound(7, 2, 2, 2, 105)
+        body = Rewound(Epoch(2), Epoch(105), "here", "rewound", ("out:impossible",))
+        job = folded(joblog.decode(joblog.encode(structs.replace(record, body=body)), "7"), job=RUN)
+        assert job.rewinds[-1].accepted == ("out:impossible",)
+        again = msgspec.json.decode(msgspec.json.encode(joblog.LogStart(job)), type=joblog.LogStart).job
+        assert again.rewinds == job.rewinds
+
+    def test_a_record_without_it_is_as_it_always_was(self) -> None:
+        assert b"accepted" not in joblog.encode(rewound(7, 2, 2, 2, 105))

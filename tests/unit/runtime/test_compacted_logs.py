@@ -163,15 +163,15 @@ class TestARewind:
         job.cluster.driver.stop()
         job.cluster.pass_time(5.0)
         base = next(each for each in job.log().completed if each.body.epoch == self.first(job))
-        shown = plan_of(Repository(job.store), job.log(), base, job.plan, stop=False)
+        shown = plan_of(Repository(job.store), job.log(), base, job.plan, stop=False, clock=job.cluster.clock)
         assert False in [at["available"] for at in shown["sources"]]
         with pytest.raises(ConfigError, match="are no longer all there"):
-            check(shown)
+            check(shown, ())
 
     def test_that_would_take_back_compacted_output_is_refused(self, job: Job) -> None:
         job.compact("copy")
         base = next(each for each in job.log().completed if each.body.epoch == self.first(job))
-        shown = plan_of(Repository(job.store), job.log(), base, job.plan, stop=False)
+        shown = plan_of(Repository(job.store), job.log(), base, job.plan, stop=False, clock=job.cluster.clock)
         verdicts = {sink["name"]: sink["verdict"] for sink in shown["sinks"]}
         assert verdicts["copy"] == "impossible" and verdicts["all"] == "overwrite"
 

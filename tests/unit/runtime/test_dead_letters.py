@@ -121,7 +121,7 @@ def counters(t: TestDriver) -> dict[str, dict[str, Any]]:
     for member in t.cluster.members.values():
         member.loop.beat()
     t.advance("1s")
-    return {row["name"]: row for row in of_run(t.cluster.driver.state, "", "", "", 0, 0)["operators"]}
+    return {row["name"]: row for row in of_run(t.cluster.driver.state, "", "", {})["operators"]}
 
 
 def push(t: TestDriver, lines: list[tuple[int | None, str | None]], partition: int = 0) -> None:

@@ -12,7 +12,8 @@ from tests.unit.runtime.test_master import A, B, Run, completed, opened, running
 
 
 def shown(run: Run, **changed: Any) -> dict[str, Any]:
-    told = status.of_run(run.state, "/data/job", "continuous", "here", 1, 1_000_000)
+    driver = {"host": "here", "pid": 1, "seen_ms": 0, "at": 1_000_000}
+    told = status.of_run(run.state, "/data/job", "continuous", driver)
     if told["checkpoint"] is not None:
         told["checkpoint"]["age_ms"] = 400
     return told | changed

@@ -132,7 +132,7 @@ class TestDroppedRows:
             for member in t.cluster.members.values():
                 member.loop.beat()
             t.advance("1s")
-            rows = {row["name"]: row for row in of_run(t.cluster.driver.state, "", "", "", 0, 0)["operators"]}
+            rows = {row["name"]: row for row in of_run(t.cluster.driver.state, "", "", {})["operators"]}
         assert rows["flat_map words"]["dropped"] == 2
         assert (rows["flat_map words"]["rows_in"], rows["flat_map words"]["rows_out"]) == (8, 14)
         assert rows["filter lambda"]["dropped"] == 0

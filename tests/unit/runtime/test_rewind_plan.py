@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.joblog import CheckpointCompleted, Completed, Finished, Job, Savepoint
+from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
-from holdfast.runtime.rewind_plan import Wanted, check, plan_id, target_of
+from holdfast.runtime.rewind_plan import check, plan_id
+from holdfast.runtime.rewind_target import Wanted, target_of
 from holdfast.runtime.rewinding import no_way_back
+from holdfast.storage.objects import MemoryObjects
 
 
 def completed(epoch: int, at: int = 0) -> Completed:
@@ -25,24 +28,28 @@ JOB = Job(
 )  # fmt: skip
 
 
+NOWHERE = Repository(MemoryObjects())
+"""What is named by epoch, time or savepoint is found in the log alone."""
+
+
 class TestTarget:
     def test_is_named_by_epoch_time_or_savepoint(self) -> None:
         for wanted in (Wanted(epoch=7), Wanted(at_us=89), Wanted(savepoint="newer")):
-            assert target_of(JOB, wanted).body.epoch == 7
+            assert target_of(NOWHERE, JOB, wanted).body.epoch == 7
 
     def test_beyond_the_horizon_is_refused_with_the_reason(self) -> None:
         for wanted in (Wanted(epoch=3), Wanted(savepoint="kept")):
             with pytest.raises(ConfigError, match="beyond the rewind horizon: through epoch 6"):
-                target_of(JOB, wanted)
+                target_of(NOWHERE, JOB, wanted)
         with pytest.raises(ConfigError, match="no checkpoint from before that time"):
-            target_of(JOB, Wanted(at_us=40))
+            target_of(NOWHERE, JOB, Wanted(at_us=40))
 
     def test_an_unknown_one_is_refused_with_its_neighbours(self) -> None:
         with pytest.raises(ConfigError) as refused:
-            target_of(JOB, Wanted(epoch=8))
+            target_of(NOWHERE, JOB, Wanted(epoch=8))
         assert "the nearest it can go back to: 7 and 9" in str(refused.value)
         with pytest.raises(ConfigError, match="has no savepoint 'old'"):
-            target_of(JOB, Wanted(savepoint="old"))
+            target_of(NOWHERE, JOB, Wanted(savepoint="old"))
 
     def test_a_finished_job_stays_finished(self) -> None:
         finished = replace(JOB, ended=Finished(Epoch(9)))
@@ -50,35 +57,46 @@ class TestTarget:
 
 
 class TestPlanId:
-    def test_changes_with_the_head_and_with_what_is_asked(self) -> None:
+    def test_changes_with_the_run_and_with_what_is_asked_and_accepted(self) -> None:
         ids = {
-            plan_id(JOB, completed(7), stop=False),
-            plan_id(JOB, completed(7), stop=True),
-            plan_id(JOB, completed(9), stop=False),
-            plan_id(replace(JOB, completed=JOB.completed[:-1]), completed(7), stop=False),
-            plan_id(replace(JOB, timeline=Timeline(2)), completed(7), stop=False),
+            plan_id(JOB, completed(7), [], stop=False),
+            plan_id(JOB, completed(7), [], stop=True),
+            plan_id(JOB, completed(9), [], stop=False),
+            plan_id(JOB, completed(7), ["out:impossible"], stop=False),
+            plan_id(JOB, completed(7), ["out:duplicate"], stop=False),
+            plan_id(replace(JOB, generation=Generation(5)), completed(7), [], stop=False),
+            plan_id(replace(JOB, timeline=Timeline(2)), completed(7), [], stop=False),
         }
-        assert len(ids) == 5
+        assert len(ids) == 7
 
-    def test_does_not_change_with_a_name(self) -> None:
-        named = replace(JOB, savepoints=())
-        assert plan_id(named, completed(7), stop=False) == plan_id(JOB, completed(7), stop=False)
+    def test_does_not_change_with_a_name_or_a_newer_checkpoint(self) -> None:
+        shown = plan_id(JOB, completed(7), [], stop=False)
+        for after in (replace(JOB, savepoints=()), replace(JOB, completed=(*JOB.completed, completed(10)))):
+            assert plan_id(after, completed(7), [], stop=False) == shown
 
 
 class TestCheck:
     def plan(self, available: bool | None, verdict: str | None) -> dict[str, Any]:
         source = {"name": "rows", "partition": 0, "to_offset": 5, "available": available}
-        return {"job": "hot", "sources": [source], "sinks": [{"name": "out", "verdict": verdict, "reason": "so"}]}
+        sinks = [{"name": "out", "verdict": verdict, "reason": "so"}]
+        return {"job": "hot", "sources": [source], "sinks": sinks, "accept": []}
 
     def test_records_that_are_gone_cannot_be_read_again(self) -> None:
         with pytest.raises(ConfigError, match="from offset 5 on are no longer all there"):
-            check(self.plan(False, "overwrite"))
+            check(self.plan(False, "overwrite"), ())
 
     @pytest.mark.parametrize("verdict", ["impossible", "duplicate"])
-    def test_output_that_stays_is_refused(self, verdict: str) -> None:
+    def test_output_that_stays_is_refused_where_nothing_can_be_accepted(self, verdict: str) -> None:
         with pytest.raises(ConfigError, match="'out' cannot take its output back: so"):
-            check(self.plan(True, verdict))
+            check(self.plan(True, verdict), ["out:" + verdict])
+
+    def test_output_that_stays_passes_if_just_that_is_accepted(self) -> None:
+        plan = self.plan(True, "duplicate") | {"accept": ["out:duplicate"]}
+        check(plan, ["out:duplicate"])
+        for given in ([], ["out:impossible"], ["other:duplicate"]):
+            with pytest.raises(ConfigError, match="or accept it: --accept out:duplicate"):
+                check(plan, given)
 
     def test_what_is_unknown_or_can_be_undone_passes(self) -> None:
         for available, verdict in ((None, None), (True, "overwrite"), (True, "truncate")):
-            check(self.plan(available, verdict))
+            check(self.plan(available, verdict), ())

@@ -154,13 +154,24 @@ class TestRequest:
             t.advance("5s")
             assert self.refused(t, epoch=base, timeline=1) == "somebody else has rewound the job meanwhile"
 
-    def test_one_that_was_planned_on_another_head_is_refused(self) -> None:
+    def test_one_that_was_planned_before_a_recovery_is_refused_and_newer_checkpoints_do_not_matter(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
-            later = t.checkpoint()
-            reason = self.refused(t, epoch=base, timeline=1, head=base)
-            assert reason == f"the job has gone on from epoch {base} to epoch {later} since the plan was made"
+            planned = t.cluster.driver.state.job.generation
+            t.crash()
+            t.recover()
+            reason = self.refused(t, epoch=base, timeline=1, planned=planned)
+            assert reason == "the job has recovered since the plan was made: it is in generation 2, not 1"
+            t.checkpoint()
+            assert self.refused(t, epoch=base, timeline=1, planned=planned + 1) is None
+
+    def test_one_that_does_not_list_what_it_accepts_is_refused(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            for accept in ("out:impossible", [1]):
+                reason = self.refused(t, epoch=t.checkpoint(), timeline=1, accept=accept)
+                assert reason == "it does not say what is accepted"
 
     def test_one_that_says_nothing_or_comes_at_the_end_is_refused(self) -> None:
         with TestDriver(counted()) as t:

@@ -125,9 +125,7 @@ class TestPlan:
         told = capsys.readouterr().err
         assert "there is no checkpoint of epoch 1000" in told and str(words.job().base_epoch) in told
 
-    def test_what_is_not_there_yet_is_refused(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
-        assert words.rewind(words.file, "--to-offset", "rows:0:1") == 2
-        assert "not in this version" in capsys.readouterr().err
+    def test_a_time_without_its_zone_is_refused(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         assert words.rewind(words.file, "--to-time", "2026-11-20T18:00:00") == 2
         assert "has no time zone" in capsys.readouterr().err
 

@@ -1,0 +1,122 @@
+"""What a rewind would do to each target, and what of it somebody has to accept by name.
+
+A sink that cannot take its output back says *duplicate* or *impossible*. It may be accepted that its rows stay: then
+the tags of its writers move to the new timeline all the same, so that nobody of the old one writes there any more, and
+what is processed again is delivered on top of what is there.
+
+Invariants
+    - What is not known is None, never 0.
+    - Only what the plan says plainly can be accepted: a target that is missing, that differs, that can take no more
+      rows, that was written at once, or whose sink is gone from the file, cannot.
+
+Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P16, P21; docs/design/0010-rewind.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.model import Tag, Timeline
+from holdfast.ports import Clock
+from holdfast.runtime.repair import Order, not_repairable, writers_of
+from holdfast.runtime.steps import SinkSpec
+from holdfast.sinks.contract import RepairableSink, Rewinding
+
+REFUSED = ("duplicate", "impossible")
+"""Verdicts that leave a target with output of the timeline that is given up."""
+STAYS = "if accepted, its rows stay, and what is processed again is delivered on top of them"
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """One sink in the plan.
+
+    Args:
+        shown: As in API.md.
+        may_be_accepted: Whether the job could go on with this verdict.
+        looked_s: How long it took to work out what the repair does; None where nobody looked.
+    """
+
+    shown: dict[str, Any]
+    may_be_accepted: bool = False
+    looked_s: float | None = None
+
+    @property
+    def refused(self) -> bool:
+        """Return whether the target would be left with output that a rewind should take back."""
+        return self.shown["verdict"] in REFUSED
+
+    @property
+    def accept(self) -> str | None:
+        """Return what has to be given to --accept; None if nothing has to, or nothing would help."""
+        return f"{self.shown['name']}:{self.shown['verdict']}" if self.refused and self.may_be_accepted else None
+
+
+def outlooks(
+    repository: Repository, job: Job, there: Manifest, here: Manifest, specs: Sequence[SinkSpec], clock: Clock
+) -> list[Outlook]:
+    """Look at every target, and change nothing.
+
+    Args:
+        there: The checkpoint to go back to.
+        here: The last one.
+        specs: Sinks of the job's file; none if only its name is known.
+    """
+    return [*(_outlook(repository, job, there, spec, clock) for spec in specs), *_unknown(here, specs)]
+
+
+def stands_against(outlook: Outlook, accepted: Iterable[str]) -> str | None:
+    """Return why this sink forbids the rewind; None if it does not."""
+    if not outlook.refused or outlook.accept in set(accepted):
+        return None
+    why = f"sink {outlook.shown['name']!r} cannot take its output back: {outlook.shown['reason']}"
+    return why if outlook.accept is None else f"{why}; to accept that: --accept {outlook.accept}"
+
+
+def _outlook(repository: Repository, job: Job, there: Manifest, spec: SinkSpec, clock: Clock) -> Outlook:
+    if not isinstance(spec.sink, RepairableSink):
+        if spec.path is not None:
+            reason = "it is written at once, before the commit, and keeps no before-images"
+            return Outlook(_shown(spec.name, "impossible", reason))
+        return Outlook(_shown(spec.name, "impossible", f"{not_repairable(spec.name).what}; {STAYS}"), True)
+    asked = Order(job, there, writers_of(repository, job, there, [spec.name])).rewinding(spec.name)
+    to = Tag(Timeline(job.timeline + 1), there.epoch)
+    began = clock.monotonic()
+    try:
+        repair = spec.sink.plan_repair(
+            Rewinding(asked.job_uuid, asked.sink, to, asked.writers), spec.schema, spec.upsert_key
+        )
+    except HoldfastError as error:
+        if isinstance(error, ConfigError):
+            return Outlook(_shown(spec.name, "impossible", error.what))
+        return Outlook(_shown(spec.name, None, error.what))
+    took = clock.monotonic() - began
+    shown = {"name": spec.name, **asdict(repair), "sample": [dict(each) for each in repair.sample]}
+    del shown["takes_more"]
+    if repair.verdict not in REFUSED:
+        return Outlook(shown, looked_s=took)
+    shown["restore"] = shown["delete"] = None
+    if repair.takes_more:
+        shown["reason"] = f"{repair.reason}; {STAYS}"
+    return Outlook(shown, repair.takes_more, took)
+
+
+def _unknown(here: Manifest, specs: Sequence[SinkSpec]) -> list[Outlook]:
+    """Return sinks that have output and are not in what is known of the job's file."""
+    known = {spec.name for spec in specs}
+    named = {item.writer.sink for item in here.pending} | {done.writer.sink for done in here.confirmed}
+    verdict, reason = (
+        ("impossible", "the job's file no longer has it") if specs else (None, "only the job's file says what it is")
+    )
+    return [Outlook(_shown(name, verdict, reason)) for name in sorted(named - known)]
+
+
+def _shown(name: str, verdict: str | None, reason: str) -> dict[str, Any]:
+    unknown: dict[str, Any] = {"restore": None, "delete": None, "changed_by_others": None, "sample": []}
+    return {"name": name, "verdict": verdict, **unknown, "reason": reason}

@@ -1,0 +1,152 @@
+"""Which checkpoint somebody means who wants to go back: by epoch, time, savepoint, or a record to be processed again.
+
+Going back to a record means: to the newest checkpoint from which the record is still to be read, so that as little
+else as possible is done again. Offsets of a lineage never go down between checkpoints, so it is found by halving.
+
+Invariants
+    - What is returned is a retained checkpoint of the lineage, within the rewind horizon.
+    - A partition that a checkpoint does not know yet was not read at all by then (P12).
+
+Source: DESIGN section 9; PROTOCOL P2 (numbers have gaps), P12, P16; docs/design/0010-rewind.md.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.checkpoint.joblog import Completed, Job
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, Where
+from holdfast.model import NO_EPOCH
+from holdfast.runtime.rewinding import no_way_back
+
+NOTHING_DONE = "nothing was changed"
+NAMES_SHOWN_MAX = 20
+
+
+@dataclass(frozen=True)
+class Offset:
+    """A record of a source: the one at this offset of a partition."""
+
+    source: str
+    partition: int
+    offset: int
+
+    @classmethod
+    def parsed(cls, text: str) -> Offset:
+        """Read SOURCE:PARTITION:OFFSET; the name of a source may hold colons.
+
+        Raises:
+            ConfigError: it has another form.
+        """
+        source, partition, offset = (["", "", *text.rsplit(":", 2)])[-3:]
+        if not source or not all(part.isascii() and part.isdecimal() for part in (partition, offset)):
+            raise ConfigError(
+                f"--to-offset {text!r} does not name a record",
+                not_done=NOTHING_DONE,
+                next_step="give the source's name, its partition and an offset, such as bids:0:1500",
+            )
+        return cls(source, int(partition), int(offset))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Where somebody wants to go back to; exactly one is given."""
+
+    epoch: int | None = None
+    at_us: int | None = None
+    savepoint: str | None = None
+    offset: Offset | None = None
+
+
+def target_of(repository: Repository, job: Job, wanted: Wanted) -> Completed:
+    """Return the checkpoint to go back to.
+
+    Raises:
+        ConfigError: there is none, or the job cannot go back to it; names the nearest that it can go back to.
+    """
+    epoch = wanted.epoch
+    possible = [each for each in job.completed if no_way_back(job, each.body.epoch) is None]
+    if wanted.offset is not None:
+        return _before_record(repository, job, wanted.offset, possible)
+    if wanted.savepoint is not None:
+        named = job.savepoint(wanted.savepoint)
+        if named is None:
+            raise _refused(job, f"job {job.name!r} has no savepoint {wanted.savepoint!r}", possible, None)
+        epoch = named.epoch
+    elif wanted.at_us is not None:
+        before = [each for each in possible if each.at <= wanted.at_us]
+        if not before:
+            raise _refused(job, f"job {job.name!r} has no checkpoint from before that time", possible, None)
+        epoch = before[-1].body.epoch
+    assert epoch is not None
+    if (reason := no_way_back(job, epoch)) is not None:
+        raise _refused(job, f"job {job.name!r} cannot go back to epoch {epoch}: {reason}", possible, epoch)
+    return next(each for each in possible if each.body.epoch == epoch)
+
+
+def _before_record(repository: Repository, job: Job, wanted: Offset, possible: Sequence[Completed]) -> Completed:
+    if not possible:
+        reason = no_way_back(job, job.base_epoch) or "it has completed no checkpoint yet"
+        raise _refused(job, f"job {job.name!r} cannot go back to a record: {reason}", possible, None)
+    _check_known(job, wanted, repository.load_manifest(possible[-1].body.manifest))
+
+    def next_offset(done: Completed) -> int:
+        return _offset_in(repository.load_manifest(done.body.manifest), wanted)
+
+    found = bisect_right(possible, wanted.offset, key=next_offset)
+    if found:
+        return possible[found - 1]
+    oldest = possible[0]
+    older = "older ones lie beyond the rewind horizon" if job.expired_through > NO_EPOCH else "it is the first"
+    raise _refused(
+        job,
+        f"job {job.name!r} cannot go back to offset {wanted.offset:,} of partition {wanted.partition} of "
+        f"{wanted.source!r}: the oldest checkpoint it can go back to, epoch {oldest.body.epoch}, has read up to "
+        f"offset {next_offset(oldest):,}; {older}",
+        possible,
+        oldest.body.epoch - 1,
+    )
+
+
+def _check_known(job: Job, wanted: Offset, last: Manifest) -> None:
+    """Refuse a source or partition that the job has never read."""
+    sources = sorted({at.source for at in last.positions})
+    partitions = sorted(at.partition for at in last.positions if at.source == wanted.source)
+    if wanted.partition in partitions:
+        return
+    if not partitions:
+        known = ", ".join(sources[:NAMES_SHOWN_MAX]) or "none"
+        what, next_step = f"job {job.name!r} has no source {wanted.source!r}", f"its sources: {known}"
+    else:
+        what = f"source {wanted.source!r} of job {job.name!r} has no partition {wanted.partition}"
+        next_step = f"its partitions are {partitions[0]} to {partitions[-1]}"
+    raise ConfigError(
+        what,
+        not_done=NOTHING_DONE,
+        next_step=f"{next_step}; to see where it stands: holdfast status {job.name}",
+        where=Where(job=job.name),
+    )
+
+
+def _offset_in(manifest: Manifest, wanted: Offset) -> int:
+    """Return the next offset that would be read; below every offset if nothing of the partition was read yet."""
+    found = [at.offset for at in manifest.positions if (at.source, at.partition) == (wanted.source, wanted.partition)]
+    return found[0] if found else -1
+
+
+def _refused(job: Job, what: str, possible: Sequence[Completed], epoch: int | None) -> ConfigError:
+    epochs = [each.body.epoch for each in possible]
+    near = epochs[-2:]
+    if epoch is not None:
+        near = [*[e for e in epochs if e < epoch][-1:], *[e for e in epochs if e > epoch][:1]]
+    nearest = f"the nearest it can go back to: {' and '.join(map(str, near))}; " if near else ""
+    return ConfigError(
+        what,
+        not_done=NOTHING_DONE,
+        next_step=f"{nearest}all: holdfast checkpoints list {job.name}",
+        where=Where(job=job.name),
+    )

@@ -1,0 +1,277 @@
+"""`holdfast rewind` to a record, with what stays accepted by name, with an estimate, and after a driver that died."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from words_job import Words, visible
+
+from holdfast.checkpoint.repository import Repository
+from holdfast.runtime import presence
+from holdfast.runtime.cli.history import observed
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.rewind_plan import blocker
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Words:
+    job = Words(tmp_path)
+    job.say(a=1, b=2)
+    job.say(a=10, c=3)
+    return job
+
+
+def plan(words: Words, capsys: Capture, *arguments: str) -> dict[str, Any]:
+    """Return the plan, which is only shown."""
+    capsys.readouterr()
+    assert main(["rewind", words.file, *arguments, "--json"]) == 3
+    shown: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return shown
+
+
+def refusal(words: Words, capsys: Capture, *arguments: str) -> str:
+    """Return what is said to a rewind that is refused."""
+    timeline = words.job.timeline
+    assert main(["rewind", words.file, *arguments]) == 2
+    assert words.job.timeline == timeline
+    return capsys.readouterr().err
+
+
+def next_offset(words: Words, epoch: int) -> int:
+    """Return where a checkpoint goes on to read partition 0."""
+    done = next(each for each in words.job.completed if each.body.epoch == epoch)
+    manifest = Repository(words.store).load_manifest(done.body.manifest)
+    return next(at.offset for at in manifest.positions if at.partition == 0)
+
+
+class TestToOffset:
+    @pytest.mark.parametrize("offset", [2, 3])
+    def test_goes_to_the_newest_checkpoint_that_has_not_read_the_record(
+        self, words: Words, capsys: Capture, offset: int
+    ) -> None:
+        words.stop()
+        shown = plan(words, capsys, "--to-offset", f"rows:0:{offset}")
+        epoch = shown["to"]["epoch"]
+        later = [each.body.epoch for each in words.job.completed if each.body.epoch > epoch]
+        assert next_offset(words, epoch) == 2 and next_offset(words, later[0]) == 4
+        assert [at["records"] for at in shown["sources"] if at["partition"] == 0] == [2]
+        assert main(["rewind", words.file, "--to-offset", f"rows:0:{offset}", "--apply"]) == 0
+        assert visible(words.folder)["out"] == [["a", 1, 1], ["b", 1, 2]]
+
+    def test_a_record_that_is_not_read_yet_leads_to_the_last_checkpoint(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        assert plan(words, capsys, "--to-offset", "rows:0:4")["to"]["epoch"] == words.job.base_epoch
+
+    def test_one_from_before_the_oldest_checkpoint_is_refused_with_that(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        said = refusal(words, capsys, "--to-offset", "rows:0:1")
+        assert "has read up to offset 2" in said and "the nearest it can go back to" in said
+
+    @pytest.mark.parametrize(
+        ("asked", "why"),
+        [
+            ("rowz:0:1", "has no source 'rowz'"),
+            ("rows:9:1", "has no partition 9"),
+            ("rows:0", "does not name a record"),
+            ("rows:0:-1", "does not name a record"),
+            (":0:1", "does not name a record"),
+        ],
+    )
+    def test_what_the_job_never_read_is_refused(self, words: Words, capsys: Capture, asked: str, why: str) -> None:
+        words.stop()
+        assert why in refusal(words, capsys, "--to-offset", asked)
+
+
+class TestAccept:
+    def test_the_plan_lists_what_has_to_be_given(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        words.forget("out")
+        shown = plan(words, capsys, "--to-epoch", str(words.epochs[0]))
+        out = next(sink for sink in shown["sinks"] if sink["name"] == "out")
+        assert shown["accept"] == ["out:impossible"]
+        assert (out["verdict"], out["restore"], out["delete"]) == ("impossible", None, None)
+        assert "if accepted, its rows stay" in out["reason"]
+
+    @pytest.mark.parametrize("given", [[], ["--accept", "said:impossible"], ["--accept", "out:duplicate"]])
+    def test_anything_else_is_refused(self, words: Words, capsys: Capture, given: list[str]) -> None:
+        words.stop()
+        words.forget("out")
+        said = refusal(words, capsys, "--to-epoch", str(words.epochs[0]), "--apply", *given)
+        assert "or accept it: --accept out:impossible" in said
+
+    def test_what_is_no_verdict_of_a_sink_is_refused(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        assert "names no sink's verdict" in refusal(words, capsys, "--to-epoch", "1", "--accept", "out")
+
+    def test_rows_stay_writers_are_fenced_and_the_log_says_so(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        words.forget("out", "said")
+        accept = ("--accept", "out:impossible", "--accept", "said:impossible")
+        assert main(["rewind", words.file, "--to-epoch", str(words.epochs[0]), "--apply", *accept]) == 0
+        assert words.job.rewinds[-1].accepted == ("out:impossible", "said:impossible")
+        found = visible(words.folder)
+        assert found["out"] == [["a", 2, 11], ["b", 1, 2], ["c", 1, 3]]
+        assert found["said"] == [["a", 1], ["a", 10], ["b", 2], ["c", 3]]
+        assert found["tagged"] == [["a", 1, 1], ["b", 1, 2]] and found["log"] == [["a", 1], ["b", 2]]
+        with closing(sqlite3.connect(words.folder / "out.db")) as db:
+            tags = db.execute("SELECT DISTINCT timeline, epoch FROM holdfast_progress").fetchall()
+        assert tags == [(2, words.epochs[0])]
+        capsys.readouterr()
+        assert main(["events", "words", "--root", str(words.folder / "root"), "--json"]) == 0
+        [event] = [each for each in json.loads(capsys.readouterr().out) if each["event"] == "rewound"]
+        assert event["cause"] == f"rewound to epoch {words.epochs[0]}, accepted: out:impossible, said:impossible"
+
+    def test_what_is_processed_again_comes_on_top(self, words: Words) -> None:
+        words.stop()
+        words.forget("out", "said")
+        accept = ("--accept", "out:impossible", "--accept", "said:impossible")
+        assert main(["rewind", words.file, "--to-epoch", str(words.epochs[0]), "--apply", *accept]) == 0
+        words.cluster.replace_driver()
+        words.say(d=4)
+        found = visible(words.folder)
+        assert found["out"] == found["tagged"] == [["a", 2, 11], ["b", 1, 2], ["c", 1, 3], ["d", 1, 4]]
+        assert found["said"] == [["a", 1], ["a", 10], ["a", 10], ["b", 2], ["c", 3], ["c", 3], ["d", 4]]
+        assert found["log"] == [["a", 1], ["a", 10], ["b", 2], ["c", 3], ["d", 4]]
+
+    def test_a_repair_cut_short_leaves_as_much_when_it_is_made_up_for(self, words: Words) -> None:
+        words.stop()
+        words.forget("out")
+        with closing(sqlite3.connect(words.folder / "out.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            arguments = ("--to-epoch", str(words.epochs[0]), "--apply", "--accept", "out:impossible", "--timeout", "1s")
+            assert main(["rewind", words.file, *arguments]) == 5
+        cut_short = words.job
+        assert cut_short.repair_due and cut_short.timeline == 2
+        words.cluster.replace_driver()
+        words.say(d=4)
+        made_up_for = words.job
+        assert not made_up_for.repair_due and made_up_for.timeline == 2
+        assert visible(words.folder)["out"] == [["a", 2, 11], ["b", 1, 2], ["c", 1, 3], ["d", 1, 4]]
+
+    def test_a_later_rewind_takes_back_what_came_after_the_accepted_one(self, words: Words) -> None:
+        words.stop()
+        words.forget("said")
+        accept = ("--accept", "said:impossible")
+        assert main(["rewind", words.file, "--to-epoch", str(words.epochs[0]), "--apply", *accept]) == 0
+        words.cluster.replace_driver()
+        words.say(d=4)
+        words.say(e=5)
+        words.stop()
+        assert main(["rewind", words.file, "--to-epoch", str(words.epochs[2]), "--apply"]) == 0
+        said = [["a", 1], ["a", 10], ["a", 10], ["b", 2], ["c", 3], ["c", 3], ["d", 4]]
+        assert visible(words.folder)["said"] == said
+
+    def test_a_target_that_takes_no_more_rows_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        assert main(["log", "seal", str(words.folder / "log")]) == 0
+        to = ("--to-epoch", str(words.epochs[0]))
+        assert plan(words, capsys, *to)["accept"] == []
+        said = refusal(words, capsys, *to, "--apply", "--accept", "log:impossible")
+        assert "the log is sealed" in said and "accept" not in said
+
+    def test_a_target_that_is_gone_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        (words.folder / "out.db").unlink()
+        assert plan(words, capsys, "--to-epoch", str(words.epochs[0]))["accept"] == []
+
+    def test_a_running_job_goes_back_only_with_what_its_targets_need(self, words: Words) -> None:
+        words.forget("out")
+        state = words.cluster.driver.state
+
+        def why(*accept: str) -> str | None:
+            args = {"epoch": words.epochs[0], "timeline": 1, "accept": list(accept)}
+            return blocker(Repository(words.store), words.job, args, words.plan.sinks, state.rules.operators)
+
+        assert str(why()).endswith("to accept that: --accept out:impossible")
+        assert why("out:duplicate") is not None
+        assert why("out:impossible") is None
+        args = {"epoch": words.epochs[0], "timeline": 1, "accept": ["out:impossible"]}
+        generation = words.job.generation
+        assert words.cluster.driver.asked("rewind", args, generation, generation) is not None
+        words.say(d=4)
+        assert words.job.rewinds[-1].accepted == ("out:impossible",)
+        assert visible(words.folder)["out"] == [["a", 2, 11], ["b", 1, 2], ["c", 1, 3], ["d", 1, 4]]
+
+
+class TestPlan:
+    def test_of_a_running_job_stays_good_over_newer_checkpoints(self, words: Words, capsys: Capture) -> None:
+        to = ("--to-epoch", str(words.epochs[0]))
+        first = plan(words, capsys, *to)
+        words.say(d=4)
+        second = plan(words, capsys, *to)
+        assert first["from"]["epoch"] < second["from"]["epoch"] and first["plan_id"] == second["plan_id"]
+
+    def test_is_over_when_a_target_needs_another_acceptance(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        to = ("--to-epoch", str(words.epochs[0]))
+        shown = plan(words, capsys, *to)
+        words.forget("out")
+        accept = ("--accept", "out:impossible")
+        assert main(["rewind", words.file, *to, "--apply", "--plan", shown["plan_id"], *accept]) == 6
+        assert words.job.timeline == 1
+
+    def test_is_over_when_the_job_was_started_again(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        to = ("--to-epoch", str(words.epochs[0]))
+        shown = plan(words, capsys, *to)
+        words.cluster.replace_driver()
+        words.say(d=4)
+        words.stop()
+        assert main(["rewind", words.file, *to, "--apply", "--plan", shown["plan_id"]]) == 6
+        assert words.job.timeline == 1
+
+
+class TestEstimate:
+    def test_counts_records_at_the_best_rate_of_recent_epochs(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        shown = plan(words, capsys, "--to-epoch", str(words.epochs[0]))
+        # Two records in epochs of a second make a second; taking back a few rows adds to it.
+        assert shown["estimate_ms"] is not None and shown["estimate_ms"] > 900
+
+    def test_is_unknown_where_targets_are(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        arguments = ["rewind", "words", "--root", str(words.folder / "root"), "--to-epoch", str(words.epochs[0])]
+        assert main([*arguments, "--json"]) == 3
+        assert json.loads(capsys.readouterr().out)["estimate_ms"] is None
+        assert main(arguments) == 3
+        assert "until it is where it is now: unknown" in capsys.readouterr().out
+
+    def test_is_zero_only_if_there_is_nothing_to_do(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        assert plan(words, capsys, "--to-epoch", str(words.job.base_epoch))["estimate_ms"] == 0
+
+
+class TestDeadDriver:
+    """The log says that a generation began just now, and nothing is known of it but whose it is."""
+
+    def state(self, words: Words, **changed: object) -> object:
+        with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
+            ended.wait()
+        now_us = words.job.starts[-1].at + 1_000
+        driver = presence.myself(words.job.owner, now_us) | {"pid": ended.pid} | changed
+        live = {"schema": 1, "state": "running", "generation": 0, "mode": "continuous", "driver": driver}
+        return observed(words.job, "words", "", live, now_us)["state"]
+
+    def test_is_known_by_its_token_before_it_has_shown_itself_in_the_generation(self, words: Words) -> None:
+        assert self.state(words) == "unreachable"
+
+    def test_is_not_taken_for_dead_because_another_one_is(self, words: Words) -> None:
+        assert self.state(words, owner="another") == "starting"
+
+    def test_a_living_one_is_awaited(self, words: Words) -> None:
+        assert self.state(words, pid=os.getpid()) == "starting"
+
+    def test_the_command_itself_shows_itself_and_when_it_has_ended(self, words: Words) -> None:
+        assert main(["rewind", words.file, "--to-epoch", str(words.epochs[0]), "--apply"]) == 0
+        live = json.loads(words.store.get("live.json"))
+        assert (live["state"], live["timeline"], live["driver"]["owner"]) == ("stopped", 2, words.job.owner)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from holdfast.runtime.presence import is_gone, myself
+
+
+def me(**changed: Any) -> dict[str, Any]:
+    return myself("owner", 0) | changed
+
+
+class TestIsGone:
+    def test_a_process_that_runs_is_there(self) -> None:
+        assert not is_gone(me())
+
+    def test_a_process_that_has_ended_is_gone_also_before_its_parent_has_waited(self) -> None:
+        with subprocess.Popen([sys.executable, "-c", "pass"], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            assert is_gone(me(pid=child.pid))
+        assert is_gone(me(pid=child.pid))
+
+    def test_a_number_that_another_process_has_now_is_gone(self) -> None:
+        assert is_gone(me(began=me()["began"] - 1))
+
+    def test_an_earlier_boot_is_gone(self) -> None:
+        assert is_gone(me(boot_id="another"))
+
+    def test_of_another_machine_or_namespace_nothing_is_known(self) -> None:
+        for elsewhere in ({"host": "elsewhere", "pid": 0}, {"namespace": "pid:[1]", "pid": 0}):
+            assert not is_gone(me(**elsewhere))
+
+    def test_an_earlier_version_says_host_and_number_alone(self) -> None:
+        assert not is_gone({"host": me()["host"], "pid": os.getpid()})
