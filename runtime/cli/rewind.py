@@ -71,7 +71,7 @@ def handle(args: argparse.Namespace) -> int:
     if args.plan is not None and not args.apply:
         raise _wrong("--plan says which plan to apply", "add --apply, or leave out --plan")
     wanted = rewind_plan.Wanted(args.to_epoch, _time(args), args.to_savepoint)
-    root, name, plan = _job(args)
+    root, name, plan = job_of(args)
     stored = open_job(root, name)
     base = rewind_plan.target_of(stored.job, wanted)
     shown = rewind_plan.plan_of(stored.repository, stored.job, base, plan, stop=args.stop)
@@ -149,7 +149,7 @@ def _arrived(now: Job, base: Completed, shown: Mapping[str, Any], stop: bool) ->
     return done and (now.ended is not None if stop else not now.repair_due or shown["state"] == "running")
 
 
-def _job(args: argparse.Namespace) -> tuple[str, str, Plan | None]:
+def job_of(args: argparse.Namespace) -> tuple[str, str, Plan | None]:
     """Return root, name and plan of the job; no plan if only its name is given."""
     if not args.job.endswith(".py"):
         return root_of(args), args.job, None
