@@ -14,6 +14,7 @@ Source: docs/design/0018-audit.md; PROTOCOL P18 (staged output is kept as long a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import reduce
 
@@ -29,8 +30,9 @@ from holdfast.model import NO_EPOCH, Epoch, Pending, RowDigest, Tag
 from holdfast.runtime.audit_report import Line, Verdict, compared
 from holdfast.runtime.auditing import COUNTS, ROWS, digested
 from holdfast.runtime.immediate_plan import is_immediate
+from holdfast.runtime.sources.generator import Generator
 from holdfast.runtime.sources.log import Log
-from holdfast.runtime.sources.source import OpenSource
+from holdfast.runtime.sources.source import OpenSource, Source
 from holdfast.runtime.steps import SinkSpec, SourceSpec
 from holdfast.sinks.audited import Asked, AuditableSink, Delivery, Shown
 from holdfast.sinks.staging import audited, decode, last_per_key
@@ -42,26 +44,40 @@ AT_ONCE = "rows are written at once: later rows of a key replace earlier ones, a
 
 def sources(specs: Iterable[SourceSpec], manifests: Sequence[Manifest]) -> list[Line]:
     """Read every range of every source partition again, and compare."""
-    by_name = {spec.name: spec for spec in specs}
+    by_name = {spec.name: spec.source for spec in specs}
     lines: list[Line] = []
-    opened: dict[str, OpenSource] = {}
+    opened: dict[str, OpenSource | str] = {}
     try:
         for manifest in manifests:
             for each in manifest.audited.sources if manifest.audited is not None else ():
-                if each.source in by_name and each.source not in opened:
-                    opened[each.source] = by_name[each.source].source.open()
-                lines.append(_source_line(opened.get(each.source), each, manifest.epoch))
+                if each.source not in opened:
+                    opened[each.source] = _opened(by_name.get(each.source))
+                lines.append(_source_line(opened[each.source], each, manifest.epoch))
     finally:
         for source in opened.values():
-            source.close()
+            if not isinstance(source, str):
+                source.close()
     return lines
 
 
-def _source_line(source: OpenSource | None, taken: SourceTaken, epoch: Epoch) -> Line:
+def _opened(source: Source | None) -> OpenSource | str:
+    """Return the source, open, or why it cannot be."""
+    if source is None:
+        return "the job's code has no such source any more"
+    if isinstance(source, Generator):
+        source = copy(source)
+        source.rate = None  # which says when records come to be, and these were there
+    try:
+        return source.open()
+    except ConfigError as error:
+        return f"not readable any more: {error.what}"
+
+
+def _source_line(source: OpenSource | str, taken: SourceTaken, epoch: Epoch) -> Line:
     found: RowDigest | None = None
     verdict: Verdict
-    if source is None:
-        verdict, reason = "not provable", "the job's code has no such source any more"
+    if isinstance(source, str):
+        verdict, reason = "not provable", source
     elif source.retention_start(taken.partition) > taken.first and taken.end > taken.first:
         verdict, reason = "not provable", "not readable any more: records older than retention"
     else:
@@ -235,7 +251,7 @@ class _SinkAudit:
     def _rest(self, shown: Shown) -> list[Line]:
         """Compare the rows that no kept checkpoint has written with what the job staged before these."""
         audit = self._newest.audited
-        if shown.others is None or audit is None or not self._expected:
+        if shown.others is None or audit is None:
             return []
         name, reason = self._spec.name, None
         total = next((each.staged for each in audit.totals if each.sink == name), NOTHING)
@@ -262,8 +278,8 @@ def _older(name: str, earlier: RowDigest, shown: Shown) -> Line:
     hashes, strangers = shown.others.hashes, len(shown.others.hashes) - earlier.rows
     verdict: Verdict
     if strangers < 0 or strangers > shown.others.older:
-        count, more = abs(strangers), "more" if strangers > 0 else "fewer"
-        verdict, reason = "differs", f"{count:,} rows {more} than the job has added before the checkpoints that are kept"
+        than = "than the job has added before the checkpoints that are kept"
+        verdict, reason = "differs", f"{abs(strangers):,} rows {'more' if strangers > 0 else 'fewer'} {than}"
     else:
         left = hashes[strangers:]
         found = RowDigest(len(left), int(left.sum(dtype=np.uint64)), int(np.bitwise_xor.reduce(left)))

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from holdfast.model import JobUuid
+from holdfast.checkpoint.catalogue import Retention
 from holdfast.runtime.cli.jobfile import load
 from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.master import RewindWanted
-from holdfast.runtime.repair import unrepairable
 from holdfast.state.keygroups import range_of
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.commits import Commits
 from holdfast.storage.local import LocalObjects
-from holdfast.storage.logformat import encode_commit
+from holdfast.storage.log import LogWriter, create_log, read_meta
+from holdfast.storage.logformat import commit_path, encode_commit
 from holdfast.storage.segment import encode_segment, segment_hash
 
 JOB = '''
@@ -49,19 +48,38 @@ totals.filter(pl.col("total") % 2 == 0).sink("some", hf.SQLite({folder!r} + "/ou
 SAID = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("word", pa.string(), nullable=False)])
 
 
+AT_ONCE = '''
+from dataclasses import dataclass
+import holdfast as hf
+
+@dataclass
+class Said:
+    n: int
+    word: str
+
+def one(n):
+    return Said(n, "abc"[n % 3])
+
+app = hf.App("words", root={root!r})
+rows = app.source("rows", hf.Generator(Said, one, rate=1e6, count=40), partitioned_by=["n"])
+rows.sink("last", hf.SQLite({folder!r} + "/out.db", "last", ["n"], "idempotent"))
+rows.filter(lambda row: row.n % 2 == 0).sink("even", hf.SQLite({folder!r} + "/out.db", "even", ["n"]))
+'''
+
+
 class Job:
     """The job of JOB on disk, run in this process, and the command that audits it."""
 
-    def __init__(self, folder: Path, holdfast: Callable[..., Any]) -> None:
+    def __init__(self, folder: Path, holdfast: Callable[..., Any], code: str = JOB, partitions: int = 3) -> None:
         self.folder, self.file, self._holdfast = folder, folder / "job.py", holdfast
-        self.file.write_text(JOB.format(root=str(folder / "root"), folder=str(folder)))
+        self.file.write_text(code.format(root=str(folder / "root"), folder=str(folder)))
         create_log(LocalObjects(folder / "input"), SAID, 3)
         self.input = LogWriter(LocalObjects(folder / "input"))
         self.plan = load(str(self.file)).plan()
         for spec in self.plan.sinks:
             spec.sink.prepare(spec.schema, spec.upsert_key)
         store = LocalObjects(folder / "root" / "words")
-        self.cluster = Cluster(self.plan, 2, 1, store, 1.0, {"rows": (0, 1, 2)})
+        self.cluster = Cluster(self.plan, 2, 1, store, 1.0, {"rows": tuple(range(partitions))})
         self.cluster.begin()
         self.said = 0
 
@@ -81,10 +99,13 @@ class Job:
         self.cluster.pass_time(1.0)
 
     def rewind(self, back: int) -> None:
-        done = self.cluster.driver.state.job.completed
-        wanted = {"epoch": done[-1 - back].body.epoch, "timeline": self.cluster.driver.state.job.timeline}
-        assert self.cluster.driver.asked("rewind", {**wanted, "head": None, "stop": False}, 0, 1) is not None
-        self.cluster.pass_time(5.0)
+        """Go back by so many checkpoints."""
+        before = self.cluster.driver.state.job
+        wanted = {"epoch": before.completed[-1 - back].body.epoch, "timeline": before.timeline}
+        answer = self.cluster.driver.asked("rewind", wanted, before.generation, before.generation)
+        assert answer is not None and answer["accepted"]
+        self.cluster.pass_time(3.0)
+        assert self.cluster.driver.state.job.timeline == before.timeline + 1
 
     def audit(self, *arguments: str) -> dict[str, Any]:
         ended = self._holdfast("audit", str(self.file), "--json", *arguments)
@@ -107,24 +128,15 @@ class Job:
     def forge(self, log: str, change: Callable[[pa.Table], pa.Table]) -> None:
         """Change the rows of a log's first segment, with sizes and hashes as whoever knows the format would."""
         store = LocalObjects(self.folder / log)
-        for path in store.list("commits"):
-            commit = json.loads(store.get(path))
-            if commit["segments"]:
-                break
-        from holdfast.storage.commits import Commits
-        from holdfast.storage.log import read_meta
-        from holdfast.storage.logformat import LogSegment
-        from dataclasses import replace
-
         meta = read_meta(store)
         assert meta is not None
-        found = Commits(store, meta).at(commit["sequence"])
-        segment = found.segments[0]
-        rows = pa.ipc.open_file(store.get(segment.path)).read_all()
-        data = encode_segment(change(rows))
-        forged = LogSegment(segment.partition, segment.base, segment.rows, segment.path, len(data), segment_hash(data))
-        store.put(segment.path, data)
-        store.put(path, encode_commit(replace(found, segments=(forged, *found.segments[1:]))))
+        commits = Commits(store, meta)
+        found = next(c for n in range(1, commits.tail.sequence + 1) if (c := commits.at(n)).segments)
+        first, *others = found.segments
+        data = encode_segment(change(pa.ipc.open_file(store.get(first.path)).read_all()))
+        forged = replace(first, size=len(data), xxh3=segment_hash(data))
+        store.put(first.path, data)
+        store.put(commit_path(found.sequence), encode_commit(replace(found, segments=(forged, *others))))
 
 
 @pytest.fixture
@@ -136,6 +148,16 @@ def verdicts(shown: dict[str, Any], kind: str) -> set[str]:
     return {each["verdict"] for each in shown[kind]}
 
 
+def longer(rows: pa.Table) -> pa.Table:
+    """Give the first row another number."""
+    return rows.set_column(0, rows.schema.field(0), pa.array([n + 10 for n in rows.column(0).to_pylist()]))
+
+
+def doubled(rows: pa.Table) -> pa.Table:
+    """Put the first row into the place of the last one."""
+    return pa.concat_tables([rows.slice(0, rows.num_rows - 1), rows.slice(0, 1)])
+
+
 class TestAuditOfWhatIsAsItWasLeft:
     def test_sources_and_targets_of_every_kept_epoch_are_proven(self, job: Job) -> None:
         job.run(20, 31, 7)
@@ -144,3 +166,181 @@ class TestAuditOfWhatIsAsItWasLeft:
         assert sum(each["rows"] for each in shown["sources"]) == 58
         assert {each["sink"] for each in shown["sinks"]} == {"copy", "added", "all", "some", "dlq"}
         assert verdicts(shown, "operators") == {"proven", "not provable"}
+
+    def test_a_job_that_was_rewound_is_proven_on_its_new_timeline(self, job: Job) -> None:
+        job.run(20, 31, 7)
+        job.rewind(2)
+        job.run(13)
+        shown = job.audit()
+        assert shown["verdict"] == "proven in part"  # for keyed operators alone
+        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
+        assert {each["timeline"] for each in shown["epochs"]} == {1, 2}
+        assert sum(each["rows"] for each in shown["sources"]) == 71
+
+    def test_a_job_with_another_parallelism_is_proven_over_the_change(self, job: Job) -> None:
+        job.run(20, 31)
+        job.start_again(3)
+        job.run(17)
+        job.start_again(1)
+        job.run(9)
+        shown = job.audit()
+        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
+        assert {each["writer"] for each in shown["sinks"] if each["sink"] == "all"} >= {0, 1}
+
+    def test_workers_that_are_killed_leave_no_gap_and_nothing_twice(self, job: Job) -> None:
+        for _ in range(4):
+            job.run(23)
+            job.cluster.crash(min(job.cluster.members))
+            job.cluster.pass_time(1.0)
+        shown = job.audit()
+        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
+        assert sum(each["rows"] for each in shown["sources"]) == 92
+
+    def test_what_is_kept_of_a_longer_life_is_proven_with_all_rows_that_were_added(self, job: Job) -> None:
+        job.start_again(2, retention=Retention(2, 0, 100))
+        job.run(20, 31, 7, 12, 5, 3)
+        shown = job.audit()
+        assert shown["epochs"][0]["verdict"] == "not provable"
+        assert "is not kept any more" in shown["epochs"][0]["reason"]
+        older = [each for each in shown["sinks"] if each["sink"] == "added" and each["epoch"] is None]
+        assert [(each["verdict"], each["writer"]) for each in older] == [("proven", None)]
+        assert 0 < older[0]["rows"] < 78
+        job.cluster.pass_time(5.0)  # now all rows are of checkpoints that are not kept
+        assert job.audit()["verdict"] == "proven in part"
+        job.sql("DELETE FROM added WHERE rowid = 1")  # of a checkpoint that is not kept any more
+        assert job.differing() == {("added", None)}
+
+    def test_rows_that_were_in_the_table_before_the_job_are_no_difference(self, job: Job) -> None:
+        with closing(sqlite3.connect(job.folder / "out.db")) as db, db:
+            db.execute("INSERT INTO added VALUES (7, 'seven')")
+        job.run(20)
+        shown = job.audit()
+        (whole,) = [each for each in shown["sinks"] if each["sink"] == "added" and each["epoch"] is None]
+        assert (whole["verdict"], whole["reason"]) == ("proven", "rows of older checkpoints; 1 rows were there before")
+
+    def test_one_epoch_or_some_can_be_chosen(self, job: Job) -> None:
+        job.run(20, 31, 7)
+        epochs = [each["epoch"] for each in job.audit()["epochs"]]
+        middle = job.audit("--epoch", str(epochs[1]))
+        assert {each["epoch"] for each in middle["sources"]} == {epochs[1]}
+        some = job.audit("--from", str(epochs[1]))
+        assert [each["epoch"] for each in some["epochs"]] == epochs[1:]
+
+
+    def test_a_log_that_is_gone_is_not_readable_any_more(self, job: Job) -> None:
+        job.run(20)
+        (job.folder / "input").rename(job.folder / "elsewhere")
+        shown = job.audit()
+        assert verdicts(shown, "sources") == {"not provable"}
+        assert verdicts(shown, "sinks") == {"proven"}
+
+    def test_sinks_that_are_written_at_once_are_counted_and_said_to_be_not_provable(
+        self, tmp_path: Path, holdfast: Callable[..., Any]
+    ) -> None:
+        job = Job(tmp_path, holdfast, AT_ONCE, partitions=1)
+        job.cluster.pass_time(5.0)
+        shown = job.audit()
+        assert sum(each["rows"] for each in shown["sources"]) == 40
+        assert verdicts(shown, "sources") == {"proven"}
+        assert {each["verdict"] for each in shown["sinks"] if each["sink"] == "even"} == {"proven"}
+        last = [each for each in shown["sinks"] if each["sink"] == "last"]
+        assert sum(each["rows"] for each in last) == 40
+        assert {each["verdict"] for each in last} == {"not provable"}
+        assert all("written at once" in each["reason"] for each in last)
+
+
+class TestAuditWithoutDigests:
+    def test_what_was_not_digested_is_unknown_and_never_nothing(self, job: Job) -> None:
+        job.start_again(2, audit="off")
+        job.run(20)
+        job.start_again(2, audit="rows")
+        job.run(10)
+        shown = job.audit()
+        assert shown["epochs"][0]["verdict"] == "not provable"
+        assert "proven" in verdicts(shown, "sources")
+        (whole,) = [each for each in shown["sinks"] if each["sink"] == "added" and each["epoch"] is None]
+        assert whole["verdict"] == "not provable" and "was not counted" in whole["reason"]
+
+    def test_counts_alone_prove_counts_and_say_so(self, job: Job) -> None:
+        job.start_again(2, audit="counts")
+        job.run(20)
+        assert {each["reason"] for each in job.audit()["sources"]} == {"by count only"}
+        job.sql("UPDATE added SET word = 'z' WHERE n = 3")
+        assert job.differing() == set()
+        job.sql("DELETE FROM added WHERE n = 3")
+        assert ("added", None) in {(name, None) for name, _ in job.differing()}
+
+    def test_with_the_name_alone_the_checkpoints_are_held_against_each_other(
+        self, job: Job, holdfast: Callable[..., Any]
+    ) -> None:
+        job.run(20, 5)
+        ended = holdfast("audit", "words", "--root", str(job.folder / "root"), "--json")
+        assert ended.status == 0
+        assert verdicts(ended.json, "epochs") == {"proven"}
+        assert verdicts(ended.json, "sources") == verdicts(ended.json, "sinks") == {"not provable"}
+
+    def test_people_are_told_in_a_few_lines(self, job: Job, holdfast: Callable[..., Any]) -> None:
+        job.run(20, 5)
+        ended = holdfast("audit", str(job.file))
+        assert ended.status == 0
+        assert ended.out.startswith("words: proven in part, as of epoch ")
+        assert len(ended.out.splitlines()) < 30
+
+
+class TestAuditOfATamperedTarget:
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "UPDATE added SET word = 'z' WHERE n = 3",
+            "UPDATE added SET n = 4 WHERE n = 3",
+            "DELETE FROM added WHERE n = 30",
+            "INSERT INTO added SELECT * FROM added WHERE n = 3",
+            "UPDATE added SET n = 'three' WHERE n = 3",
+        ],
+    )
+    def test_a_table_without_a_key(self, job: Job, statement: str) -> None:
+        job.run(20, 31, 7)
+        job.sql(statement)
+        assert {name for name, _ in job.differing()} == {"added"}
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "UPDATE totals SET total = total + 1 WHERE word = 'b'",
+            "DELETE FROM totals WHERE word = 'e'",
+            "UPDATE holdfast_undo SET before = replace(before, '1', '2') WHERE sink = 'all' AND before LIKE '%1%'",
+        ],
+    )
+    def test_a_table_with_a_key(self, job: Job, statement: str) -> None:
+        job.run(20, 31, 7)
+        job.sql(statement)
+        assert {name for name, _ in job.differing()} == {"all"}
+
+    def test_a_row_that_came_back_though_it_was_deleted(self, job: Job) -> None:
+        job.run(20, 31, 7)
+        assert job.differing() == set()
+        job.sql("INSERT INTO some SELECT word, rows, total, '' FROM totals WHERE word NOT IN (SELECT word FROM some)")
+        assert {name for name, _ in job.differing()} == {"some"}
+
+    @pytest.mark.parametrize("change", [longer, doubled])
+    def test_a_log_whose_hashes_were_made_to_fit(self, job: Job, change: Callable[[pa.Table], pa.Table]) -> None:
+        job.run(40, 31)
+        job.forge("copy", change)
+        assert {name for name, _ in job.differing()} == {"copy"}
+
+    def test_rows_that_were_appended_to_a_log_by_hand(self, job: Job) -> None:
+        job.run(20)
+        LogWriter(LocalObjects(job.folder / "copy")).append({0: pa.Table.from_pylist([{"n": 3, "word": "d"}], SAID)})
+        job.run(7)
+        assert job.differing() == {("copy", None)}
+
+    @pytest.mark.parametrize("change", [longer, doubled])
+    def test_a_log_that_is_read(self, job: Job, change: Callable[[pa.Table], pa.Table]) -> None:
+        job.run(20, 31)
+        job.forge("input", change)
+        assert job.differing() == {("rows", 0)}
+
+    def test_a_tag_that_was_taken_back(self, job: Job) -> None:
+        job.run(20, 31)
+        job.sql("DELETE FROM holdfast_progress WHERE sink = 'all' AND writer = 0")
+        assert job.differing() == {("all", 0)}
