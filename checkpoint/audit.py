@@ -18,7 +18,8 @@ Source: DESIGN section 13 (audit digests); PROTOCOL P8, P10, P18; docs/design/00
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -55,6 +56,8 @@ class OperatorCount(msgspec.Struct, frozen=True):
     dropped: int | None = None
     late: int | None = None
     dlq: int | None = None
+    after: str | None = None
+    """The edge whose rows it takes, all of them; only where `kind` is keyed."""
 
 
 class PartAudit(msgspec.Struct, frozen=True):
@@ -110,7 +113,7 @@ def counted(counts: Iterable[OperatorCount]) -> tuple[OperatorCount, ...]:
         known = sums.get((each.kind, each.name))
         sums[each.kind, each.name] = each if known is None else OperatorCount(
             each.name, each.kind, known.rows_in + each.rows_in, known.rows_out + each.rows_out,
-            _both(known.dropped, each.dropped), _both(known.late, each.late), _both(known.dlq, each.dlq),
+            _both(known.dropped, each.dropped), _both(known.late, each.late), _both(known.dlq, each.dlq), each.after,
         )  # fmt: skip
     return tuple(sums[name] for name in sorted(sums))
 
@@ -141,12 +144,14 @@ def manifest_audit(follows: Epoch, before: Audit | None, parts: Sequence[PartAud
     )
 
 
-def balance(count: OperatorCount) -> int | None:
+def balance(count: OperatorCount, edges: Mapping[str, OperatorCount] = MappingProxyType({})) -> int | None:
     """Return how many rows more came in than are accounted for; None where rows in need not be rows out.
 
-    A filter's rows are accounted for by what it gives and leaves out; what it filters is its business. Rows that a
-    keyed operator takes are in its state: the edge before it shows that all of them came.
+    Rows that a keyed operator takes go into its state, and have to be all that came out of its edge. What filters and
+    functions that give any number of rows leave out is their business.
     """
+    if count.kind == "keyed" and count.after is not None and count.after in edges:
+        return edges[count.after].rows_out - count.rows_in
     if count.kind not in ("source", "function", "edge"):
         return None
     return count.rows_in - count.rows_out - (count.dropped or 0) - (count.late or 0) - (count.dlq or 0)

@@ -81,15 +81,16 @@ def balances(manifest: Manifest) -> list[Line]:
     taken: dict[str, int] = {}
     for each in audit.sources:
         taken[each.source] = taken.get(each.source, 0) + each.taken.rows
+    edges = {count.name: count for count in audit.operators if count.kind == "edge"}
     lines = []
     for count in audit.operators:
-        left, verdict, reason = balance(count), "proven", None
+        left, verdict, reason = balance(count, edges), "proven", None
         if left:
-            verdict, reason = "differs", f"{left:,} rows of {count.rows_in:,} are not accounted for"
+            verdict, reason = "differs", f"{abs(left):,} rows of {count.rows_in:,} are not accounted for"
         elif count.kind == "source" and count.rows_in != taken.get(count.name, 0):
             verdict, reason = "differs", f"{taken.get(count.name, 0):,} records were taken, {count.rows_in:,} came in"
         elif left is None:
-            verdict, reason = "not provable", _WHY[count.kind]
+            verdict, reason = "not provable", "what it gives need not be as many rows as it takes"
         more = (
             ("kind", count.kind), ("rows_in", count.rows_in), ("rows_out", count.rows_out), ("late", count.late),
             ("dropped", count.dropped), ("dlq", count.dlq), ("pending", 0 if left is not None else None),
@@ -99,8 +100,3 @@ def balances(manifest: Manifest) -> list[Line]:
         lines.append(Line("operator", count.name, None, manifest.epoch, found, reason, count.rows_in, more=more))
     return lines
 
-
-_WHY = {
-    "keyed": "what it takes goes into its state; that all of it came, its edge shows",
-    "filter": "what it gives need not be as many rows as it takes",
-}

@@ -34,7 +34,7 @@ from holdfast.runtime.sources.generator import Generator
 from holdfast.runtime.sources.log import Log
 from holdfast.runtime.sources.source import OpenSource, Source
 from holdfast.runtime.steps import SinkSpec, SourceSpec
-from holdfast.sinks.audited import Asked, AuditableSink, Delivery, Shown
+from holdfast.sinks.audited import Asked, AuditableSink, Delivery, Gone, Shown
 from holdfast.sinks.staging import audited, decode, last_per_key
 from holdfast.storage.digests import NOTHING, added, removed, whole
 
@@ -173,12 +173,16 @@ class _SinkAudit:
         """Return what the target shows of every delivery, and what else it shows."""
         spec = self._spec
         oldest = min((each.epoch for each in self._expected if each.epoch in self._chosen), default=self._newest.epoch)
-        asked = Asked(self._job.uuid, spec.name, spec.schema, spec.upsert_key, Epoch(oldest - 1))
+        everything = len(self._chosen) == len(self._manifests)
+        asked = Asked(self._job.uuid, spec.name, spec.schema, spec.upsert_key, Epoch(oldest - 1), everything)
         try:
             shown = sink.shown(asked)
-        except (ConfigError, Damaged) as error:
-            verdict: Verdict = "differs"
-            return [Line("sink", spec.name, None, None, verdict, error.what)]
+        except Gone as gone:
+            return [Line("sink", spec.name, None, None, "differs", str(gone))]
+        except Damaged as error:
+            return [Line("sink", spec.name, None, None, "differs", error.what)]
+        except ConfigError as error:
+            return [Line("sink", spec.name, None, None, "not provable", error.what)]
         lines = [self._line(each, shown) for each in self._expected if each.epoch in self._chosen]
         return [*lines, *self._unexpected(shown, oldest), *self._rest(shown)]
 

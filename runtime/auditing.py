@@ -52,6 +52,7 @@ class Auditing:
         self._received: defaultdict[int, int] = defaultdict(int)
         self._at_once = {spec.name: self._nothing for spec in plan.sinks if is_immediate(spec)}
         self._told: dict[tuple[int, str], OperatorProgress] = {}
+        self._names = {edge.index: f"edge {edge.index}, by {', '.join(edge.key)}" for edge in plan.edges}
         self._kinds = {f.index: _kinds(f.index, plan) for f in plan.fragments}
 
     def took(self, reading: Reading, batch: pa.RecordBatch) -> None:
@@ -97,7 +98,7 @@ class Auditing:
         return PartAudit(tuple(sources), tuple(at_once), counts)
 
     def _edges(self, index: int) -> list[OperatorCount]:
-        names = {edge.index: f"edge {edge.index}, by {', '.join(edge.key)}" for edge in self._plan.edges}
+        names = self._names
         mine = [edge.index for edge in self._plan.edges if edge.from_fragment == index]
         counts = [OperatorCount(names[edge], "edge", self._sent.pop(edge, 0), 0) for edge in mine]
         came_by = self._plan.fragments[index].input_edge
@@ -108,10 +109,12 @@ class Auditing:
     def _since_told(self, index: int, now: OperatorProgress) -> OperatorCount:
         before = self._told.get((index, now.name), OperatorProgress(now.name, 0, 0, 0))
         self._told[index, now.name] = now
+        kind, edge = self._kinds[index].get(now.name, "source"), self._plan.fragments[index].input_edge
         return OperatorCount(
-            now.name, self._kinds[index].get(now.name, "source"),
+            now.name, kind,
             now.rows_in - before.rows_in, now.rows_out - before.rows_out,
             _less(now.dropped, before.dropped), _less(now.late, before.late), _less(now.dlq, before.dlq),
+            None if kind != "keyed" or edge is None else self._names[edge],
         )  # fmt: skip
 
 

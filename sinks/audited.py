@@ -37,6 +37,8 @@ class Asked:
     schema: pa.Schema
     upsert_key: tuple[str, ...] | None
     after: Epoch
+    everything: bool = True
+    """Also what no delivery that is told has written: that takes reading the whole target."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,15 @@ class AuditableSink(Protocol):
         """Return what the target holds now, as of one moment.
 
         Raises:
-            ConfigError: the target is not the one that the job wrote to.
+            Gone: there is no target, or a column of it is missing.
+            ConfigError: it cannot be read as it is.
             Unavailable: it cannot be reached now.
             Damaged: its own bytes are broken.
         """
+
+
+class Gone(Exception):
+    """The target is not there, though the job wrote to it."""
 
 
 class Misfit(Exception):
@@ -117,16 +124,30 @@ def digest_of_changes(
 
 def batch_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
     """Return rows of a SQL target as the stream's columns; what a row lacks is null. Raises Misfit."""
-    nullable = pa.schema([column.with_nullable(True) for column in schema])
-    columns = [_column(name.name, [row.get(name.name) for row in rows], name.type) for name in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=nullable)
+    columns = [_column(field.name, [row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
 def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     try:
-        return pa.array([None if value is None else _value(value, kind) for value in values], kind)
+        return pa.array([None if value is None else _value(value, kind) for value in values], _widest(kind))
     except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
         raise Misfit(f"column {name!r} holds what is no {kind}: {error}") from error
+
+
+def _widest(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which a column is hashed like in its own, and that takes every value that is stored."""
+    for fits, wide in (
+        (pa.types.is_integer, pa.int64()), (pa.types.is_floating, pa.float64()), (_is_text, pa.string()),
+    ):  # fmt: skip
+        if fits(kind):
+            return wide
+    other = pa.types.is_boolean(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    return kind if other else pa.binary()
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _value(value: Any, kind: pa.DataType) -> Any:
@@ -143,7 +164,7 @@ def _value(value: Any, kind: pa.DataType) -> Any:
         wanted = int
     elif pa.types.is_floating(kind):
         wanted = (int, float)
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    elif _is_text(kind):
         wanted = str
     if not isinstance(value, wanted):
         raise TypeError(f"{value!r}")

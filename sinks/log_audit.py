@@ -11,10 +11,10 @@ Source: storage/log.py, storage/voids.py; docs/design/0018-audit.md; PROTOCOL P1
 
 from __future__ import annotations
 
-from holdfast.errors import ConfigError, Damaged
+from holdfast.errors import Damaged
 from holdfast.model import RowDigest, Subtask, Tag
 from holdfast.ports import ObjectStore
-from holdfast.sinks.audited import Asked, Delivery, Shown
+from holdfast.sinks.audited import Asked, Delivery, Gone, Shown
 from holdfast.storage.commits import Commits
 from holdfast.storage.digests import NOTHING, added
 from holdfast.storage.log import read_meta
@@ -30,8 +30,7 @@ def shown(where: str, store: ObjectStore, asked: Asked) -> Shown:
     """See AuditableSink.shown."""
     meta = read_meta(store)
     if meta is None:
-        raise ConfigError(f"{where}: there is no log; there was, when the job ran",
-                          not_done="it was not read", next_step="bring it back, or audit where it is")  # fmt: skip
+        raise Gone(f"{where}: there is no log; there was, when the job ran")
     commits = Commits(store, meta)
     void = {(v.partition, v.first, v.end) for v in void_ranges(commits)}
     prefix = f"{asked.job_uuid}/{asked.sink}/"

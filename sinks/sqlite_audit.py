@@ -23,10 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.errors import ConfigError
 from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline
 from holdfast.sinks import tags
-from holdfast.sinks.audited import Asked, Delivery, Misfit, Others, Shown, batch_of, digest_of_changes, digest_of_rows
+from holdfast.sinks.audited import (
+    Asked,
+    Delivery,
+    Gone,
+    Misfit,
+    Others,
+    Shown,
+    batch_of,
+    digest_of_changes,
+    digest_of_rows,
+)
 from holdfast.sinks.sql_values import from_json
 from holdfast.sinks.sqlite_added import AddedRange, range_of, rowid_of
 from holdfast.sinks.sqlite_file import connect, listed, quoted, table_columns, translated
@@ -41,14 +50,12 @@ MISFIT_HASH = np.uint64(0)
 def shown(where: str, path: str, table: str, key: tuple[str, ...] | None, asked: Asked) -> Shown:
     """See AuditableSink.shown."""
     if not os.path.isfile(path):
-        raise ConfigError(f"{where}: the file is not there; it was, when the job ran",
-                          not_done="it was not read", next_step="bring it back, or audit where it is")  # fmt: skip
-    with translated(where), closing(connect(path, "ro")) as db:
+        raise Gone(f"{where}: the file is not there; it was, when the job ran")
+    with translated(where), closing(connect(path, "rw")) as db:
         db.execute("BEGIN")
         names = [name for name, _, _ in table_columns(db, table)]
         if missing := [name for name in asked.schema.names if name not in names]:
-            raise ConfigError(f"{where}: the table or its columns {missing} are not there; they were, when the job ran",
-                              not_done="it was not read", next_step="bring the table back")  # fmt: skip
+            raise Gone(f"{where}: the table or its columns {missing} are not there; they were, when the job ran")
         reading = _Reading(db, table, asked)
         return reading.keyed(key) if key is not None else reading.added()
 
@@ -94,7 +101,8 @@ class _Reading:
             return Shown(standing, {}, standing)
         ranges: defaultdict[Delivery, list[AddedRange]] = defaultdict(list)
         for writer, timeline, epoch, image in self._db.execute(
-            f'SELECT writer, timeline, epoch, "key" FROM {tags.UNDO} WHERE job = ? AND sink = ?', self._ours
+            f'SELECT writer, timeline, epoch, "key" FROM {tags.UNDO} WHERE job = ? AND sink = ? AND epoch > ?',
+            (*self._ours, 0 if self._asked.everything else self._asked.after),
         ):
             ranges[Subtask(writer), Tag(Timeline(timeline), Epoch(epoch))].append(range_of(image))
         rows: dict[Delivery, RowDigest] = {}
@@ -108,7 +116,7 @@ class _Reading:
             except Misfit as misfit:
                 self._wrong[delivery] = str(misfit)
         told = [each for of_delivery in ranges.values() for each in of_delivery]
-        return Shown(standing, rows, lost, self._wrong, self._others(rowid, told))
+        return Shown(standing, rows, lost, self._wrong, self._others(rowid, told) if self._asked.everything else None)
 
     def _others(self, rowid: str, told: list[AddedRange]) -> Others:
         """Return the rows outside all ranges, and how many of them lie before the first range."""

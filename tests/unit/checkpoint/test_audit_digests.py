@@ -145,8 +145,12 @@ class TestBalance:
         assert balance(OperatorCount("f", "function", 10, 5, 2, 1, 2)) == 0
         assert balance(OperatorCount("f", "function", 10, 5, 2)) == 3
 
-    def test_a_filter_and_a_table_need_not_give_what_they_take(self) -> None:
-        assert [balance(OperatorCount("f", kind, 10, 5)) for kind in ("filter", "keyed")] == [None, None]
+    def test_a_filter_need_not_give_what_it_takes(self) -> None:
+        assert balance(OperatorCount("f", "filter", 10, 5)) is None
+
+    def test_a_table_takes_all_that_came_by_its_edge(self) -> None:
+        edge = {"edge 0": OperatorCount("edge 0", "edge", 11, 11)}
+        assert balance(OperatorCount("t", "keyed", 10, 5, after="edge 0"), edge) == 1
 
     def test_rows_that_an_edge_lost_differ(self) -> None:
         lost = Audit((), (), (OperatorCount("edge 0", "edge", 10, 9),), (), NO_EPOCH)
