@@ -22,6 +22,7 @@ Source: xxHash specification (xxh3-64, seed 0); docs/design/0018-audit.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -54,46 +55,80 @@ def digest_of(
         where: Rows of which only the columns of `key` count: deletes, which are told by their key.
         key: These columns.
     """
-    total = NOTHING
-    batches = rows.to_batches(max_chunksize=CHUNK_ROWS) if isinstance(rows, pa.Table) else [rows]
-    first = 0
-    for batch in batches:
-        for start in range(0, batch.num_rows, CHUNK_ROWS):
-            piece = batch.slice(start, CHUNK_ROWS) if batch.num_rows > CHUNK_ROWS else batch
-            partly = None if where is None else where[first : first + piece.num_rows]
-            first += piece.num_rows
-            total = added(total, _digest(piece, partly, key))
+    total, first = NOTHING, 0
+    for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
+        partly = None if where is None else where[first : first + batch.num_rows]
+        first += batch.num_rows
+        total = added(total, _digest(batch, partly, key))
     return total
 
 
-def row_hashes(
-    batch: pa.RecordBatch, where: NDArray[np.bool_] | None = None, key: Sequence[str] = ()
-) -> NDArray[np.uint64] | None:
+def row_hashes(batch: pa.RecordBatch) -> NDArray[np.uint64] | None:
     """Return the hash of every row; None if a column is of a kind that cannot be hashed."""
-    mixed = np.full(batch.num_rows, _START, np.uint64)
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if (plain := _plain(column)) is None:
-            return None
-        values, null = plain
-        odd, given = _constants(name, _kind(column.type))
-        part = values * odd
-        part += given
-        if null is not None:
-            part[null] = 0
-        if where is not None and name not in key:
-            part[where] = 0
-        mixed += part
-    mixed ^= mixed >> _HALF
-    mixed *= _MIX
-    mixed ^= mixed >> _REST
-    return mixed
+    hashes = np.empty(batch.num_rows, np.uint64)
+    if (columns := _columns(batch, None, ())) is None:
+        return None
+    for start in range(0, batch.num_rows, CHUNK_ROWS):
+        end = min(start + CHUNK_ROWS, batch.num_rows)
+        _hash(columns, start, end, hashes[start:end], np.empty(end - start, np.uint64))
+    return hashes
 
 
 def _digest(batch: pa.RecordBatch, where: NDArray[np.bool_] | None, key: Sequence[str]) -> RowDigest:
-    hashes = row_hashes(batch, where, key)
-    if hashes is None:
+    if (columns := _columns(batch, where, key)) is None:
         return RowDigest(batch.num_rows)
-    return RowDigest(batch.num_rows, int(hashes.sum(dtype=np.uint64)), int(np.bitwise_xor.reduce(hashes)))
+    size = min(CHUNK_ROWS, batch.num_rows)
+    mixed, scratch = np.empty(size, np.uint64), np.empty(size, np.uint64)
+    total = xor = 0
+    for start in range(0, batch.num_rows, CHUNK_ROWS):
+        end = min(start + CHUNK_ROWS, batch.num_rows)
+        hashes = _hash(columns, start, end, mixed[: end - start], scratch[: end - start])
+        total += int(np.add.reduce(hashes))
+        xor ^= int(np.bitwise_xor.reduce(hashes))
+    return RowDigest(batch.num_rows, total % (1 << 64), xor)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What rows are hashed of."""
+
+    plain: list[tuple[NDArray[np.uint64], NDArray[np.bool_] | None, np.uint64, np.uint64]]
+    """Values, which of them give nothing, what they are multiplied by, and what is added then."""
+    start: np.uint64
+    """What columns in which every row counts add, and the start of every hash."""
+
+
+def _columns(batch: pa.RecordBatch, where: NDArray[np.bool_] | None, key: Sequence[str]) -> _Columns | None:
+    plain, start = [], int(_START)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if (found := _plain(column)) is None:
+            return None
+        values, void = found
+        odd, given = _constants(name, _kind(column.type))
+        if where is not None and name not in key:
+            void = where if void is None else void | where
+        start += int(given) if void is None else 0
+        plain.append((values, void, odd, given))
+    return _Columns(plain, np.uint64(start % (1 << 64)))
+
+
+def _hash(
+    columns: _Columns, start: int, end: int, mixed: NDArray[np.uint64], scratch: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Put the hashes of these rows into `mixed`. Every step is one pass over what lies in the cache."""
+    mixed.fill(columns.start)
+    for values, void, odd, given in columns.plain:
+        np.multiply(values[start:end], odd, out=scratch)
+        if void is not None:
+            scratch += given
+            scratch[void[start:end]] = 0
+        mixed += scratch
+    np.right_shift(mixed, _HALF, out=scratch)
+    mixed ^= scratch
+    mixed *= _MIX
+    np.right_shift(mixed, _REST, out=scratch)
+    mixed ^= scratch
+    return mixed
 
 
 @cache
