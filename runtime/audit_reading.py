@@ -28,7 +28,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import NO_EPOCH, Epoch, Pending, RowDigest, Tag
 from holdfast.runtime.audit_report import Line, Verdict, compared
-from holdfast.runtime.auditing import COUNTS, ROWS, digested
+from holdfast.runtime.auditing import COUNTS, ROWS, records_digested
 from holdfast.runtime.immediate_plan import is_immediate
 from holdfast.runtime.sources.generator import Generator
 from holdfast.runtime.sources.log import Log
@@ -101,7 +101,7 @@ def _read_again(source: OpenSource, taken: SourceTaken) -> RowDigest:
             break
         if following > taken.end:  # offsets count rows at the end of what is read
             batch, following = batch.slice(0, batch.num_rows - (following - taken.end)), taken.end
-        found, offset = added(found, digested(batch, how)), following
+        found, offset = added(found, records_digested(batch, how)), following
     return found
 
 

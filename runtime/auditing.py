@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from holdfast.checkpoint.audit import OperatorCount, PartAudit, SinkStaged, SourceTaken, counted
 from holdfast.model import RowDigest, SourcePosition, Subtask, Writer
+from holdfast.runtime.dead_letters import ERROR
 from holdfast.runtime.immediate_plan import is_immediate
 from holdfast.runtime.messages import OperatorProgress
 from holdfast.runtime.reading import Reading
@@ -35,6 +36,11 @@ OFF, COUNTS, ROWS = "off", "counts", "rows"
 def digested(rows: pa.RecordBatch | pa.Table, how: str) -> RowDigest:
     """Return what these rows are known by."""
     return digest_of(rows) if how == ROWS else RowDigest(rows.num_rows)
+
+
+def records_digested(records: pa.RecordBatch, how: str) -> RowDigest:
+    """Return what records of a source are known by; not why one cannot be decoded, as the words may change."""
+    return digested(records.drop_columns([ERROR]) if ERROR in records.schema.names else records, how)
 
 
 class Auditing:
@@ -59,7 +65,7 @@ class Auditing:
         """Records were taken from where the partition stands."""
         if self._how != OFF:
             first, known = self._taken.get((reading.source, reading.partition), (reading.offset, self._nothing))
-            self._taken[reading.source, reading.partition] = first, added(known, digested(batch, self._how))
+            self._taken[reading.source, reading.partition] = first, added(known, records_digested(batch, self._how))
 
     def sent(self, edge: int, rows: int) -> None:
         """Rows went into an edge."""

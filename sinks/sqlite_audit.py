@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.errors import Unavailable
 from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline
 from holdfast.sinks import tags
 from holdfast.sinks.audited import (
@@ -51,7 +52,16 @@ def shown(where: str, path: str, table: str, key: tuple[str, ...] | None, asked:
     """See AuditableSink.shown."""
     if not os.path.isfile(path):
         raise Gone(f"{where}: the file is not there; it was, when the job ran")
-    with translated(where), closing(connect(path, "rw")) as db:
+    try:
+        with translated(where):
+            return _shown(where, path, table, key, asked)
+    except Unavailable as error:
+        raise Unavailable(error.what, not_done="nothing of it was read",
+                          next_step="audit again; if it stays so, look who holds the file") from error  # fmt: skip
+
+
+def _shown(where: str, path: str, table: str, key: tuple[str, ...] | None, asked: Asked) -> Shown:
+    with closing(connect(path, "rw")) as db:
         db.execute("BEGIN")
         names = [name for name, _, _ in table_columns(db, table)]
         if missing := [name for name in asked.schema.names if name not in names]:

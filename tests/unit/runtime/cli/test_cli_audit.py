@@ -69,6 +69,22 @@ rows.filter(lambda row: row.n % 2 == 0).sink("even", hf.SQLite({folder!r} + "/ou
 '''
 
 
+UNDECODABLE = '''
+from dataclasses import dataclass
+import holdfast as hf
+
+@dataclass
+class Said:
+    n: int
+
+def one(n):
+    return Said(n) if n % 4 else "no row"
+
+app = hf.App("words", root={root!r}, dlq=hf.Log({folder!r} + "/dead"))
+app.source("rows", hf.Generator(Said, one, count=40), on_error="dlq").sink("copy", hf.Log({folder!r} + "/copy"))
+'''
+
+
 class Refusing(LocalObjects):
     """A store that now and then refuses to take segments: their epochs are given up."""
 
@@ -300,6 +316,25 @@ class TestAuditOfWhatIsAsItWasLeft:
         assert sum(each["rows"] for each in last) == 40
         assert {each["verdict"] for each in last} == {"not provable"}
         assert all("written at once" in each["reason"] for each in last)
+
+
+    def test_a_target_that_somebody_holds_is_unavailable(self, job: Job, holdfast: Callable[..., Any]) -> None:
+        job.run(20)
+        with closing(sqlite3.connect(job.folder / "out.db")) as db:
+            db.execute("BEGIN EXCLUSIVE")
+            ended = holdfast("audit", str(job.file), "--json")
+        assert (ended.status, ended.json["kind"]) == (5, "unavailable")
+        assert ended.json["not_done"] == "nothing of it was read"
+
+    def test_records_that_cannot_be_decoded_are_accounted_for(
+        self, tmp_path: Path, holdfast: Callable[..., Any]
+    ) -> None:
+        job = Job(tmp_path, holdfast, UNDECODABLE, partitions=1)
+        job.cluster.pass_time(5.0)
+        shown = job.audit()
+        assert shown["verdict"] == "proven"
+        source = [each for each in shown["operators"] if each["kind"] == "source"]
+        assert [sum(each[way] for each in source) for way in ("rows_in", "rows_out", "dlq")] == [40, 30, 10]
 
 
 class TestAuditWithoutDigests:
