@@ -17,13 +17,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.chaos.history import Fail
 from holdfast.chaos.oracle import Cut
-from holdfast.chaos.workload import ADDED
+from holdfast.chaos.workload import ADDED, LASTS, Scenario
 from holdfast.model import Epoch, RowDigest, Tag, Writer
 from holdfast.sinks.contract import DELETE, OP
-from holdfast.storage.digests import NOTHING, added
+from holdfast.storage.digests import NOTHING, added, whole
 from holdfast.storage.rowhash import digest_of
 
 
@@ -35,8 +36,10 @@ class Audited:
         keys: Per upsert sink, its key column.
     """
 
-    def __init__(self, batches: Sequence[pa.RecordBatch], keys: Mapping[str, str], fail: Fail) -> None:
-        self._batches, self._keys, self._fail = batches, keys, fail
+    def __init__(
+        self, batches: Sequence[pa.RecordBatch], keys: Mapping[str, str], scenario: Scenario, fail: Fail
+    ) -> None:
+        self._batches, self._keys, self._scenario, self._fail = batches, keys, scenario, fail
         self._audits: dict[int, dict[str, Any]] = {}
 
     def completed(self, manifest: bytes, before: Cut, now: Cut) -> None:
@@ -58,6 +61,8 @@ class Audited:
                 self._fail("I1 audit", f"epoch {epoch}, partition {partition}: {span} is told, {first} to {end} taken")
             elif _read(found["taken"]) != digest_of(batch.slice(first, end - first)):
                 self._fail("I1 audit", f"epoch {epoch}, partition {partition}: the digest is not that of the records")
+        if self._scenario.at_once:
+            self._written_at_once(epoch, audit, before, now)
         for count in audit["operators"]:
             out = sum(count[way] or 0 for way in ("rows_out", "dropped", "late", "dlq"))
             if count["kind"] in ("source", "edge", "function") and count["rows_in"] != out:
@@ -81,6 +86,21 @@ class Audited:
         found = digest_of(pa.Table.from_pylist(list(rows), schema=schema))
         if audit["since"] != 0 or total != found:
             self._fail("I1 audit", f"{ADDED} shows {found}, since epoch {audit['since']} there were {total}")
+
+    def _written_at_once(self, epoch: int, audit: Mapping[str, Any], before: Cut, now: Cut) -> None:
+        """What an epoch gave to the sink that is written at once follows from its records alone."""
+        expected = found = NOTHING
+        for partition, batch in enumerate(self._batches):
+            first, end = before.get(partition, 0), now.get(partition, 0)
+            rows = batch.slice(first, end - first).select(["place", "id", "value"])
+            if self._scenario.above is not None:
+                rows = rows.filter(pc.greater(rows.column("value"), self._scenario.above))
+            expected = added(expected, digest_of(rows))
+        for each in audit["sinks"]:
+            if each["writer"]["sink"] == LASTS:
+                found = added(found, whole(map(_read, each["parts"])))
+        if found != expected:
+            self._fail("I1 audit", f"epoch {epoch}: {found} was written at once, {expected} should have been")
 
     def _digest_of(self, epoch: int, writer: Writer) -> RowDigest | None:
         audit = self._audits.get(epoch)
