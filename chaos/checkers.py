@@ -25,12 +25,13 @@ import pyarrow as pa
 
 from holdfast.chaos import oracle
 from holdfast.chaos.at_once import Lasts
+from holdfast.chaos.audited import Audited
 from holdfast.chaos.history import History
 from holdfast.chaos.schedule import Journal
 from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.visible import Added, Upserted
 from holdfast.chaos.windowed import Windowed
-from holdfast.chaos.workload import ADDED, LATE, UPSERTS, WINDOWS, Scenario, operator_of
+from holdfast.chaos.workload import ADDED, LATE, UPSERTS, WINDOWS, Scenario, batches_of, operator_of
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest, decode
@@ -65,6 +66,8 @@ class Checks:
         self._fold: joblog.Job | None = None
         self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
         self._added = Added(scenario, self.fail)
+        batches = batches_of(scenario.partitions, plan.sources[0].source.schema)
+        self._audited = Audited(batches, UPSERTS, scenario, self.fail)
         self._lasts, self.lasts = lasts, Lasts(scenario, self.fail)
         self._upserted = {name: Upserted(name, UPSERTS[name], scenario, self.fail) for name in scenario.upserts}
         windowing = scenario.windowing
@@ -114,6 +117,7 @@ class Checks:
             self.fail("I6 tags", f"{writer} went from {before} to {tag}")
         self._tags[job_uuid, writer] = tag
         cut = self.history.cuts.get(tag.epoch)
+        self._audited.delivered(writer, tag, batches)
         if cut is None:
             self.fail("I5 visible", f"output of {writer} became visible, but epoch {tag.epoch} is not completed")
         elif writer.sink == ADDED:
@@ -163,6 +167,9 @@ class Checks:
         if any(last.get(partition, 0) != count for partition, count in everything.items() if count):
             self.fail("I1 loss", f"the last checkpoint holds {last}, the input is {everything}")
         self._added.at_end(self._tables[ADDED].rows())
+        if self.history.lineage and not self.violations:
+            schema = next(spec.schema for spec in self._plan.sinks if spec.name == ADDED)
+            self._audited.at_end(Epoch(self.history.lineage[-1]), self._tables[ADDED].rows(), schema)
         self._compare_windows()
         for name, upserted in self._upserted.items():
             upserted.at_end(self._tables[name].rows())
@@ -186,6 +193,10 @@ class Checks:
             self._all_delivered()
         body = joblog.decode(data, path).body
         completed = isinstance(body, joblog.CheckpointCompleted)
+        if isinstance(body, joblog.CheckpointCompleted) and not self.violations:
+            history = self.history
+            before = history.cuts[history.lineage[-2]] if len(history.lineage) > 1 else {}
+            self._audited.completed(self.objects.get(body.manifest.path), before, history.cuts[body.epoch])
         if isinstance(body, joblog.CheckpointCompleted) and self._windowed is not None and not self.violations:
             self._windowed.completed(self.objects.get(body.manifest.path))
         if completed and self._scenario.at_once:

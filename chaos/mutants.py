@@ -19,14 +19,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.chaos import network, simulator, wrong_expiry, wrong_times, wrong_writes
+from holdfast.chaos import audit_mutants, network, simulator, wrong_expiry, wrong_times, wrong_writes
 from holdfast.chaos import rewind_mutants as wrong
 from holdfast.chaos.at_once import ProcessWrites
-from holdfast.chaos.stores import ProcessStore
 from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.workload import scenario
 from holdfast.checkpoint import append, catalogue, coordinator, joblog
-from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
 from holdfast.runtime import (
@@ -42,6 +40,7 @@ from holdfast.runtime import (
     worker,
 )
 from holdfast.runtime.event_time import EventTime
+from holdfast.runtime.loop import WorkerLoop
 from holdfast.runtime.operators.window import WindowOperator
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
@@ -166,27 +165,6 @@ def _rolls_back_too_far(_: Right) -> Right:
         return True
 
     return roll_back
-
-
-class _Hasty:
-    """A store that says done before it has begun."""
-
-    def __init__(self, store: ProcessStore) -> None:
-        self._store = store
-
-    def put(self, path: str, data: bytes) -> None:
-        self._store.put_later(path, data)
-
-
-def _seals_hastily(right: Right) -> Right:
-    return lambda job, store: right(job, _Hasty(store))
-
-
-def _stores_manifest_hastily(right: Right) -> Right:
-    def store_manifest(repository: Repository, manifest: Manifest, owner: str) -> Any:
-        return right(Repository(_Hasty(repository._store)), manifest, owner)  # type: ignore[arg-type]
-
-    return store_manifest
 
 
 # Job log and generations
@@ -320,7 +298,7 @@ MUTANTS = (
     Mutant("unfinished-epoch-drops-its-output", "P8", "an ack names only its own epoch's output",
            (Swap(worker, "_staged_through", _stages_only_new),)),
     Mutant("ack-before-upload", "P8, DESIGN 4.4", "segments and staged parts are stored after the ack",
-           (Swap(seal.SealJob, "run", _seals_hastily),)),
+           (Swap(seal.SealJob, "run", wrong_writes.seals_hastily),)),
     Mutant("fence-skipped", "P6", "an overtaken driver appends on",
            (Swap(append, "occupied", _goes_on_overtaken),)),
     Mutant("sink-guards-by-generation", "P17", "a target refuses older generations only",
@@ -336,7 +314,7 @@ MUTANTS = (
     Mutant("stale-ack-reused-number", "P2", "epoch numbers go on from the base, and acks of any generation count",
            (Swap(joblog, "next_first_epoch", _counts_on), Swap(master, "heard", _hears_the_old))),
     Mutant("commit-before-manifest", "DESIGN 4.5", "the record is appended before its manifest is stored",
-           (Swap(Repository, "store_manifest", _stores_manifest_hastily),)),
+           (Swap(Repository, "store_manifest", wrong_writes.stores_manifest_hastily),)),
     Mutant("check-then-write", "P17", "a delivery looks at the tag first and writes without a guard",
            (Swap(SharedTable, "deliver", lambda _: _publish),), first=29),
     Mutant("out-of-order-delivery", "P18", "the newest epoch is delivered first",
@@ -395,5 +373,11 @@ MUTANTS = (
            (Swap(ImmediateTable, "is_newer", wrong_writes.applies_anything),), needs="at_once"),
     Mutant("ack-before-immediate-writes", "P22, DESIGN 4.4", "an epoch is acked while its rows are not written yet",
            (Swap(immediate.ImmediateWrites, "when_in", wrong_writes.waits_for_nothing),), needs="at_once"),
+    Mutant("digests-dropped-on-merge-forward", "P8", "an ack tells only its own epoch's digests",
+           (Swap(worker, "_audit_through", audit_mutants.tells_only_new),)),
+    Mutant("abandoned-epoch-counted-twice", "P10", "digests of before a rollback are told with what is read again",
+           (Swap(WorkerLoop, "_deploy", audit_mutants.keeps_counts),)),
+    Mutant("committed-epoch-counted-twice", "P8", "digests of a committed epoch are told in the next one again",
+           (Swap(worker, "committed", audit_mutants.tells_committed_again),)),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""

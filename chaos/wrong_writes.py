@@ -1,4 +1,4 @@
-"""Wrong versions of writing to targets and local folders; chaos/mutants.py says which rule each negates.
+"""Wrong versions of writing to targets, stores and local folders; chaos/mutants.py says which rule each negates.
 
 Source: PROTOCOL P1, P14, P22, list of mutants.
 """
@@ -9,6 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.chaos.at_once import ProcessWrites
+from holdfast.chaos.stores import ProcessStore
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
 from holdfast.sinks.immediate import Origin
 
 Right = Callable[..., Any]
@@ -42,3 +45,24 @@ def without_uuid(right: Right) -> Right:
 
 def takes_any_range(_: Right) -> Right:
     return lambda found, owned: owned
+
+
+class _Hasty:
+    """A store that says done before it has begun."""
+
+    def __init__(self, store: ProcessStore) -> None:
+        self._store = store
+
+    def put(self, path: str, data: bytes) -> None:
+        self._store.put_later(path, data)
+
+
+def seals_hastily(right: Right) -> Right:
+    return lambda job, store: right(job, _Hasty(store))
+
+
+def stores_manifest_hastily(right: Right) -> Right:
+    def store_manifest(repository: Repository, manifest: Manifest, owner: str) -> Any:
+        return right(Repository(_Hasty(repository._store)), manifest, owner)  # type: ignore[arg-type]
+
+    return store_manifest

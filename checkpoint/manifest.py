@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint.audit import Audit, PartAudit, manifest_audit
 from holdfast.checkpoint.bases import advanced
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import (
@@ -74,6 +75,13 @@ class Manifest(msgspec.Struct, frozen=True):
     confirmed: tuple[Confirmed, ...]
     operators: tuple[OperatorState, ...]
     v: int = FORMAT_VERSION
+    audit: Audit | msgspec.UnsetType = msgspec.UNSET
+    """Left out where it is not known, also in manifests of older versions."""
+
+    @property
+    def audited(self) -> Audit | None:
+        """Return the audit digests, None if they are not known."""
+        return None if self.audit is msgspec.UNSET else self.audit
 
 
 class _Version(msgspec.Struct):
@@ -92,6 +100,8 @@ class SubtaskPart(msgspec.Struct, frozen=True):
     delivered: tuple[Confirmed, ...]
     compacted: SegmentRef | None = None
     """Replaces everything of this subtask after the epoch it follows, up to its own (DESIGN section 5)."""
+    audit: PartAudit | None = None
+    """None if nothing is digested."""
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -125,6 +135,7 @@ def follow(
     confirmed: Mapping[Writer, Tag],
     header: Manifest,
     parts: Iterable[SubtaskPart],
+    audit: Audit | None = None,
 ) -> Manifest:
     """Build the next manifest from what the generation knows and what its workers acked.
 
@@ -135,6 +146,7 @@ def follow(
         confirmed: Newest known tag of every writer.
         header: A manifest whose identity fields are the new one's; its other fields are ignored.
         parts: One ack per subtask.
+        audit: Digests as of the epoch before; None if they are not known.
     """
     parts = sorted(parts, key=lambda part: part.subtask)
     assert [part.subtask for part in parts] == list(range(header.parallelism)), "a part is missing"
@@ -157,9 +169,11 @@ def follow(
         for sink, staged in sorted(part.staged.items()):
             if staged.parts:
                 fresh.append(Pending(Writer(sink, part.subtask), Tag(header.timeline, header.epoch), staged))
+    digests = manifest_audit(header.follows, audit, [part.audit for part in parts])
     open_pending = [item for item in pending if item.writer not in tags or tags[item.writer] < item.tag]
     return msgspec.structs.replace(
         header,
+        audit=msgspec.UNSET if digests is None else digests,
         positions=tuple(offsets[partition] for partition in sorted(offsets)),
         state=tuple(
             advanced(handle, segments.get(handle.subtask), compacted.get(handle.subtask)) for handle in handles

@@ -33,7 +33,8 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
     )  # fmt: skip
     handles = recovery.handles_for(last, list(rules.key_ranges)) if last is None or _moved(state, last) else last.state
     positions = last.positions if last else ()
-    return follow(handles, positions, last.pending if last else (), state.confirmed, header, decided.parts)
+    before = last.audited if last else None
+    return follow(handles, positions, last.pending if last else (), state.confirmed, header, decided.parts, before)
 
 
 def completion(phase: Running, manifest: Manifest, ref: ObjectRef, duration_ms: int) -> joblog.CheckpointCompleted:
@@ -71,7 +72,7 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
     return m.Deploy(
         job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers,
         recovery.handles_for(base, list(rules.key_ranges))[subtask], positions, pending, confirmed, until,
-        lineage_of(job.rewinds),
+        lineage_of(job.rewinds), rules.audit,
     )  # fmt: skip
 
 

@@ -279,8 +279,8 @@ class WorkerLoop:
         rate = self._limits.records_per_second
         throttle = Throttle(None if rate is None else rate / parallelism, self._ports.clock)
         readings = open_readings(plan, deploy.positions, self._opened, deploy.until)
-        immediate = self._deliveries.immediate
-        run = SubtaskRun(plan, subtask, parallelism, self._state, links, self._opened, readings, throttle, immediate)
+        given = self._state, links, self._opened, readings, throttle, self._deliveries.immediate
+        run = SubtaskRun(plan, subtask, parallelism, *given, audit=deploy.audit)
         sources = frozenset(f.index for f in plan.fragments if f.source is not None)
         machine = worker.start(
             deploy.generation, deploy.timeline, subtask, deploy.base_epoch, deploy.first_epoch,
@@ -309,8 +309,8 @@ class WorkerLoop:
             case worker.Resume(channels):
                 active.run.resume(channels)
             case worker.CloseFragment(fragment, barrier):
-                positions = active.run.close_fragment(fragment, barrier)
-                active.machine = worker.positions_noted(active.machine, barrier.epoch, positions)
+                noted = active.run.close_fragment(fragment, barrier)
+                active.machine = worker.positions_noted(active.machine, barrier.epoch, *noted)
             case worker.Commit(through):
                 self._state.commit(through)
                 self._deliveries.immediate.committed(through)

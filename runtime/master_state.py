@@ -50,6 +50,8 @@ class Rules:
     """What the job keeps on the driver's disk, for people; empty if every machine sees it all."""
     unrepairable: tuple[str, ...] = ()
     """Sinks whose output no rewind can take back."""
+    audit: str = "rows"
+    """off, counts or rows: what workers digest."""
 
     @property
     def parallelism(self) -> int:

@@ -152,6 +152,8 @@ class Deploy(Message, frozen=True):
     """Where to stop reading; without an entry a partition is read for as long as it lasts."""
     lineage: tuple[Stretch, ...] = (Stretch(Timeline(1), Epoch(1), EPOCH_MAX),)
     """Which local state may be a base: only what lies on it (P14)."""
+    audit: str = "rows"
+    """off, counts or rows: what is digested (docs/design/0018)."""
 
 
 class Trigger(Message, frozen=True):

@@ -366,6 +366,7 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         machine=(socket.gethostname(), boot_id()),
         local_paths=() if settings.shared_paths == "true" else local_paths(plan, prepared.root),
         unrepairable=unrepairable(plan.sinks),
+        audit=settings.audit,
     )
 
 

@@ -16,8 +16,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from holdfast.model import Epoch, ObjectRef, SegmentRef, Staged, WorkerId
+from holdfast.model import Epoch, ObjectRef, RowDigest, SegmentRef, Staged, WorkerId
 from holdfast.ports import ObjectStore
+from holdfast.runtime.auditing import ROWS
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.worker import Sealed
 from holdfast.sinks.staging import Stage
@@ -33,7 +34,10 @@ class SealJob:
     header: SegmentHeader
     deltas: list[Delta]
     stages: Mapping[str, Stage]
+    audit: str = ROWS
+    """The setting: with "rows" the output is hashed too."""
     _encoded: dict[str, tuple[bytes, int]] | None = field(default=None)
+    _digests: dict[str, RowDigest] = field(default_factory=dict)
 
     def run(self, store: ObjectStore) -> Sealed:
         """Encode once, store everything, and return the references."""
@@ -50,15 +54,16 @@ class SealJob:
             if (path := self._staged_path(sink)) in refs
         }
         ref = None if segment is None else SegmentRef(Epoch(self.header.epoch), Epoch(self.header.follows), segment[0])
-        return Sealed(ref, staged)
+        return Sealed(ref, staged, dict(self._digests))
 
     def _encode(self) -> dict[str, tuple[bytes, int]]:
         encoded: dict[str, tuple[bytes, int]] = {}
         if any(len(delta) for delta in self.deltas):
             encoded[self._segment_path] = (seal(self.header, self.deltas), sum(len(delta) for delta in self.deltas))
         for sink, stage in self.stages.items():
-            part = stage.seal()
+            part = stage.seal(hashed=self.audit == ROWS)
             if part is not None:
+                self._digests[sink] = part.digest
                 encoded[self._staged_path(sink)] = (part.data, part.rows)
         return encoded
 
@@ -79,4 +84,4 @@ def segment_job(
     deltas = state.deltas(epoch)
     follows = min((delta.follows for delta in deltas), default=epoch)
     header = SegmentHeader(deploy.job_uuid, deploy.generation, deploy.timeline, epoch, follows, worker)
-    return SealJob(header, deltas, stages)
+    return SealJob(header, deltas, stages, deploy.audit)

@@ -52,7 +52,7 @@ class Setting:
     choices: tuple[str, ...] = ()
 
 
-TLS, BOOLEAN = ("auto", "on", "off"), ("true", "false")
+TLS, BOOLEAN, AUDIT = ("auto", "on", "off"), ("true", "false"), ("off", "counts", "rows")
 SETTINGS: tuple[Setting, ...] = (
     Setting("root", "text", "./.holdfast", "Where jobs keep their durable history: a folder or any fsspec URL"),
     Setting("checkpoint_every", "duration", SECOND_MS, "Time between two barriers", 10, HOUR_MS),
@@ -72,6 +72,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("retained_for_ms", "duration", HOUR_MS, "Age up to which checkpoints are kept as well", 0, None),
     Setting("staged_bytes_max", "bytes", 256 * MIB, "Undelivered output per writer before sources stop", MIB, None),
     Setting("tls", "text", "auto", "Encrypt streams between processes; auto: if not on loopback", choices=TLS),
+    Setting("audit", "text", "rows", "Digests of what epochs take and give, for `holdfast audit`", choices=AUDIT),
     Setting("shared_paths", "text", "false", "true: all machines see the same files at local paths", choices=BOOLEAN),
 )  # fmt: skip
 
@@ -115,6 +116,7 @@ class Settings:
     retained_for_ms: int
     staged_bytes_max: int
     tls: str
+    audit: str
     shared_paths: str
     origins: Mapping[str, Origin] = field(default_factory=dict)
 

@@ -21,10 +21,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
+from holdfast.checkpoint.audit import PartAudit
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
 from holdfast.runtime import messages as m
 from holdfast.runtime import watermark
+from holdfast.runtime.auditing import ROWS, Auditing
 from holdfast.runtime.channels import Links
 from holdfast.runtime.dead_letters import DLQ, Letters
 from holdfast.runtime.event_time import EventTime
@@ -84,10 +86,11 @@ class SubtaskRun:
         readings: list[Reading],
         throttle: Throttle,
         immediate: ImmediateWrites,
+        audit: str = ROWS,
     ) -> None:
         self._plan, self._subtask, self._parallelism = plan, subtask, parallelism
         self._state, self.links, self._readings, self._throttle = state, links, readings, throttle
-        self._immediate = immediate
+        self._immediate, self._audit = immediate, Auditing(plan, subtask, audit)
         self._paused: set[ChannelId] = set()
         self._routers = {e.index: Router(e, parallelism, plan.key_groups) for e in plan.edges if e.key}
         self._inputs = {f.index: inputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
@@ -111,8 +114,10 @@ class SubtaskRun:
                 return True
         return may_read and self._read_one()
 
-    def close_fragment(self, index: int, barrier: Barrier) -> tuple[SourcePosition, ...]:
-        """Close the fragment's epoch; return where its source stands, if it reads one."""
+    def close_fragment(
+        self, index: int, barrier: Barrier
+    ) -> tuple[tuple[SourcePosition, ...], PartAudit | None]:
+        """Close the fragment's epoch; return where its source stands, if it reads one, and what it took and gave."""
         self._fragments[index].on_barrier()
         for operator in self._plan.operators:
             if operator.fragment == index:
@@ -122,7 +127,7 @@ class SubtaskRun:
         self._immediate.noted(barrier.epoch, positions)
         for channel in self._outputs[index]:
             self.links.put(channel, barrier)
-        return positions
+        return positions, self._audit.close(index, positions, self._counts(index))
 
     def finish_time(self) -> None:
         """Every source is read to its sealed end: send the last watermark, before the last barrier (P13)."""
@@ -196,6 +201,10 @@ class SubtaskRun:
             ended=tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.ended),
         )
 
+    def _counts(self, index: int) -> list[m.OperatorProgress]:
+        intake = self._intakes.get(index)
+        return [*([] if intake is None else [intake.progress()]), *self._fragments[index].progress()]
+
     def _fragment(self, index: int) -> FragmentRuntime:
         fragment = self._plan.fragments[index]
         tables = {o.name: self._state.table(o.id) for o in self._plan.operators if o.fragment == index}
@@ -253,6 +262,7 @@ class SubtaskRun:
         return Stage(spec.schema, spec.upsert_key, spec.sink.accept)
 
     def _send(self, edge: int, batch: pa.RecordBatch) -> None:
+        self._audit.sent(edge, batch.num_rows)
         router = self._routers.get(edge)
         for receiver, rows in [(self._subtask, batch)] if router is None else router.split(batch):
             self.links.put(ChannelId(edge, self._subtask, receiver), rows)
@@ -260,6 +270,7 @@ class SubtaskRun:
     def _write(self, sink: str, batch: pa.RecordBatch) -> None:
         if self._immediate.takes(sink):
             self._immediate.collect(sink, batch)
+            self._audit.written(sink, batch)
         else:
             self._stages[sink].add(batch)
 
@@ -278,6 +289,7 @@ class SubtaskRun:
             elif isinstance(frame, Watermark):
                 self._time_arrived(index, channel, frame)
             else:
+                self._audit.received(channel.edge, frame.num_rows)
                 self._fragments[index].on_batch(frame)
             return True
         return False
@@ -328,6 +340,7 @@ class SubtaskRun:
     def _emit(self, reading: Reading, time: EventTime | None, batch: pa.RecordBatch, following: int) -> None:
         batch, arrival = arrived(reading, batch, following, self._throttle.rows_max())
         assert arrival.following is not None
+        self._audit.took(reading, batch)
         reading.offset = following = arrival.following
         if reading.caught_up():
             reading.ended = reading.opened.ended(reading.partition, following)

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from holdfast.checkpoint import alignment
+from holdfast.checkpoint.audit import PartAudit, SinkStaged, joined
 from holdfast.checkpoint.bases import Merge, Thresholds, advanced, due
 from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.model import (
@@ -30,6 +31,7 @@ from holdfast.model import (
     Epoch,
     Generation,
     Pending,
+    RowDigest,
     SegmentRef,
     SnapshotHandle,
     SourcePosition,
@@ -50,6 +52,8 @@ class Sealed:
     segment: SegmentRef | None
     staged: Mapping[str, Staged]
     """Per sink of this subtask: the output of this epoch alone."""
+    digests: Mapping[str, RowDigest] = field(default_factory=dict)
+    """Per sink that has output: what its rows are known by."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Worker:
     halted: bool = False
     """The last barrier went out: sources emit nothing more (P13)."""
     positions: Mapping[Epoch, tuple[SourcePosition, ...]] = field(default_factory=dict)
+    counts: Mapping[Epoch, tuple[PartAudit, ...]] = field(default_factory=dict)
+    """What each fragment took and gave in an epoch that is not known to be committed."""
     sealing: frozenset[Epoch] = frozenset()
     """Closed by every fragment and not durable yet; a refused write is tried again, so they may finish in any order."""
     sealed: Mapping[Epoch, Sealed] = field(default_factory=dict)
@@ -136,6 +142,7 @@ class SendAck:
     staged: Mapping[str, Staged]
     positions: tuple[SourcePosition, ...]
     compacted: SegmentRef | None = None
+    audit: PartAudit | None = None
 
 
 @dataclass(frozen=True)
@@ -202,10 +209,15 @@ def barrier_arrived(state: Worker, fragment: int, channel: ChannelId, barrier: B
     return state, effects
 
 
-def positions_noted(state: Worker, epoch: Epoch, positions: tuple[SourcePosition, ...]) -> Worker:
-    """The interpreter tells where a source fragment stood when it closed the epoch."""
+def positions_noted(
+    state: Worker, epoch: Epoch, positions: tuple[SourcePosition, ...], counts: PartAudit | None = None
+) -> Worker:
+    """The interpreter tells where a source fragment stood when it closed the epoch, and what it took and gave."""
     known = (*state.positions.get(epoch, ()), *positions)
-    return replace(state, positions={**state.positions, epoch: known})
+    state = replace(state, positions={**state.positions, epoch: known})
+    if counts is None:
+        return state
+    return replace(state, counts={**state.counts, epoch: (*state.counts.get(epoch, ()), counts)})
 
 
 def output_sealed(state: Worker, epoch: Epoch, sealed: Sealed) -> tuple[Worker, list[Effect]]:
@@ -224,7 +236,8 @@ def output_sealed(state: Worker, epoch: Epoch, sealed: Sealed) -> tuple[Worker, 
         state = replace(state, acked={**state.acked, newest: state.acked.get(newest, state.merged)})
     compacted = state.acked.get(newest)
     staged = _staged_through(state, newest)
-    return state, [SendAck(newest, state.sealed[newest].segment, staged, positions, compacted)]
+    audit = _audit_through(state, newest)
+    return state, [SendAck(newest, state.sealed[newest].segment, staged, positions, compacted, audit)]
 
 
 def compacted(state: Worker, merged: SegmentRef) -> Worker:
@@ -246,7 +259,9 @@ def committed(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
     left = {epoch: sealed for epoch, sealed in state.sealed.items() if epoch > through}
     positions = {epoch: at for epoch, at in state.positions.items() if epoch > through}
     acked = {epoch: merged for epoch, merged in state.acked.items() if epoch > through}
-    return replace(state, committed=through, sealed=left, positions=positions, acked=acked), [*effects, *merges]
+    counts = {epoch: counted for epoch, counted in state.counts.items() if epoch > through}
+    state = replace(state, committed=through, sealed=left, positions=positions, acked=acked, counts=counts)
+    return state, [*effects, *merges]
 
 
 def _advance(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
@@ -264,7 +279,8 @@ def _advance(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
 
 def part_of(state: Worker, ack: SendAck, delivered: tuple[Confirmed, ...]) -> SubtaskPart:
     """Return the ack's content, with how far this worker's writers have delivered."""
-    return SubtaskPart(state.subtask, ack.positions, ack.segment, dict(ack.staged), delivered, ack.compacted)
+    staged = dict(ack.staged)
+    return SubtaskPart(state.subtask, ack.positions, ack.segment, staged, delivered, ack.compacted, ack.audit)
 
 
 def _close(state: Worker, fragment: int, barrier: Barrier) -> tuple[Worker, list[Effect]]:
@@ -288,6 +304,20 @@ def _staged_through(state: Worker, epoch: Epoch) -> dict[str, Staged]:
             before = merged.get(sink, Staged((), 0))
             merged[sink] = Staged((*before.parts, *staged.parts), before.rows + staged.rows)
     return merged
+
+
+def _audit_through(state: Worker, epoch: Epoch) -> PartAudit | None:
+    """Merge forward what every epoch not known committed took and gave, in order, up to this one (P8)."""
+    if epoch not in state.counts:
+        return None
+    parts: list[PartAudit] = []
+    for number in sorted(state.counts):
+        if number <= epoch:
+            parts += state.counts[number]
+            digests = state.sealed[number].digests if number in state.sealed else {}
+            writers = {sink: Writer(sink, state.subtask) for sink in sorted(digests)}
+            parts.append(PartAudit(sinks=tuple(SinkStaged(writers[sink], (digests[sink],)) for sink in writers)))
+    return joined(parts)
 
 
 def durable_epochs(state: Worker) -> int:

@@ -32,6 +32,8 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.ports import ObjectStore
+from holdfast.sinks import log_audit
+from holdfast.sinks.audited import Asked, Shown
 from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Outcome, Repair, Rewinding, already
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
 from holdfast.storage.commits import Commits
@@ -143,6 +145,10 @@ class LogSink:
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.repair."""
         return repair(self.where, open_objects(self.path, writable=False), rewinding)
+
+    def shown(self, asked: Asked) -> Shown:
+        """See AuditableSink.shown."""
+        return log_audit.shown(self.where, open_objects(self.path, writable=False), asked)
 
     def _check_columns(self, schema: pa.Schema, found: pa.Schema, of: str) -> None:
         if difference := misfit(schema, found):

@@ -38,7 +38,8 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Tag, Timeline, Writer
-from holdfast.sinks import sql_values, tags
+from holdfast.sinks import sql_values, sqlite_audit, tags
+from holdfast.sinks.audited import Asked, Shown
 from holdfast.sinks.contract import (
     DELETE,
     OP,
@@ -58,6 +59,7 @@ from holdfast.sinks.immediate import ImmediateSink
 from holdfast.sinks.sqlite_added import add_rows
 from holdfast.sinks.sqlite_file import (
     check_columns,
+    check_existing,
     check_name,
     check_place,
     connect,
@@ -155,7 +157,7 @@ class SQLite:
             elif kind[0] != "table":
                 raise ConfigError(f"{self.where}: is a {kind[0]}, not a table", next_step="choose another table name")
             else:
-                self._check_existing(db, self._table_schema(schema))
+                check_existing(self.where, db, self.table, self._table_schema(schema), self.key)
             db.execute("COMMIT")
 
     def accept(self, batch: pa.RecordBatch) -> None:
@@ -188,6 +190,10 @@ class SQLite:
         """See RepairableSink.repair."""
         return repair(self._repaired(schema), rewinding)
 
+    def shown(self, asked: Asked) -> Shown:
+        """See AuditableSink.shown."""
+        return sqlite_audit.shown(self.where, self.path, self.table, self.key, asked)
+
     def _repaired(self, schema: pa.Schema) -> RepairedTable:
         return RepairedTable(self.where, self.path, self.table, tuple(schema.names), self.key, self.tags_rows)
 
@@ -210,24 +216,6 @@ class SQLite:
 
     def _table_schema(self, schema: pa.Schema) -> pa.Schema:
         return schema.append(pa.field(TAG_COLUMN, pa.string())) if self.tags_rows else schema
-
-    def _check_existing(self, db: sqlite3.Connection, schema: pa.Schema) -> None:
-        found = {name: (declared, position) for name, declared, position in table_columns(db, self.table)}
-        wanted = {field.name: sql_values.declared_type(self.where, field) for field in schema}
-        differences = [f"{name!r} is missing" for name in wanted if name not in found]
-        differences += [f"{name!r} is not a column of the stream" for name in found if name not in wanted]
-        for name, declared in wanted.items():
-            if name in found and sql_values.affinity(found[name][0]) != declared:
-                differences.append(f"{name!r} is declared {found[name][0] or 'without a type'}, needed is {declared}")
-        primary = {name for name, (_, position) in found.items() if position}
-        if self.key is not None and primary != set(self.key):
-            differences.append(f"its primary key is {sorted(primary)}, the sink's key is {sorted(self.key)}")
-        if differences:
-            raise ConfigError(
-                f"{self.where}: the existing table differs: {'; '.join(differences)}",
-                not_done="the job was not started, the table was not changed",
-                next_step="name another table, or change or drop this one; a missing table is created to fit",
-            )
 
 
 class SQLiteTarget:

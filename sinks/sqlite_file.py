@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.sinks.contract import OP
-from holdfast.sinks.sql_values import declared_type, real_as_json
+from holdfast.sinks.sql_values import affinity, declared_type, real_as_json
 
 BUSY_TIMEOUT_MS = 250
 """How long a statement waits for another writer's lock before it gives way."""
@@ -191,3 +191,29 @@ def table_columns(db: sqlite3.Connection, table: str) -> list[tuple[str, str, in
     """Return name, declared type and place in the primary key (0: none) of every column; [] if no table."""
     found = db.execute("SELECT name, type, pk FROM pragma_table_info(?, 'main')", (table,))
     return [(name, declared, place) for name, declared, place in found]
+
+
+def check_existing(
+    where: str, db: sqlite3.Connection, table: str, schema: pa.Schema, key: tuple[str, ...] | None
+) -> None:
+    """Refuse a table that the stream does not fit.
+
+    Raises:
+        ConfigError: columns, their types or the primary key differ.
+    """
+    found = {name: (declared, position) for name, declared, position in table_columns(db, table)}
+    wanted = {field.name: declared_type(where, field) for field in schema}
+    differences = [f"{name!r} is missing" for name in wanted if name not in found]
+    differences += [f"{name!r} is not a column of the stream" for name in found if name not in wanted]
+    for name, declared in wanted.items():
+        if name in found and affinity(found[name][0]) != declared:
+            differences.append(f"{name!r} is declared {found[name][0] or 'without a type'}, needed is {declared}")
+    primary = {name for name, (_, position) in found.items() if position}
+    if key is not None and primary != set(key):
+        differences.append(f"its primary key is {sorted(primary)}, the sink's key is {sorted(key)}")
+    if differences:
+        raise ConfigError(
+            f"{where}: the existing table differs: {'; '.join(differences)}",
+            not_done="the job was not started, the table was not changed",
+            next_step="name another table, or change or drop this one; a missing table is created to fit",
+        )

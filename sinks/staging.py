@@ -28,7 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
+from holdfast.model import RowDigest
 from holdfast.sinks.contract import DELETE, OP, PUT
+from holdfast.storage.rowhash import digest_of
 
 FORMAT_KEY = b"holdfast.staged"
 FORMAT_VERSION = b"1"
@@ -42,6 +44,7 @@ class Part:
 
     data: bytes
     rows: int
+    digest: RowDigest
 
 
 def staged_schema(schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> pa.Schema:
@@ -129,15 +132,26 @@ class Stage:
         self._batches.append(batch)
         self.buffered_bytes += batch.nbytes
 
-    def seal(self) -> Part | None:
-        """Return what was added since the last seal, None if that is nothing; then begin anew."""
+    def seal(self, hashed: bool = False) -> Part | None:
+        """Return what was added since the last seal, None if that is nothing; then begin anew.
+
+        Args:
+            hashed: The digest has more than the number of rows.
+        """
         batches, self._batches, self.buffered_bytes = self._batches, [], 0
         if not batches:
             return None
         rows = pa.concat_tables([pa.table(batch).cast(self._schema) for batch in batches])
         if self._key is not None:
             rows = last_per_key(rows, self._key)
-        return Part(encode(rows), rows.num_rows)
+        return Part(encode(rows), rows.num_rows, audited(rows, self._key) if hashed else RowDigest(rows.num_rows))
+
+
+def audited(rows: pa.Table, key: tuple[str, ...] | None) -> RowDigest:
+    """Return what output is known by: of a delete only the key counts, as the target keeps nothing else of it."""
+    if key is None or OP not in rows.schema.names:
+        return digest_of(rows)
+    return digest_of(rows, rows.column(OP).to_numpy() == DELETE, (*key, OP))
 
 
 def _without_void_deletes(batch: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:

@@ -30,6 +30,7 @@ COMMANDS = {
     "savepoint": "name a checkpoint of a job, so that it is kept",
     "rewind": "go back to an earlier checkpoint: state, offsets and what targets show",
     "checkpoints": "list, show or verify the checkpoints of a job",
+    "audit": "prove that what was read is what came out, from sources and targets, for every checkpoint kept",
     "dlq": "list dead letters, and append their records to the log that they came from",
     "log": "create, write, read, compact and seal embedded logs",
     "chaos": "play whole jobs in a world that fails, and check every answer",

@@ -81,7 +81,7 @@ def handle(args: argparse.Namespace) -> int:
     offset = None if args.to_offset is None else rewind_target.Offset.parsed(args.to_offset)
     wanted = rewind_target.Wanted(args.to_epoch, _time(args), args.to_savepoint, offset)
     _check_accept(args.accept)
-    root, name, plan = _job(args)
+    root, name, plan = job_of(args)
     done = False
     while not done:  # again only if the driver that was asked is dead: it is then not asked any more
         stored = open_job(root, name)
@@ -178,7 +178,7 @@ def _arrived(now: Job, base: Completed, shown: Mapping[str, Any], stop: bool) ->
     return done and (now.ended is not None if stop else not now.repair_due or shown["state"] == "running")
 
 
-def _job(args: argparse.Namespace) -> tuple[str, str, Plan | None]:
+def job_of(args: argparse.Namespace) -> tuple[str, str, Plan | None]:
     """Return root, name and plan of the job; no plan if only its name is given."""
     if not args.job.endswith(".py"):
         return root_of(args), args.job, None

@@ -18,6 +18,7 @@ from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.runtime.schema import describe_difference, schema_of
 from holdfast.runtime.sources.source import OFFSETS
+from holdfast.sinks.audited import Asked, Shown
 from holdfast.sinks.contract import Repair, Rewinding
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.storage.log import LogReader, read_meta
@@ -105,6 +106,10 @@ class Log:
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.repair."""
         return self._sink().repair(rewinding, schema, upsert_key)
+
+    def shown(self, asked: Asked) -> Shown:
+        """See AuditableSink.shown."""
+        return self._sink().shown(asked)
 
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""

@@ -92,6 +92,15 @@ class Staged:
     rows: int
 
 
+class RowDigest(msgspec.Struct, frozen=True):
+    """What some rows are known by, in any order: storage/rowhash.py. Unknown is None, never 0."""
+
+    rows: int
+    sum: int | None = None
+    """Sum of the row hashes mod 2^64."""
+    xor: int | None = None
+
+
 @dataclass(frozen=True)
 class Pending:
     """Staged output whose delivery no manifest has confirmed yet (PROTOCOL P18)."""

@@ -18,6 +18,7 @@ from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.table import Table
 from holdfast.storage.log import LogReader
 from holdfast.storage.objects import open_objects
+from holdfast.storage.rowhash import digest_of
 
 Result = TypeVar("Result")
 
@@ -46,6 +47,7 @@ def parts_ns(folder: Path, rows_max: int) -> dict[str, float]:
             # The first half made the keys known; what they cost from then on is the question.
             spent, known = {"read": 0.0}, done
         done += batch.num_rows
+        timed("digest", lambda: digest_of(batch))  # noqa: B023 - called at once
         for _, share in timed("hash and split", lambda: router.split(batch)):  # noqa: B023
             wire = timed("encode", lambda: share.serialize().to_pybytes())  # noqa: B023
             came = timed("decode", lambda: pa.ipc.read_record_batch(pa.py_buffer(wire), SCHEMA))  # noqa: B023

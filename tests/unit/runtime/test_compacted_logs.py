@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError
+from holdfast.runtime import audit_reading
 from holdfast.runtime.cluster import Cluster
 from holdfast.runtime.dead_letters import DEAD_LETTERS
 from holdfast.runtime.reading import Reading, arrived
@@ -224,3 +225,27 @@ class TestArrived:
             assert len(found) == len(places)
         else:
             assert len(found) >= len([place for place in places if place < until])
+
+
+class TestAnAudit:
+    def test_of_what_was_compacted_says_that_it_cannot_be_proved_any_more(self, tmp_path: Path) -> None:
+        job = Job(tmp_path)
+        job.cluster.begin()
+        job.say(40)
+        job.cluster.pass_time(4.0)
+        job.compact()
+        job.compact("copy")
+        reached = job.log().base_epoch
+        job.say(40)
+        job.cluster.pass_time(4.0)
+        repository = Repository(job.store)
+        manifests = [repository.load_manifest(done.body.manifest) for done in job.log().completed]
+        epochs: set[int] = {manifest.epoch for manifest in manifests}
+        sinks = audit_reading.sinks(repository, job.log(), job.plan.sinks, manifests, epochs)
+        lines = [*audit_reading.sources(job.plan.sources, manifests), *(line for line in sinks if line.name == "copy")]
+        for line in lines:
+            old = line.epoch is not None and line.epoch <= reached
+            assert line.verdict == "proven" or (line.verdict == "not provable" and old), line
+        for kind in ("source", "sink"):
+            found = {line.verdict for line in lines if line.kind == kind and line.rows}
+            assert found == {"proven", "not provable"}

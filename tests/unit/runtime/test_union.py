@@ -182,3 +182,13 @@ class TestARun:
             (letter,) = t.rows("dlq")
             assert letter["operator"] == "map positive" and letter["source"] is None and "negative" in letter["error"]
             assert [row["shop"] for row in t.rows("out")] == ["b"]
+
+    def test_an_audit_of_its_edges_balances(self) -> None:
+        with TestDriver(united(), parallelism=2) as t:
+            t.push("web", [order("a", 1), order("b", 2)])
+            t.push("till", [order("a", 10)], partition=1)
+            t.checkpoint()
+            phase = t.cluster.driver.state.phase
+            audit = phase.last.audited  # type: ignore[union-attr]
+            counts = {each.name: (each.rows_in, each.rows_out) for each in audit.operators if each.kind == "edge"}
+            assert counts["edge 0, united"] == (2, 2) and counts["edge 1, united"] == (1, 1)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.checkpoint.audit import PartAudit, SinkStaged, SourceTaken
 from holdfast.checkpoint.manifest import SubtaskPart
 from holdfast.model import (
     Barrier,
@@ -12,6 +13,7 @@ from holdfast.model import (
     Generation,
     ObjectRef,
     Pending,
+    RowDigest,
     SegmentRef,
     SourcePosition,
     Staged,
@@ -250,3 +252,36 @@ class TestLag:
         steps = (*closed(7), seal(7), *closed(8), seal(8))
         assert durable_epochs(play(*steps)[0]) == 2
         assert durable_epochs(play(*steps, commit(7))[0]) == 1
+
+
+class TestDigests:
+    """What an epoch took and gave is told in the ack of the epoch that completes, once (P8)."""
+
+    def took(self, epoch: int, first: int, end: int) -> Step:
+        taken = PartAudit((SourceTaken("s", 1, first, end, RowDigest(end - first)),))
+        return lambda state: (positions_noted(state, Epoch(epoch), (), taken), [])
+
+    def sealed(self, epoch: int, rows: int) -> Step:
+        made = Sealed(None, {"out": staged(f"part {epoch}")}, {"out": RowDigest(rows)})
+        return lambda state: output_sealed(state, Epoch(epoch), made)
+
+    def told(self, effects: list[Effect]) -> list[PartAudit | None]:
+        return [effect.audit for effect in effects if isinstance(effect, SendAck)]
+
+    def part(self, first: int, end: int, *rows: int) -> PartAudit:
+        out = SinkStaged(Writer("out", Subtask(1)), tuple(RowDigest(count) for count in rows))
+        return PartAudit((SourceTaken("s", 1, first, end, RowDigest(end - first)),), (out,))
+
+    def test_an_epoch_that_was_given_up_is_told_with_the_next(self) -> None:
+        steps = [*closed(7), self.took(7, 0, 4), self.sealed(7, 2)]
+        assert self.told(play(*steps)[1]) == [self.part(0, 4, 2)]
+        more = [*closed(8), self.took(8, 4, 9), self.sealed(8, 3)]
+        assert self.told(play(*steps, *more)[1]) == [self.part(0, 9, 2, 3)]
+
+    def test_what_is_committed_is_not_told_again(self) -> None:
+        steps = [*closed(7), self.took(7, 0, 4), self.sealed(7, 2), commit(7)]
+        more = [*closed(8, through=7), self.took(8, 4, 9), self.sealed(8, 3)]
+        assert self.told(play(*steps, *more)[1]) == [self.part(4, 9, 3)]
+
+    def test_where_nothing_is_digested_nothing_is_told(self) -> None:
+        assert self.told(play(*closed(7), seal(7))[1]) == [None]

@@ -1,0 +1,166 @@
+"""Audit digests of a checkpoint: what each epoch took from its sources, and what it gave to its sinks.
+
+A worker's ack says for its part of an epoch, per source partition, from where to where it read and what these records
+are known by; per sink, what it staged; per operator, its counts. What an epoch that did not complete took and gave goes
+into the next ack, like its state and output (P8). The manifest holds the parts of all workers, and per sink what was
+staged in the job's whole life, as far as that is known.
+
+So "records in = effects out" can be shown later, for every checkpoint that is kept, from sources and targets alone.
+
+Invariants
+    - What a manifest says of a partition begins where the manifest it follows says that reading goes on.
+    - A worker that was rolled back, or a job that was rewound, counts again from its base, and only from there.
+    - Unknown is None, never 0: manifests without digests can be read, and what follows them says since when it counts.
+
+Pure: no clock, thread or I/O.
+Source: DESIGN section 13 (audit digests); PROTOCOL P8, P10, P18; docs/design/0018-audit.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from holdfast.model import NO_EPOCH, Epoch, RowDigest, Subtask, Writer
+from holdfast.storage.digests import added
+
+
+class SourceTaken(msgspec.Struct, frozen=True):
+    """Records of one source partition: those from `first` to before `end`, as far as they are not void."""
+
+    source: str
+    partition: int
+    first: int
+    end: int
+    taken: RowDigest
+
+
+class SinkStaged(msgspec.Struct, frozen=True):
+    """Output of one writer. One digest per staged part, in order; what is written at once counts as one part."""
+
+    writer: Writer
+    parts: tuple[RowDigest, ...]
+    at_once: bool = False
+
+
+class OperatorCount(msgspec.Struct, frozen=True):
+    """Rows that one operator, source or edge took, gave and left out. None: it has no such way."""
+
+    name: str
+    kind: str
+    """source, function, filter, keyed, or edge."""
+    rows_in: int
+    rows_out: int
+    dropped: int | None = None
+    late: int | None = None
+    dlq: int | None = None
+    after: str | None = None
+    """The edge whose rows it takes, all of them; only where `kind` is keyed."""
+
+
+class PartAudit(msgspec.Struct, frozen=True):
+    """One worker's part of an epoch."""
+
+    sources: tuple[SourceTaken, ...] = ()
+    sinks: tuple[SinkStaged, ...] = ()
+    operators: tuple[OperatorCount, ...] = ()
+
+
+class SinkTotal(msgspec.Struct, frozen=True):
+    """What all writers of a sink have staged."""
+
+    sink: str
+    staged: RowDigest
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """What a manifest holds: this epoch's digests of all workers, and the sums that go on from epoch to epoch."""
+
+    sources: tuple[SourceTaken, ...]
+    sinks: tuple[SinkStaged, ...]
+    operators: tuple[OperatorCount, ...]
+    totals: tuple[SinkTotal, ...]
+    since: Epoch
+    """The totals count what came after this epoch; 0: since the job began."""
+
+
+def joined(parts: Iterable[PartAudit]) -> PartAudit:
+    """Return the digests of epochs of one worker, in order, as those of one epoch (P8)."""
+    sources: dict[tuple[str, int], SourceTaken] = {}
+    sinks: dict[Writer, SinkStaged] = {}
+    operators: list[OperatorCount] = []
+    for part in parts:
+        for new in part.sources:
+            known = sources.get((new.source, new.partition))
+            if known is not None:
+                assert known.end == new.first, "records between two epochs are in neither"
+                new = SourceTaken(new.source, new.partition, known.first, new.end, added(known.taken, new.taken))
+            sources[new.source, new.partition] = new
+        for staged in part.sinks:
+            before = sinks.get(staged.writer)
+            every = staged.parts if before is None else (*before.parts, *staged.parts)
+            sinks[staged.writer] = SinkStaged(staged.writer, every, staged.at_once)
+        operators += part.operators
+    return PartAudit(tuple(sources.values()), tuple(sinks.values()), counted(operators))
+
+
+def counted(counts: Iterable[OperatorCount]) -> tuple[OperatorCount, ...]:
+    """Return one count per operator, the sum of these."""
+    sums: dict[tuple[str, str], OperatorCount] = {}
+    for each in counts:
+        known = sums.get((each.kind, each.name))
+        sums[each.kind, each.name] = each if known is None else OperatorCount(
+            each.name, each.kind, known.rows_in + each.rows_in, known.rows_out + each.rows_out,
+            _both(known.dropped, each.dropped), _both(known.late, each.late), _both(known.dlq, each.dlq), each.after,
+        )  # fmt: skip
+    return tuple(sums[name] for name in sorted(sums))
+
+
+def manifest_audit(follows: Epoch, before: Audit | None, parts: Sequence[PartAudit | None]) -> Audit | None:
+    """Return what the next manifest says; None unless every worker has told its part.
+
+    Args:
+        follows: The epoch that the manifest follows; 0 if it is the first.
+        before: What the manifest of that epoch says.
+    """
+    told = [part for part in parts if part is not None]
+    if len(told) < len(parts):
+        return None
+    since = NO_EPOCH if follows == NO_EPOCH else follows if before is None else before.since
+    totals = {} if before is None else {total.sink: total.staged for total in before.totals}
+    sinks = sorted((s for part in told for s in part.sinks), key=lambda s: (s.writer.sink, s.writer.subtask))
+    for staged in sinks:
+        for part in staged.parts:
+            known = totals.get(staged.writer.sink)
+            totals[staged.writer.sink] = part if known is None else added(known, part)
+    return Audit(
+        sources=tuple(sorted((s for part in told for s in part.sources), key=lambda s: (s.source, s.partition))),
+        sinks=tuple(sinks),
+        operators=counted(count for part in told for count in part.operators),
+        totals=tuple(SinkTotal(sink, totals[sink]) for sink in sorted(totals)),
+        since=since,
+    )
+
+
+def balance(count: OperatorCount, edges: Mapping[str, OperatorCount] = MappingProxyType({})) -> int | None:
+    """Return how many rows more came in than are accounted for; None where rows in need not be rows out.
+
+    Rows that a keyed operator takes go into its state, and have to be all that came out of its edge. What filters and
+    functions that give any number of rows leave out is their business.
+    """
+    if count.kind == "keyed" and count.after is not None and count.after in edges:
+        return edges[count.after].rows_out - count.rows_in
+    if count.kind not in ("source", "function", "edge"):
+        return None
+    return count.rows_in - count.rows_out - (count.dropped or 0) - (count.late or 0) - (count.dlq or 0)
+
+
+def staged_by(audit: Audit, sink: str) -> dict[Subtask, SinkStaged]:
+    """Return what each writer of a sink staged."""
+    return {staged.writer.subtask: staged for staged in audit.sinks if staged.writer.sink == sink}
+
+
+def _both(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else one + other

@@ -1,0 +1,308 @@
+"""Reads sources and targets back and compares them with the digests of the checkpoints that are kept.
+
+What is expected comes from manifests alone; what is found is read from the source or the target and hashed anew. Staged
+output is looked at only where a delivery consists of several parts, or where rows of one delivery replace each other:
+then what is left of it is computed from the parts, after these were held against their own digests.
+
+Invariants
+    - Nothing is written anywhere.
+    - What cannot be read any more is not provable; what can be read and is not the same differs.
+
+Source: docs/design/0018-audit.md; PROTOCOL P18 (staged output is kept as long as its manifest), P20, P21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.checkpoint.audit import SinkStaged, SourceTaken
+from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, Damaged
+from holdfast.model import NO_EPOCH, Epoch, Pending, RowDigest, Tag
+from holdfast.runtime.audit_report import Line, Verdict, compared
+from holdfast.runtime.auditing import COUNTS, ROWS, records_digested
+from holdfast.runtime.immediate_plan import is_immediate
+from holdfast.runtime.sources.generator import Generator
+from holdfast.runtime.sources.log import Log
+from holdfast.runtime.sources.source import OpenSource, Source, same_from
+from holdfast.runtime.steps import SinkSpec, SourceSpec
+from holdfast.sinks.audited import Asked, AuditableSink, Delivery, Gone, Shown
+from holdfast.sinks.staging import audited, decode, last_per_key
+from holdfast.storage.digests import NOTHING, added, removed, whole
+
+READ_BYTES_MAX = 4 << 20
+AT_ONCE = "rows are written at once: later rows of a key replace earlier ones, and nothing says what was there before"
+
+
+def sources(specs: Iterable[SourceSpec], manifests: Sequence[Manifest]) -> list[Line]:
+    """Read every range of every source partition again, and compare."""
+    by_name = {spec.name: spec.source for spec in specs}
+    lines: list[Line] = []
+    opened: dict[str, OpenSource | str] = {}
+    try:
+        for manifest in manifests:
+            for each in manifest.audited.sources if manifest.audited is not None else ():
+                if each.source not in opened:
+                    opened[each.source] = _opened(by_name.get(each.source))
+                lines.append(_source_line(opened[each.source], each, manifest.epoch))
+    finally:
+        for source in opened.values():
+            if not isinstance(source, str):
+                source.close()
+    return lines
+
+
+def _opened(source: Source | None) -> OpenSource | str:
+    """Return the source, open, or why it cannot be."""
+    if source is None:
+        return "the job's code has no such source any more"
+    if isinstance(source, Generator):
+        source = copy(source)
+        source.rate = None  # which says when records come to be, and these were there
+    try:
+        return source.open()
+    except ConfigError as error:
+        return f"not readable any more: {error.what}"
+
+
+def _source_line(source: OpenSource | str, taken: SourceTaken, epoch: Epoch) -> Line:
+    found: RowDigest | None = None
+    verdict: Verdict
+    if isinstance(source, str):
+        verdict, reason = "not provable", source
+    elif same_from(source, taken.partition) > taken.first and taken.end > taken.first:
+        verdict, reason = "not provable", "not readable any more: records older than retention, or compacted"
+    else:
+        try:
+            found = _read_again(source, taken)
+            verdict, why = compared(taken.taken, found)
+            reason = why or ""
+        except Damaged as error:
+            verdict, reason = "differs", error.what
+    more = (("from_offset", taken.first), ("to_offset", taken.end))
+    rows = None if found is None else found.rows
+    return Line("source", taken.source, taken.partition, epoch, verdict, reason or None, taken.taken.rows, rows, more)
+
+
+def _read_again(source: OpenSource, taken: SourceTaken) -> RowDigest:
+    how = COUNTS if taken.taken.sum is None else ROWS
+    found, offset = NOTHING if how == ROWS else RowDigest(0), taken.first
+    while offset < taken.end:
+        batch, following = source.read(taken.partition, offset, READ_BYTES_MAX)
+        if batch is None:
+            break
+        if following > taken.end:  # offsets count rows at the end of what is read
+            batch, following = batch.slice(0, batch.num_rows - (following - taken.end)), taken.end
+        found, offset = added(found, records_digested(batch, how)), following
+    return found
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One delivery, as the checkpoints say."""
+
+    epoch: Epoch
+    at: Delivery
+    staged: SinkStaged
+
+    @property
+    def digest(self) -> RowDigest:
+        """Return what all parts together are known by."""
+        return whole(self.staged.parts) if self.staged.parts else NOTHING
+
+
+def sinks(
+    repository: Repository, job: Job, specs: Iterable[SinkSpec], manifests: Sequence[Manifest], chosen: set[int]
+) -> list[Line]:
+    """Read every target back, and compare.
+
+    Args:
+        manifests: All that are kept of the lineage, oldest first.
+        chosen: Epochs that lines are wanted of.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    names = {s.writer.sink for m in manifests if m.audited is not None for s in m.audited.sinks} | by_name.keys()
+    lines: list[Line] = []
+    for name in sorted(names):
+        spec = by_name.get(name)
+        if spec is None:
+            lines += _all(name, manifests, chosen, "the job's code has no such sink any more")
+        elif is_immediate(spec):
+            lines += _all(name, manifests, chosen, AT_ONCE)
+        elif not isinstance(spec.sink, AuditableSink):
+            lines += _all(name, manifests, chosen, "this kind of target cannot be read back")
+        elif job.repair_due:
+            lines += _all(name, manifests, chosen, "a rewind has begun, and no checkpoint yet says that it is through")
+        else:
+            lines += _SinkAudit(repository, job, spec, manifests, chosen).lines(spec.sink)
+    return lines
+
+
+def _all(name: str, manifests: Sequence[Manifest], chosen: set[int], reason: str) -> list[Line]:
+    return [
+        Line("sink", name, each.writer.subtask, manifest.epoch, "not provable", reason, whole(each.parts).rows)
+        for manifest in manifests if manifest.epoch in chosen and manifest.audited is not None
+        for each in manifest.audited.sinks if each.writer.sink == name
+    ]  # fmt: skip
+
+
+class _SinkAudit:
+    """The audit of one sink."""
+
+    def __init__(
+        self, repository: Repository, job: Job, spec: SinkSpec, manifests: Sequence[Manifest], chosen: set[int]
+    ) -> None:
+        self._repository, self._job, self._spec = repository, job, spec
+        self._manifests, self._chosen = {manifest.epoch: manifest for manifest in manifests}, chosen
+        self._newest = manifests[-1]
+        self._expected = [
+            Expected(m.epoch, (s.writer.subtask, Tag(m.timeline, m.epoch)), s)
+            for m in manifests if m.audited is not None
+            for s in m.audited.sinks if s.writer.sink == spec.name
+        ]  # fmt: skip
+
+    def lines(self, sink: AuditableSink) -> list[Line]:
+        """Return what the target shows of every delivery, and what else it shows."""
+        spec = self._spec
+        oldest = min((each.epoch for each in self._expected if each.epoch in self._chosen), default=self._newest.epoch)
+        everything = len(self._chosen) == len(self._manifests)
+        asked = Asked(self._job.uuid, spec.name, spec.schema, spec.upsert_key, Epoch(oldest - 1), everything)
+        try:
+            shown = sink.shown(asked)
+        except Gone as gone:
+            return [Line("sink", spec.name, None, None, "differs", str(gone))]
+        except Damaged as error:
+            return [Line("sink", spec.name, None, None, "differs", error.what)]
+        except ConfigError as error:
+            return [Line("sink", spec.name, None, None, "not provable", error.what)]
+        lines = [self._line(each, shown) for each in self._expected if each.epoch in self._chosen]
+        return [*lines, *self._unexpected(shown, oldest), *self._rest(shown)]
+
+    def _line(self, each: Expected, shown: Shown) -> Line:
+        subtask, tag = each.at
+        found = shown.rows.get(each.at)
+        verdict, reason = self._verdict(each, shown, found)
+        rows = None if found is None else found.rows
+        more = (("timeline", tag.timeline),)
+        return Line("sink", self._spec.name, subtask, each.epoch, verdict, reason, each.digest.rows, rows, more)
+
+    def _verdict(self, each: Expected, shown: Shown, found: RowDigest | None) -> tuple[Verdict, str | None]:
+        subtask, tag = each.at
+        if each.at in shown.wrong:
+            return "differs", shown.wrong[each.at]
+        if subtask not in shown.standing or shown.standing[subtask] < tag:
+            if self._is_pending(each):
+                return "not provable", "not delivered yet"
+            return "differs", f"epoch {tag.epoch} was delivered, and its tag is not in the target any more"
+        if subtask in shown.lost and tag <= shown.lost[subtask]:
+            return "not provable", "the target has dropped what it kept of deliveries so old"
+        expected, wrong = self._left(each)
+        if wrong is not None:
+            return "not provable", wrong
+        return compared(expected, NOTHING if found is None else found)
+
+    def _is_pending(self, each: Expected) -> bool:
+        subtask, tag = each.at
+        return any((item.writer.subtask, item.tag) == (subtask, tag) for item in self._pending(self._newest))
+
+    def _pending(self, manifest: Manifest) -> list[Pending]:
+        return [item for item in manifest.pending if item.writer.sink == self._spec.name]
+
+    def _left(self, each: Expected) -> tuple[RowDigest, str | None]:
+        """Return what is left of a delivery once rows of one key have replaced each other."""
+        key, upsert = self._spec.sink.key, self._spec.upsert_key is not None
+        keyed = key is not None and not isinstance(self._spec.sink, Log)  # whose key only says where rows go
+        if not keyed or (upsert and len(each.staged.parts) == 1):
+            return each.digest, None
+        manifest = self._manifests[each.epoch]
+        staged = next((i.staged for i in self._pending(manifest) if (i.writer.subtask, i.tag) == each.at), None)
+        if staged is None:
+            return each.digest, "its rows replace each other, and the checkpoint does not name what was staged"
+        parts = []
+        for ref, digest in zip(staged.parts, each.staged.parts, strict=True):
+            part = pa.Table.from_batches(decode(self._repository.read(ref)))
+            if compared(digest, audited(part, self._spec.upsert_key))[0] != "proven":
+                return each.digest, f"{ref.path} is not what the checkpoint says"
+            parts.append(part)
+        assert key is not None
+        rows = last_per_key(pa.concat_tables(parts), key)
+        full = audited(rows, self._spec.upsert_key)
+        return (RowDigest(full.rows) if each.digest.sum is None else full), None
+
+    def _unexpected(self, shown: Shown, oldest: int) -> list[Line]:
+        """Find output of epochs that no kept checkpoint knows of, though it is not older than these."""
+        known = {each.at for each in self._expected}
+        spans = [(m.follows, m.epoch) for m in self._manifests.values() if m.audited is not None]
+        lines = []
+        for (subtask, tag), found in sorted(shown.rows.items()):
+            inside = tag.epoch >= oldest and any(follows < tag.epoch <= epoch for follows, epoch in spans)
+            if inside and (subtask, tag) not in known:
+                reason = f"rows of epoch {tag.epoch}, timeline {tag.timeline}, which the job does not stand on"
+                lines.append(Line("sink", self._spec.name, subtask, tag.epoch, "differs", reason, 0, found.rows))
+        if shown.untagged:
+            reason = f"{shown.untagged:,} rows between the job's were appended without a tag: no epoch gave them"
+            lines.append(Line("sink", self._spec.name, None, None, "differs", reason, 0, shown.untagged))
+        return lines
+
+    def _rest(self, shown: Shown) -> list[Line]:
+        """Compare the rows that no kept checkpoint has written with what the job staged before these."""
+        audit = self._newest.audited
+        if shown.others is None or audit is None:
+            return []
+        name, reason = self._spec.name, None
+        total = next((each.staged for each in audit.totals if each.sink == name), NOTHING)
+        told = [digest for (_, tag), digest in shown.rows.items() if tag.epoch <= self._newest.epoch]
+        still = [item for item in self._pending(self._newest) if self._is_open(item, shown)]
+        open_ = [e for e in self._expected if any((i.writer.subtask, i.tag) == e.at for i in still)]
+        if audit.since != NO_EPOCH:
+            reason = f"what was staged up to epoch {audit.since} was not counted"
+        elif len(open_) < len(still):
+            reason = "output of checkpoints that are not kept any more is not delivered yet"
+        if reason is not None:
+            return [Line("sink", name, None, None, "not provable", f"rows of older checkpoints: {reason}")]
+        earlier = reduce(removed, [*told, *(each.digest for each in open_)], total)
+        return [_older(name, earlier, shown)]
+
+    def _is_open(self, item: Pending, shown: Shown) -> bool:
+        standing = shown.standing.get(item.writer.subtask)
+        return standing is None or standing < item.tag
+
+
+def _older(name: str, earlier: RowDigest, shown: Shown) -> Line:
+    """Compare the rows of older checkpoints; rows below all that are told may be older than the job."""
+    assert shown.others is not None
+    hashes, strangers = shown.others.hashes, len(shown.others.hashes) - earlier.rows
+    verdict: Verdict
+    if strangers < 0 or strangers > shown.others.older:
+        than = "than the job has added before the checkpoints that are kept"
+        verdict, reason = "differs", f"{abs(strangers):,} rows {'more' if strangers > 0 else 'fewer'} {than}"
+    else:
+        left = hashes[strangers:]
+        found = RowDigest(len(left), int(left.sum(dtype=np.uint64)), int(np.bitwise_xor.reduce(left)))
+        verdict, why = compared(earlier, found)
+        before = f"; {strangers:,} rows were there before" if strangers else ""
+        reason = f"rows of older checkpoints{': ' + why if why else ''}{before}"
+    return Line("sink", name, None, None, verdict, reason, earlier.rows, len(hashes))
+
+
+def unread(manifests: Sequence[Manifest], reason: str) -> list[Line]:
+    """Return lines for sources and sinks that are not read at all."""
+    lines: list[Line] = []
+    for manifest in manifests:
+        for taken in manifest.audited.sources if manifest.audited is not None else ():
+            more = (("from_offset", taken.first), ("to_offset", taken.end))
+            where = taken.source, taken.partition, manifest.epoch
+            lines.append(Line("source", *where, "not provable", reason, taken.taken.rows, None, more))
+        for each in manifest.audited.sinks if manifest.audited is not None else ():
+            where_to = each.writer.sink, each.writer.subtask, manifest.epoch
+            lines.append(Line("sink", *where_to, "not provable", reason, whole(each.parts).rows))
+    return lines
+

@@ -1,0 +1,134 @@
+"""`holdfast audit JOB`: proves that records in = effects out, for every checkpoint that is kept.
+
+Ranges of the sources are read again and targets are read back; both are held against the digests in the checkpoints. A
+job's file says what its sources and targets are; with the name alone only the checkpoints are held against each other.
+A running job is audited as of its last completed epoch.
+
+Source: API.md; DESIGN section 13 (audit digests); docs/design/0018-audit.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import ConfigError, Damaged, Where
+from holdfast.runtime.cli import text
+from holdfast.runtime.cli.arguments import add_command
+from holdfast.runtime.cli.history import Stored, open_job
+from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.cli.rewind import job_of
+
+if TYPE_CHECKING:
+    from holdfast.runtime.audit_report import Report
+    from holdfast.runtime.steps import Plan
+
+EPOCHS_SHOWN_MAX = 3
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = add_command(
+        subparsers,
+        "audit",
+        "Prove that every record that was read came out once: reads sources and targets back. Changes nothing.",
+        "holdfast audit job.py\nholdfast audit job.py --from 117 --to 120 --json\nholdfast audit hot-auctions",
+    )
+    parser.add_argument("job", metavar="JOB", help="the job's Python file; with its name alone, nothing is read back")
+    parser.add_argument("--epoch", metavar="N", type=int, help="only this checkpoint")
+    parser.add_argument("--from", metavar="N", type=int, dest="first", help="from this checkpoint on")
+    parser.add_argument("--to", metavar="M", type=int, dest="last", help="up to this checkpoint")
+    parser.add_argument("--app", metavar="NAME", help="which app, if the file builds several")
+    parser.set_defaults(handler=handle)
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Audit the job. Exit status: 0 proven, or plainly not provable; 4 something differs; 5 something is away."""
+    root, name, plan = job_of(args)
+    stored = open_job(root, name)
+    kept = _kept(stored)
+    chosen = _chosen(args, stored, kept)
+    report = _audit(stored, plan, kept, chosen, args.job)
+    print_json(report.as_json()) if args.json else _print(report)
+    return Damaged.exit_status if report.verdict == "differs" else 0
+
+
+def _audit(stored: Stored, plan: Plan | None, kept: Sequence[Manifest], chosen: list[int], called: str) -> Report:
+    from holdfast.runtime import audit_checks, audit_reading
+    from holdfast.runtime.audit_report import Report
+
+    manifests = [manifest for manifest in kept if manifest.epoch in chosen]
+    lines = audit_checks.chain(kept, chosen)
+    for manifest in manifests:
+        lines += audit_checks.balances(manifest)
+    if plan is None:
+        reason = "only the job's file says where it is: holdfast audit JOB.py"
+        lines += audit_reading.unread(manifests, reason)
+    elif kept:
+        lines += audit_reading.sources(plan.sources, manifests)
+        lines += audit_reading.sinks(stored.repository, stored.job, plan.sinks, kept, set(chosen))
+    return Report(stored.name, tuple(chosen), tuple(lines))
+
+
+def _kept(stored: Stored) -> list[Manifest]:
+    """Return the manifests of the job's lineage, oldest first; one that expires meanwhile is left out."""
+    kept = []
+    for each in stored.job.completed:
+        try:
+            kept.append(stored.repository.load_manifest(each.body.manifest))
+        except Damaged:
+            now = stored.repository.read_log()
+            if now is None or each.body.epoch in {other.body.epoch for other in now.retained}:
+                raise
+    return kept
+
+
+def _chosen(args: argparse.Namespace, stored: Stored, kept: Sequence[Manifest]) -> list[int]:
+    """Return the epochs to audit. Raises ConfigError if there is none."""
+    if args.epoch is not None and (args.first is not None or args.last is not None):
+        raise ConfigError("--epoch names one checkpoint, --from and --to name several",
+                          not_done="nothing was read", next_step="give one or the other")  # fmt: skip
+    first = args.epoch if args.first is None else args.first
+    last = args.epoch if args.last is None else args.last
+    epochs = [int(manifest.epoch) for manifest in kept]
+    chosen = [e for e in epochs if (first is None or e >= first) and (last is None or e <= last)]
+    if not chosen and (epochs or (first, last) != (None, None)):
+        raise ConfigError(
+            f"job {stored.name!r} keeps no checkpoint that was asked for; epoch numbers have gaps",
+            not_done="nothing was read",
+            next_step=f"it keeps {epochs[0]} to {epochs[-1]}: holdfast checkpoints list {stored.name}"
+            if epochs else "wait for its first checkpoint",
+            where=Where(job=stored.name),
+        )
+    return chosen
+
+
+def _print(report: Report) -> None:
+    from holdfast.runtime.audit_report import grouped
+
+    if not report.epochs:
+        print(f"{report.job}: there is no checkpoint to audit yet")
+        return
+    rows = [
+        (line.kind, line.name or "chain", line.part, _epochs(epochs), line.rows, line.verdict, line.reason)
+        for line, epochs in grouped(report.lines)
+    ]
+    print(f"{report.job}: {report.verdict}, as of epoch {report.epochs[-1]} "
+          f"({text.plural(len(report.epochs), 'checkpoint')})\n")  # fmt: skip
+    print(text.table(("what", "name", "part", "epochs", "rows", "verdict", "reason"), rows))
+    if report.verdict == "differs":
+        advise(
+            f"holdfast: {report.job}: something differs from what its checkpoints say\n"
+            "Not done: nothing was changed.\n"
+            "Next: see the lines that differ; holdfast audit JOB.py --json has every epoch by itself"
+        )
+
+
+def _epochs(epochs: Sequence[int]) -> str:
+    if not epochs:
+        return "all kept"
+    if len(epochs) <= EPOCHS_SHOWN_MAX:
+        return ", ".join(map(str, epochs))
+    return f"{epochs[0]} to {epochs[-1]} ({len(epochs)})"

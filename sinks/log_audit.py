@@ -1,0 +1,83 @@
+"""What a log shows of a job's output: the rows of each tagged append, read back from its segments.
+
+Commits are read from the newest one back to the first that is of interest. Rows that a rewind made void count for
+nothing. An append without a tag between those of the job is nobody's output, and is counted.
+
+Invariants
+    - Nothing is written, and no row is taken from anywhere but the segment that its commit names.
+
+Source: storage/log.py, storage/voids.py; docs/design/0018-audit.md; PROTOCOL P17.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import Damaged
+from holdfast.model import RowDigest, Subtask, Tag
+from holdfast.ports import ObjectStore
+from holdfast.sinks.audited import Asked, Delivery, Gone, Shown
+from holdfast.storage.commits import Commits
+from holdfast.storage.digests import NOTHING, added
+from holdfast.storage.log import read_meta
+from holdfast.storage.logformat import Commit, LogMeta, LogSegment
+from holdfast.storage.rowhash import digest_of
+from holdfast.storage.segment import OpenSegment
+from holdfast.storage.voids import void_ranges
+
+READ_BYTES_MAX = 8 << 20
+
+
+def shown(where: str, store: ObjectStore, asked: Asked) -> Shown:
+    """See AuditableSink.shown."""
+    meta = read_meta(store)
+    if meta is None:
+        raise Gone(f"{where}: there is no log; there was, when the job ran")
+    commits = Commits(store, meta)
+    void = {(v.partition, v.first, v.end) for v in void_ranges(commits)}
+    prefix = f"{asked.job_uuid}/{asked.sink}/"
+    rows: dict[Delivery, RowDigest] = {}
+    wrong: dict[Delivery, str] = {}
+    untagged, commit = 0, commits.tail
+    # Which rows a compaction has left of an append, and which it has not, nobody knows any more.
+    through = 0 if commits.left is None else commits.left.through
+    while commit.sequence > through and any(tag.epoch > asked.after for tag in _ours(commit, prefix).values()):
+        subtask = _writer(commit.tag.writer, prefix) if commit.tag is not None else None
+        if commit.kind == "append" and commit.tag is None:
+            untagged += sum(segment.rows for segment in commit.segments)
+        elif commit.kind == "append" and commit.tag is not None and subtask is not None:
+            segments = [s for s in commit.segments if not _is_void(s, void)]
+            at = subtask, commit.tag.tag
+            try:
+                rows[at] = added(rows.get(at, NOTHING), _digest(store, meta, segments))
+            except Damaged as error:
+                wrong[at] = error.what
+            if commit.segments and not segments:
+                del rows[at]  # taken back as a whole
+        commit = commits.at(commit.sequence - 1)
+    lost = _ours(commits.at(through), prefix) if through else {}
+    return Shown(_ours(commits.tail, prefix), rows, lost, wrong, untagged=untagged)
+
+
+def _digest(store: ObjectStore, meta: LogMeta, segments: list[LogSegment]) -> RowDigest:
+    digest = NOTHING
+    for segment in segments:
+        opened, offset = OpenSegment(store, meta.schema, segment), segment.base
+        while offset < opened.end:
+            piece = opened.read(offset, READ_BYTES_MAX)
+            assert piece.rows is not None, "offsets that a segment holds have rows"
+            digest, offset = added(digest, digest_of(piece.rows)), piece.following
+    return digest
+
+
+def _ours(commit: Commit, prefix: str) -> dict[Subtask, Tag]:
+    found = {_writer(known.writer, prefix): known.tag for known in commit.tags}
+    return {subtask: tag for subtask, tag in found.items() if subtask is not None}
+
+
+def _writer(name: str, prefix: str) -> Subtask | None:
+    rest = name.removeprefix(prefix)
+    return Subtask(int(rest)) if name.startswith(prefix) and rest.isdecimal() else None
+
+
+def _is_void(segment: LogSegment, void: set[tuple[int, int, int]]) -> bool:
+    end = segment.base + segment.rows
+    return any(p == segment.partition and first <= segment.base and end <= last for p, first, last in void)

@@ -1,0 +1,163 @@
+"""Digests of parts and epochs: how they add up, and what a manifest says of them."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from holdfast.checkpoint.audit import (
+    Audit,
+    OperatorCount,
+    PartAudit,
+    SinkStaged,
+    SinkTotal,
+    SourceTaken,
+    balance,
+    joined,
+    manifest_audit,
+)
+from holdfast.checkpoint.manifest import Manifest, SubtaskPart, decode, encode, follow
+from holdfast.model import (
+    NO_EPOCH,
+    Epoch,
+    Generation,
+    JobUuid,
+    ObjectRef,
+    RowDigest,
+    SnapshotHandle,
+    SourcePosition,
+    Subtask,
+    Timeline,
+    Writer,
+)
+from holdfast.runtime.audit_checks import balances, chain
+
+OUT = Writer("out", Subtask(0))
+REF = ObjectRef("manifests/1", 1, "0" * 64)
+
+
+def took(first: int, end: int, partition: int = 0, known: RowDigest | None = None) -> SourceTaken:
+    return SourceTaken("s", partition, first, end, known or RowDigest(end - first, end, first))
+
+
+def gave(*parts: RowDigest, writer: Writer = OUT) -> SinkStaged:
+    return SinkStaged(writer, parts)
+
+
+def manifest(epoch: int, follows: int, *taken: SourceTaken, told: bool = True, offset: int | None = None) -> Manifest:
+    ends = {each.partition: each.end for each in taken}
+    positions = tuple(SourcePosition("s", p, end if offset is None else offset) for p, end in ends.items())
+    header = Manifest(
+        JobUuid("job"), Generation(1), Timeline(1), Epoch(epoch), Epoch(follows), 1, 1, positions, (), (), (), ()
+    )
+    audit = Audit(taken, (), (), (), NO_EPOCH)
+    return msgspec.structs.replace(header, audit=audit) if told else header
+
+
+class TestEpochsThatDidNotComplete:
+    def test_what_they_took_is_in_the_next_one_from_their_first_record_on(self) -> None:
+        one, two = took(0, 3, known=RowDigest(3, 5, 6)), took(3, 7, known=RowDigest(4, 10, 3))
+        assert joined([PartAudit((one,)), PartAudit((two,))]).sources == (took(0, 7, known=RowDigest(7, 15, 5)),)
+
+    def test_what_they_staged_stays_apart_part_by_part_in_order(self) -> None:
+        parts = PartAudit(sinks=(gave(RowDigest(1, 1, 1)),)), PartAudit(sinks=(gave(RowDigest(2, 2, 2)),))
+        assert joined(parts).sinks == (gave(RowDigest(1, 1, 1), RowDigest(2, 2, 2)),)
+
+    def test_operators_are_added_up(self) -> None:
+        counts = [OperatorCount("f", "function", 5, 4, 1), OperatorCount("f", "function", 7, 7, 0)]
+        assert joined(PartAudit(operators=(count,)) for count in counts).operators == (
+            OperatorCount("f", "function", 12, 11, 1),
+        )
+
+    def test_a_gap_between_them_stops_the_worker(self) -> None:
+        with pytest.raises(AssertionError, match="in neither"):
+            joined([PartAudit((took(0, 3),)), PartAudit((took(4, 5),))])
+
+
+class TestManifest:
+    def test_totals_go_on_from_epoch_to_epoch(self) -> None:
+        first = manifest_audit(NO_EPOCH, None, [PartAudit(sinks=(gave(RowDigest(2, 5, 6)),))])
+        assert first is not None
+        second = manifest_audit(Epoch(1), first, [PartAudit(sinks=(gave(RowDigest(3, 1, 1), RowDigest(1, 1, 2)),))])
+        assert second is not None
+        assert (second.totals, second.since) == ((SinkTotal("out", RowDigest(6, 7, 5)),), 0)
+
+    def test_after_checkpoints_without_digests_it_says_since_when_it_counts(self) -> None:
+        made = manifest_audit(Epoch(9), None, [PartAudit()])
+        assert made is not None and (made.totals, made.since) == ((), 9)
+
+    def test_one_worker_that_tells_nothing_makes_all_unknown(self) -> None:
+        assert manifest_audit(NO_EPOCH, None, [PartAudit(), None]) is None
+
+    def test_it_is_left_out_of_the_json_where_it_is_unknown(self) -> None:
+        unknown = manifest(3, 0, told=False)
+        assert "audit" not in json.loads(encode(unknown))
+        assert decode(encode(unknown), REF).audited is None
+
+    def test_it_comes_back_as_it_was_also_with_the_largest_sums(self) -> None:
+        known = manifest(3, 0, took(0, 1, known=RowDigest(1, (1 << 64) - 1, (1 << 64) - 1)))
+        assert decode(encode(known), REF) == known
+
+    def test_the_ack_of_a_worker_is_where_it_comes_from(self) -> None:
+        handles = [SnapshotHandle(Subtask(0), (0, 1), (), NO_EPOCH, ())]
+        part = SubtaskPart(Subtask(0), (SourcePosition("s", 0, 3),), None, {}, (), audit=PartAudit((took(0, 3),)))
+        made = follow(handles, (), (), {}, manifest(3, 0, told=False), [part])
+        assert made.audited == Audit((took(0, 3),), (), (), (), NO_EPOCH)
+
+
+class TestChain:
+    def verdict(self, *manifests: Manifest) -> tuple[str, str | None]:
+        line = chain(manifests, [manifests[-1].epoch])[0]
+        return line.verdict, line.reason
+
+    def test_an_epoch_that_begins_where_the_one_before_ended_is_proven(self) -> None:
+        assert self.verdict(manifest(3, 0, took(0, 5)), manifest(7, 3, took(5, 9))) == ("proven", None)
+
+    def test_the_first_epoch_of_a_job_has_none_before_it(self) -> None:
+        assert self.verdict(manifest(3, 0, took(0, 5))) == ("proven", None)
+
+    def test_records_that_were_left_out_differ(self) -> None:
+        verdict, reason = self.verdict(manifest(3, 0, took(0, 5)), manifest(7, 3, took(6, 9)))
+        assert verdict == "differs" and "between offsets 5 and 6 were taken not at all" in str(reason)
+
+    def test_records_that_were_taken_again_differ(self) -> None:
+        verdict, reason = self.verdict(manifest(3, 0, took(0, 5)), manifest(7, 3, took(2, 9)))
+        assert verdict == "differs" and "between offsets 2 and 5 were taken again" in str(reason)
+
+    def test_records_beyond_where_reading_goes_on_differ(self) -> None:
+        verdict, reason = self.verdict(manifest(3, 0, took(0, 5), offset=4))
+        assert verdict == "differs" and "reading goes on at 4" in str(reason)
+
+    def test_a_partition_that_two_workers_took_differs(self) -> None:
+        assert self.verdict(manifest(3, 0, took(0, 5), took(0, 5)))[0] == "differs"
+
+    def test_an_epoch_whose_predecessor_is_not_kept_is_not_provable(self) -> None:
+        assert self.verdict(manifest(7, 3, took(5, 9)))[0] == "not provable"
+
+    def test_an_epoch_without_digests_is_not_provable(self) -> None:
+        assert self.verdict(manifest(7, 0, told=False))[0] == "not provable"
+
+
+class TestBalance:
+    def test_rows_are_given_dropped_late_or_dead(self) -> None:
+        assert balance(OperatorCount("f", "function", 10, 5, 2, 1, 2)) == 0
+        assert balance(OperatorCount("f", "function", 10, 5, 2)) == 3
+
+    def test_a_filter_need_not_give_what_it_takes(self) -> None:
+        assert balance(OperatorCount("f", "filter", 10, 5)) is None
+
+    def test_a_table_takes_all_that_came_by_its_edge(self) -> None:
+        edge = {"edge 0": OperatorCount("edge 0", "edge", 11, 11)}
+        assert balance(OperatorCount("t", "keyed", 10, 5, after="edge 0"), edge) == 1
+
+    def test_rows_that_an_edge_lost_differ(self) -> None:
+        lost = Audit((), (), (OperatorCount("edge 0", "edge", 10, 9),), (), NO_EPOCH)
+        (line,) = balances(msgspec.structs.replace(manifest(3, 0), audit=lost))
+        assert (line.verdict, line.reason) == ("differs", "1 rows of 10 are not accounted for")
+
+    def test_records_that_were_taken_and_did_not_come_in_differ(self) -> None:
+        lost = Audit((took(0, 5),), (), (OperatorCount("s", "source", 4, 4),), (), NO_EPOCH)
+        (line,) = balances(msgspec.structs.replace(manifest(3, 0), audit=lost))
+        assert (line.verdict, line.reason) == ("differs", "5 records were taken, 4 came in")

@@ -1,0 +1,434 @@
+"""`holdfast audit` on real targets: what is as it was left is proven, what was changed since is found."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.checkpoint.catalogue import Retention
+from holdfast.errors import Unavailable
+from holdfast.runtime.cli.jobfile import load
+from holdfast.runtime.cluster import Cluster
+from holdfast.state.keygroups import range_of
+from holdfast.storage.commits import Commits
+from holdfast.storage.local import LocalObjects
+from holdfast.storage.log import LogWriter, create_log, read_meta
+from holdfast.storage.logformat import commit_path, encode_commit
+from holdfast.storage.segment import encode_segment, segment_hash
+
+JOB = '''
+from dataclasses import dataclass
+import polars as pl
+import holdfast as hf
+
+@dataclass
+class Said:
+    n: int
+    word: str
+
+def no_nine(row):
+    if row.n % 10 == 9:
+        raise ValueError("a nine")
+    return row
+
+app = hf.App("words", root={root!r}, dlq=hf.Log({folder!r} + "/dead"))
+rows = app.source("rows", hf.Log({folder!r} + "/input", Said))
+rows.map(no_nine, to=Said, on_error="dlq").sink("copy", hf.Log({folder!r} + "/copy", key=["word"], partitions=2))
+rows.sink("added", hf.SQLite({folder!r} + "/out.db", "added"))
+totals = rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n"))
+totals.sink("all", hf.SQLite({folder!r} + "/out.db", "totals", ["word"]))
+totals.filter(pl.col("total") % 2 == 0).sink("some", hf.SQLite({folder!r} + "/out.db", "some", ["word"], "idempotent"))
+'''
+SAID = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("word", pa.string(), nullable=False)])
+
+
+AT_ONCE = '''
+from dataclasses import dataclass
+import holdfast as hf
+
+@dataclass
+class Said:
+    n: int
+    word: str
+
+def one(n):
+    return Said(n, "abc"[n % 3])
+
+app = hf.App("words", root={root!r})
+rows = app.source("rows", hf.Generator(Said, one, rate=1e6, count=40), partitioned_by=["n"])
+rows.sink("last", hf.SQLite({folder!r} + "/out.db", "last", ["n"], "idempotent"))
+rows.filter(lambda row: row.n % 2 == 0).sink("even", hf.SQLite({folder!r} + "/out.db", "even", ["n"]))
+'''
+
+
+UNDECODABLE = '''
+from dataclasses import dataclass
+import holdfast as hf
+
+@dataclass
+class Said:
+    n: int
+
+def one(n):
+    return Said(n) if n % 4 else "no row"
+
+app = hf.App("words", root={root!r}, dlq=hf.Log({folder!r} + "/dead"))
+app.source("rows", hf.Generator(Said, one, count=40), on_error="dlq").sink("copy", hf.Log({folder!r} + "/copy"))
+'''
+
+
+class Refusing(LocalObjects):
+    """A store that now and then refuses to take segments: their epochs are given up."""
+
+    refuses = False
+
+    def put(self, path: str, data: bytes) -> None:
+        if self.refuses and path.startswith("segments/"):
+            raise Unavailable("the store is away", next_step="try again")
+        super().put(path, data)
+
+
+class Job:
+    """The job of JOB on disk, run in this process, and the command that audits it."""
+
+    def __init__(self, folder: Path, holdfast: Callable[..., Any], code: str = JOB, partitions: int = 3) -> None:
+        self.folder, self.file, self._holdfast = folder, folder / "job.py", holdfast
+        self.file.write_text(code.format(root=str(folder / "root"), folder=str(folder)))
+        create_log(LocalObjects(folder / "input"), SAID, 3)
+        self.input = LogWriter(LocalObjects(folder / "input"))
+        self.plan = load(str(self.file)).plan()
+        for spec in self.plan.sinks:
+            spec.sink.prepare(spec.schema, spec.upsert_key)
+        self.store = Refusing(folder / "root" / "words")
+        self.cluster = Cluster(self.plan, 2, 1, self.store, 1.0, {"rows": tuple(range(partitions))})
+        self.cluster.change_rules(epoch_deadline=1.5)
+        self.cluster.begin()
+        self.said = 0
+
+    def run(self, *counts: int) -> None:
+        """Give so many records, one epoch after the other."""
+        for count in counts:
+            rows = [{"n": n, "word": "abcdef"[n * n % 6]} for n in range(self.said, self.said + count)]
+            self.said += count
+            self.input.append({p: pa.Table.from_pylist(rows[p::3], schema=SAID) for p in range(3)})
+            self.cluster.pass_time(2.5)
+            assert self.cluster.driver.outcome is None
+
+    def give_up_epochs(self, *counts: int) -> None:
+        """Give so many records, and let no epoch of them complete before the end."""
+        before = self.cluster.driver.state.given_up
+        self.store.refuses = True
+        self.run(*counts)
+        self.store.refuses = False
+        self.cluster.pass_time(2.0)
+        assert self.cluster.driver.state.given_up > before
+
+    def start_again(self, parallelism: int, **changed: Any) -> None:
+        ranges = tuple(range_of(i, parallelism, self.plan.key_groups) for i in range(parallelism))
+        self.cluster.change_rules(key_ranges=ranges, **changed)
+        self.cluster.replace_driver()
+        self.cluster.pass_time(1.0)
+
+    def rewind(self, back: int) -> None:
+        """Go back by so many checkpoints."""
+        before = self.cluster.driver.state.job
+        wanted = {"epoch": before.completed[-1 - back].body.epoch, "timeline": before.timeline}
+        answer = self.cluster.driver.asked("rewind", wanted, before.generation, before.generation)
+        assert answer is not None and answer["accepted"]
+        self.cluster.pass_time(3.0)
+        assert self.cluster.driver.state.job.timeline == before.timeline + 1
+
+    def audit(self, *arguments: str) -> dict[str, Any]:
+        ended = self._holdfast("audit", str(self.file), "--json", *arguments)
+        shown: dict[str, Any] = ended.json
+        assert ended.status == (4 if shown["verdict"] == "differs" else 0), shown
+        return shown
+
+    def differing(self) -> set[tuple[str, int | None]]:
+        """Return name and writer or partition of everything that the audit finds changed."""
+        shown = self.audit()
+        found = [(each.get("sink", each.get("source")), each.get("writer", each.get("partition")))
+                 for kind in ("sources", "sinks") for each in shown[kind] if each["verdict"] == "differs"]  # fmt: skip
+        assert bool(found) == (shown["verdict"] == "differs")
+        return set(found)
+
+    def sql(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.folder / "out.db")) as db, db:
+            assert db.execute(statement).rowcount > 0, "nothing was tampered with"
+
+    def forge(self, log: str, change: Callable[[pa.Table], pa.Table]) -> None:
+        """Change the rows of a log's first segment, with sizes and hashes as whoever knows the format would."""
+        store = LocalObjects(self.folder / log)
+        meta = read_meta(store)
+        assert meta is not None
+        commits = Commits(store, meta)
+        found = next(c for n in range(1, commits.tail.sequence + 1) if (c := commits.at(n)).segments)
+        first, *others = found.segments
+        data = encode_segment(change(pa.ipc.open_file(store.get(first.path)).read_all()))
+        forged = replace(first, size=len(data), xxh3=segment_hash(data))
+        store.put(first.path, data)
+        store.put(commit_path(found.sequence), encode_commit(replace(found, segments=(forged, *others))))
+
+
+@pytest.fixture
+def job(tmp_path: Path, holdfast: Callable[..., Any]) -> Job:
+    return Job(tmp_path, holdfast)
+
+
+def verdicts(shown: dict[str, Any], kind: str) -> set[str]:
+    return {each["verdict"] for each in shown[kind]}
+
+
+def longer(rows: pa.Table) -> pa.Table:
+    """Give the first row another number."""
+    return rows.set_column(0, rows.schema.field(0), pa.array([n + 10 for n in rows.column(0).to_pylist()]))
+
+
+def doubled(rows: pa.Table) -> pa.Table:
+    """Put the first row into the place of the last one."""
+    return pa.concat_tables([rows.slice(0, rows.num_rows - 1), rows.slice(0, 1)])
+
+
+class TestAuditOfWhatIsAsItWasLeft:
+    def test_sources_and_targets_of_every_kept_epoch_are_proven(self, job: Job) -> None:
+        job.run(20, 31, 7)
+        shown = job.audit()
+        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
+        assert sum(each["rows"] for each in shown["sources"]) == 58
+        assert {each["sink"] for each in shown["sinks"]} == {"copy", "added", "all", "some", "dlq"}
+        assert (verdicts(shown, "operators"), shown["verdict"]) == ({"proven"}, "proven")
+
+    def test_a_job_that_was_rewound_is_proven_on_its_new_timeline(self, job: Job) -> None:
+        job.run(20, 31, 7)
+        job.rewind(2)
+        job.run(13)
+        shown = job.audit()
+        assert shown["verdict"] == "proven"
+        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
+        assert {each["timeline"] for each in shown["epochs"]} == {1, 2}
+        assert sum(each["rows"] for each in shown["sources"]) == 71
+
+    def test_a_job_with_another_parallelism_is_proven_over_the_change(self, job: Job) -> None:
+        job.run(20, 31)
+        job.start_again(3)
+        job.run(17)
+        job.start_again(1)
+        job.run(9)
+        shown = job.audit()
+        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
+        assert {each["writer"] for each in shown["sinks"] if each["sink"] == "all"} >= {0, 1}
+
+    def test_workers_that_are_killed_leave_no_gap_and_nothing_twice(self, job: Job) -> None:
+        for _ in range(4):
+            job.run(23)
+            job.cluster.crash(min(job.cluster.members))
+            job.cluster.pass_time(1.0)
+        shown = job.audit()
+        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
+        assert sum(each["rows"] for each in shown["sources"]) == 92
+
+    def test_epochs_that_were_given_up_are_in_the_next_one(self, job: Job) -> None:
+        job.run(20)
+        job.give_up_epochs(31, 7)
+        job.run(12)
+        shown = job.audit()
+        assert shown["verdict"] == "proven"
+        assert sum(each["rows"] for each in shown["sources"]) == 70
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_whatever_happens_to_a_job_nothing_differs(
+        self, tmp_path: Path, holdfast: Callable[..., Any], seed: int
+    ) -> None:
+        rng = random.Random(seed)
+        job = Job(tmp_path, holdfast)
+        job.run(5)
+        for _ in range(6):
+            rng.choice((
+                lambda: job.run(rng.randrange(30)),
+                lambda: job.give_up_epochs(rng.randrange(30), rng.randrange(30)),
+                lambda: job.start_again(rng.choice((1, 2, 3)), retention=Retention(rng.choice((2, 10)), 0, 100)),
+                lambda: job.cluster.crash(rng.choice(sorted(job.cluster.members))),
+                lambda: job.rewind(rng.choice((0, 1))),
+            ))()  # fmt: skip
+            job.run(rng.randrange(1, 20))
+            if rng.random() < 0.3:
+                job.audit()
+        shown = job.audit()
+        assert shown["verdict"] in ("proven", "proven in part")
+        assert verdicts(shown, "sources") == verdicts(shown, "operators") == {"proven"}
+
+    def test_what_is_kept_of_a_longer_life_is_proven_with_all_rows_that_were_added(self, job: Job) -> None:
+        job.start_again(2, retention=Retention(2, 0, 100))
+        job.run(20, 31, 7, 12, 5, 3)
+        shown = job.audit()
+        assert shown["epochs"][0]["verdict"] == "not provable"
+        assert "is not kept any more" in shown["epochs"][0]["reason"]
+        older = [each for each in shown["sinks"] if each["sink"] == "added" and each["epoch"] is None]
+        assert [(each["verdict"], each["writer"]) for each in older] == [("proven", None)]
+        assert 0 < older[0]["rows"] < 78
+        job.cluster.pass_time(5.0)  # now all rows are of checkpoints that are not kept
+        assert verdicts(job.audit(), "sinks") == {"proven"}
+        job.sql("DELETE FROM added WHERE rowid = 1")  # of a checkpoint that is not kept any more
+        assert job.differing() == {("added", None)}
+
+    def test_rows_that_were_in_the_table_before_the_job_are_no_difference(self, job: Job) -> None:
+        with closing(sqlite3.connect(job.folder / "out.db")) as db, db:
+            db.execute("INSERT INTO added VALUES (7, 'seven')")
+        job.run(20)
+        shown = job.audit()
+        (whole,) = [each for each in shown["sinks"] if each["sink"] == "added" and each["epoch"] is None]
+        assert (whole["verdict"], whole["reason"]) == ("proven", "rows of older checkpoints; 1 rows were there before")
+
+    def test_one_epoch_or_some_can_be_chosen(self, job: Job) -> None:
+        job.run(20, 31, 7)
+        epochs = [each["epoch"] for each in job.audit()["epochs"]]
+        middle = job.audit("--epoch", str(epochs[1]))
+        assert {each["epoch"] for each in middle["sources"]} == {epochs[1]}
+        some = job.audit("--from", str(epochs[1]))
+        assert [each["epoch"] for each in some["epochs"]] == epochs[1:]
+
+
+    def test_a_log_that_is_gone_is_not_readable_any_more(self, job: Job) -> None:
+        job.run(20)
+        (job.folder / "input").rename(job.folder / "elsewhere")
+        shown = job.audit()
+        assert verdicts(shown, "sources") == {"not provable"}
+        assert verdicts(shown, "sinks") == {"proven"}
+
+    def test_sinks_that_are_written_at_once_are_counted_and_said_to_be_not_provable(
+        self, tmp_path: Path, holdfast: Callable[..., Any]
+    ) -> None:
+        job = Job(tmp_path, holdfast, AT_ONCE, partitions=1)
+        job.cluster.pass_time(5.0)
+        shown = job.audit()
+        assert sum(each["rows"] for each in shown["sources"]) == 40
+        assert verdicts(shown, "sources") == {"proven"}
+        assert {each["verdict"] for each in shown["sinks"] if each["sink"] == "even"} == {"proven"}
+        last = [each for each in shown["sinks"] if each["sink"] == "last"]
+        assert sum(each["rows"] for each in last) == 40
+        assert {each["verdict"] for each in last} == {"not provable"}
+        assert all("written at once" in each["reason"] for each in last)
+
+
+    def test_a_target_that_somebody_holds_is_unavailable(self, job: Job, holdfast: Callable[..., Any]) -> None:
+        job.run(20)
+        with closing(sqlite3.connect(job.folder / "out.db")) as db:
+            db.execute("BEGIN EXCLUSIVE")
+            ended = holdfast("audit", str(job.file), "--json")
+        assert (ended.status, ended.json["kind"]) == (5, "unavailable")
+        assert ended.json["not_done"] == "nothing of it was read"
+
+    def test_records_that_cannot_be_decoded_are_accounted_for(
+        self, tmp_path: Path, holdfast: Callable[..., Any]
+    ) -> None:
+        job = Job(tmp_path, holdfast, UNDECODABLE, partitions=1)
+        job.cluster.pass_time(5.0)
+        shown = job.audit()
+        assert shown["verdict"] == "proven"
+        source = [each for each in shown["operators"] if each["kind"] == "source"]
+        assert [sum(each[way] for each in source) for way in ("rows_in", "rows_out", "dlq")] == [40, 30, 10]
+
+
+class TestAuditWithoutDigests:
+    def test_what_was_not_digested_is_unknown_and_never_nothing(self, job: Job) -> None:
+        job.start_again(2, audit="off")
+        job.run(20)
+        job.start_again(2, audit="rows")
+        job.run(10)
+        shown = job.audit()
+        assert shown["epochs"][0]["verdict"] == "not provable"
+        assert "proven" in verdicts(shown, "sources")
+        (whole,) = [each for each in shown["sinks"] if each["sink"] == "added" and each["epoch"] is None]
+        assert whole["verdict"] == "not provable" and "was not counted" in whole["reason"]
+
+    def test_counts_alone_prove_counts_and_say_so(self, job: Job) -> None:
+        job.start_again(2, audit="counts")
+        job.run(20)
+        assert {each["reason"] for each in job.audit()["sources"]} == {"by count only"}
+        job.sql("UPDATE added SET word = 'z' WHERE n = 3")
+        assert job.differing() == set()
+        job.sql("DELETE FROM added WHERE n = 3")
+        assert ("added", None) in {(name, None) for name, _ in job.differing()}
+
+    def test_with_the_name_alone_the_checkpoints_are_held_against_each_other(
+        self, job: Job, holdfast: Callable[..., Any]
+    ) -> None:
+        job.run(20, 5)
+        ended = holdfast("audit", "words", "--root", str(job.folder / "root"), "--json")
+        assert ended.status == 0
+        assert verdicts(ended.json, "epochs") == {"proven"}
+        assert verdicts(ended.json, "sources") == verdicts(ended.json, "sinks") == {"not provable"}
+
+    def test_people_are_told_in_a_few_lines(self, job: Job, holdfast: Callable[..., Any]) -> None:
+        job.run(20, 5)
+        ended = holdfast("audit", str(job.file))
+        assert ended.status == 0
+        assert ended.out.startswith("words: proven, as of epoch ")
+        assert len(ended.out.splitlines()) < 30
+
+
+class TestAuditOfATamperedTarget:
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "UPDATE added SET word = 'z' WHERE n = 3",
+            "UPDATE added SET n = 4 WHERE n = 3",
+            "DELETE FROM added WHERE n = 30",
+            "INSERT INTO added SELECT * FROM added WHERE n = 3",
+            "UPDATE added SET n = 'three' WHERE n = 3",
+        ],
+    )
+    def test_a_table_without_a_key(self, job: Job, statement: str) -> None:
+        job.run(20, 31, 7)
+        job.sql(statement)
+        assert {name for name, _ in job.differing()} == {"added"}
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "UPDATE totals SET total = total + 1 WHERE word = 'b'",
+            "DELETE FROM totals WHERE word = 'e'",
+            "UPDATE holdfast_undo SET before = replace(before, '1', '2') WHERE sink = 'all' AND before LIKE '%1%'",
+        ],
+    )
+    def test_a_table_with_a_key(self, job: Job, statement: str) -> None:
+        job.run(20, 31, 7)
+        job.sql(statement)
+        assert {name for name, _ in job.differing()} == {"all"}
+
+    def test_a_row_that_came_back_though_it_was_deleted(self, job: Job) -> None:
+        job.run(20, 31, 7)
+        assert job.differing() == set()
+        job.sql("INSERT INTO some SELECT word, rows, total, '' FROM totals WHERE word NOT IN (SELECT word FROM some)")
+        assert {name for name, _ in job.differing()} == {"some"}
+
+    @pytest.mark.parametrize("change", [longer, doubled])
+    def test_a_log_whose_hashes_were_made_to_fit(self, job: Job, change: Callable[[pa.Table], pa.Table]) -> None:
+        job.run(40, 31)
+        job.forge("copy", change)
+        assert {name for name, _ in job.differing()} == {"copy"}
+
+    def test_rows_that_were_appended_to_a_log_by_hand(self, job: Job) -> None:
+        job.run(20)
+        LogWriter(LocalObjects(job.folder / "copy")).append({0: pa.Table.from_pylist([{"n": 3, "word": "d"}], SAID)})
+        job.run(7)
+        assert job.differing() == {("copy", None)}
+
+    @pytest.mark.parametrize("change", [longer, doubled])
+    def test_a_log_that_is_read(self, job: Job, change: Callable[[pa.Table], pa.Table]) -> None:
+        job.run(20, 31)
+        job.forge("input", change)
+        assert job.differing() == {("rows", 0)}
+
+    def test_a_tag_that_was_taken_back(self, job: Job) -> None:
+        job.run(20, 31)
+        job.sql("DELETE FROM holdfast_progress WHERE sink = 'all' AND writer = 0")
+        assert job.differing() == {("all", 0)}

@@ -1,0 +1,138 @@
+"""What SQLite tables and logs show of deliveries, held against what was staged for them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.audited import Asked, Gone, Shown
+from holdfast.sinks.contract import Rewinding
+from holdfast.sinks.staging import Part, Stage, decode
+from holdfast.storage.digests import NOTHING
+
+JOB = "job"
+SCHEMA = pa.schema([
+    pa.field("k", pa.int32(), nullable=False), pa.field("name", pa.string(), nullable=False),
+    pa.field("x", pa.float64()), pa.field("small", pa.float32()), pa.field("text", pa.large_string()),
+    pa.field("raw", pa.binary()), pa.field("yes", pa.bool_()), pa.field("at", pa.timestamp("us", "UTC")),
+    pa.field("day", pa.date32()), pa.field("byte", pa.uint8()),
+])  # fmt: skip
+row = st.fixed_dictionaries({
+    "k": st.integers(0, 3), "name": st.sampled_from(["a", "b'\"", "é\x00"]),
+    "x": st.none() | st.floats(), "small": st.none() | st.floats(width=32),
+    "text": st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=4),
+    "raw": st.none() | st.binary(max_size=4), "yes": st.none() | st.booleans(),
+    "at": st.none() | st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31), timezones=st.just(dt.UTC)),
+    "day": st.none() | st.dates(), "byte": st.none() | st.integers(0, 255),
+})  # fmt: skip
+KEY = ("k", "name")
+deliveries = st.lists(st.tuples(st.integers(0, 1), st.lists(st.tuples(row, st.booleans()), max_size=6)), max_size=6)
+
+
+def tag(epoch: int, timeline: int = 1) -> Tag:
+    return Tag(Timeline(timeline), Epoch(epoch))
+
+
+def staged(rows: list[tuple[dict[str, Any], bool]], upsert: bool) -> Part | None:
+    """Return the part; of an upsert stream, those marked are deletes."""
+    stage = Stage(SCHEMA, KEY if upsert else None)
+    for values, delete in rows:
+        batch = pa.RecordBatch.from_pylist([values], schema=SCHEMA)
+        stage.add(batch.append_column("_op", pa.array([int(delete)], pa.int8())) if upsert else batch)
+    return stage.seal(hashed=True)
+
+
+def ask(sink: Any, upsert: bool = False, after: int = 0, job: str = JOB) -> Shown:
+    shown: Shown = sink.shown(Asked(job, "out", SCHEMA, KEY if upsert else None, Epoch(after)))
+    return shown
+
+
+class TestWhatIsReadBack:
+    @settings(max_examples=40, deadline=None)
+    @given(deliveries, st.sampled_from(["table", "keyed", "idempotent", "log"]))
+    def test_has_the_digests_of_what_was_staged(
+        self, given: list[tuple[int, list[tuple[dict[str, Any], bool]]]], kind: str
+    ) -> None:
+        with TemporaryDirectory() as folder:
+            upsert = kind in ("keyed", "idempotent")
+            sink: Any = hf.Log(f"{folder}/log", partitions=2) if kind == "log" else hf.SQLite(
+                f"{folder}/out.db", "out", KEY if upsert else None, "idempotent" if kind == "idempotent" else
+                "transactional",
+            )  # fmt: skip
+            sink.prepare(SCHEMA, KEY if upsert else None)
+            wanted: dict[tuple[int, Tag], RowDigest] = {}
+            for epoch, (_, rows) in enumerate(given, 1):
+                writer = Writer("out", Subtask(epoch % 2))
+                # A key belongs to one writer.
+                mine = [(values | {"k": values["k"] * 2 + writer.subtask}, delete) for values, delete in rows]
+                part = staged(mine, upsert)
+                with closing(sink.open(JOB, writer)) as target:
+                    target.deliver(tag(epoch), [] if part is None else decode(part.data))
+                if part is not None:
+                    wanted[writer.subtask, tag(epoch)] = part.digest
+            shown = ask(sink, upsert)
+            assert {at: digest for at, digest in shown.rows.items() if digest.rows} == wanted
+            assert not shown.wrong and not shown.untagged
+            assert shown.others is None or len(shown.others.hashes) == 0
+
+
+class TestWhatATableCannotTell:
+    def sink(self, folder: Path, key: tuple[str, ...] | None = None) -> hf.SQLite:
+        sink = hf.SQLite(folder / "out.db", "out", key)
+        sink.prepare(SCHEMA, None)
+        for epoch in (1, 2, 3):
+            part = staged([(self.row(epoch), False)], False)
+            assert part is not None
+            with closing(sink.open(JOB, Writer("out", Subtask(0)))) as target:
+                target.deliver(tag(epoch), decode(part.data))
+        return sink
+
+    def row(self, number: int) -> dict[str, Any]:
+        return dict.fromkeys(SCHEMA.names) | {"k": number, "name": "a"}
+
+    def test_deliveries_whose_before_images_were_dropped_are_lost(self, tmp_path: Path) -> None:
+        sink = self.sink(tmp_path)
+        with closing(sink.open(JOB, Writer("out", Subtask(0)))) as target:
+            target.forget(tag(2))
+        shown = ask(sink)
+        assert (shown.lost, list(shown.rows)) == ({0: tag(2)}, [(0, tag(3))])
+        assert shown.others is not None and (len(shown.others.hashes), shown.others.older) == (2, 2)
+
+    def test_what_a_rewind_took_back_is_not_shown(self, tmp_path: Path) -> None:
+        for key in (None, KEY):
+            folder = tmp_path / str(key is None)
+            folder.mkdir()
+            sink = self.sink(folder, key)
+            writer = Writer("out", Subtask(0))
+            sink.repair(Rewinding(JOB, "out", tag(1, 2), (writer,)), SCHEMA, None)
+            assert [at for at, found in ask(sink).rows.items() if found != NOTHING] == [(0, tag(1))]
+
+    def test_a_table_that_is_gone_is_said_to_be(self, tmp_path: Path) -> None:
+        sink = self.sink(tmp_path)
+        with closing(sqlite3.connect(tmp_path / "out.db")) as db, db:
+            db.execute("DROP TABLE out")
+        with pytest.raises(Gone, match="are not there"):
+            ask(sink)
+        (tmp_path / "out.db").unlink()
+        with pytest.raises(Gone, match="the file is not there"):
+            ask(sink)
+
+    def test_other_jobs_deliveries_are_not_shown(self, tmp_path: Path) -> None:
+        assert ask(self.sink(tmp_path), job="another").rows == {}
+
+    def test_a_value_that_no_row_of_the_job_can_have_is_wrong(self, tmp_path: Path) -> None:
+        sink = self.sink(tmp_path, KEY)
+        with closing(sqlite3.connect(tmp_path / "out.db")) as db, db:
+            db.execute("UPDATE out SET yes = 7 WHERE k = 2")
+        assert ask(sink).wrong == {(0, tag(2)): "column 'yes' holds what is no bool: 7"}
