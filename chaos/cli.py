@@ -51,7 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
     prove.add_argument("--seeds", type=int, default=500, metavar="N", help="give up after so many; default 500")
     prove.add_argument("--first", type=int, default=0, metavar="S", help="the first seed; default 0")
     prove.add_argument("--mutant", metavar="NAME", help="only this one")
-    evidence_cli.add_commands(commands, _command)
+    evidence_cli.add_commands(commands, _command, play_all)
 
 
 def run_simulate(args: argparse.Namespace) -> int:

@@ -86,7 +86,8 @@ def _detail(rng: random.Random, kind: str) -> str:
 
 
 def _samples(rng: random.Random, outages: list[tuple[float, float, str]]) -> list[Record]:
-    job, records, slow = _Job(), [], 1.0
+    job, slow = _Job(), 1.0
+    records: list[Record] = []
     for second in range(1, 900):
         at = second * 1_000.0
         now = [kind for began, over, kind in outages if began <= at < over + 400]

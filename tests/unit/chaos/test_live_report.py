@@ -31,8 +31,6 @@ from holdfast.chaos.page import page, write
 from holdfast.errors import ConfigError, Damaged
 from holdfast.runtime.cli.main import main
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 BEGIN = Begin(at_ms=0, job="job dir/job.py", seed=3, scenario="s.toml")
 HELD = End(at_ms=9_000, verdict="held")
 PASSED = Check(at_ms=8_000, name="totals", passed=True, lost=0)
