@@ -1,7 +1,7 @@
 """`holdfast chaos report|soak|statement`: what runs under faults prove, and how much of it there is.
 
-Exit status: 0 everything held, 1 something did not or is not proven, 2 wrong use, 4 a journal or log is damaged, 6 a
-soak runs in that folder already.
+Exit status: 0 everything held, 1 nothing is proven, 2 wrong use, 4 something did not hold, or a journal or log is
+damaged, 6 a soak runs in that folder already.
 
 Source: DESIGN section 10.
 """
@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.chaos import live_port, page, soak
+from holdfast.chaos.live_records import Verdict
 from holdfast.chaos.live_report import as_json, summarise, text_lines
 from holdfast.chaos.report import Summary
 from holdfast.chaos.soak_log import SoakLog, state, statement_json, statement_lines
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.reporting import advise, print_json
 
+STATUS: dict[Verdict, int] = {"held": 0, "not_proven": 1, "violated": 4}
 PlayAll = Callable[[range, int], Summary]
 AddCommand = Callable[[Any, str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 
@@ -54,7 +56,7 @@ def run_report(args: argparse.Namespace) -> int:
     else:
         print("\n".join(text_lines(report)))
     advise(f"page: {paths.html}")
-    return 0 if report.verdict == "held" else 1
+    return STATUS[report.verdict]
 
 
 def run_soak(args: argparse.Namespace, play_all: PlayAll) -> int:
@@ -85,8 +87,10 @@ def _show(log: SoakLog, as_json: bool, folder: Path) -> int:
     else:
         print("\n".join(statement_lines(stated)))
     advise(f"log: {folder / soak.LOG}")
-    newest = stated[0] if stated else None
-    return 0 if newest is not None and newest.recoveries and not newest.violations and not newest.never_struck else 1
+    if not stated or not stated[0].recoveries:
+        return STATUS["not_proven"]
+    newest = stated[0]
+    return STATUS["violated" if newest.violations else "not_proven" if newest.never_struck else "held"]
 
 
 def _live_runs(scenario: str | None, job: str | None) -> soak.LiveRuns | None:

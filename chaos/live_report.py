@@ -232,7 +232,6 @@ def replay_command(begin: Begin) -> str | None:
     path = scenario_path(begin.scenario)
     if path is None or begin.job is None:
         return None
-    path = path if path.endswith(".toml") else f"{path}.toml"  # its name alone is known
     seed = [] if begin.seed is None else ["--seed", str(begin.seed)]
     return shlex.join(["holdfast", "chaos", "run", path, "--job", begin.job, *seed])
 

@@ -56,8 +56,11 @@ class ReportPaths:
     html: Path
 
 
-def write(journal: Path) -> ReportPaths:
+def write(journal: Path, again: str | None = None) -> ReportPaths:
     """Write report.json and report.html beside a journal.
+
+    Args:
+        again: The command that does the same again, if it is not that of the journal.
 
     Raises:
         ConfigError: there is no such journal.
@@ -65,6 +68,8 @@ def write(journal: Path) -> ReportPaths:
     """
     parsed = read(journal)
     report = summarise(parsed)
+    if again is not None:
+        report = msgspec.structs.replace(report, replay=again)
     paths = ReportPaths(journal.with_name(SUMMARY), journal.with_name(PAGE))
     _replace(paths.json, as_json(report))
     _replace(paths.html, page(parsed, report).encode())

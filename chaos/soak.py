@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -104,6 +105,8 @@ class Soak:
         page.write(journal)
         report = summarise(page.read(journal))
         violated = report.verdict == "violated"
+        if report.verdict == "held":
+            _keep_evidence(journal)
         failures = [Failure("; ".join(report.reasons), report.replay, log.live_seed)] if violated else []
         fired = sum(each.fired for each in report.faults.values())
         return Lived(
@@ -185,6 +188,15 @@ def _append(file: BinaryIO, batch: Batch) -> None:
     file.write(encode(batch))
     file.flush()
     os.fsync(file.fileno())
+
+
+def _keep_evidence(journal: Path) -> None:
+    """Remove what a run that held leaves beside its journal and report: hours of them would fill the disk."""
+    for path in journal.parent.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in (page.JOURNAL, page.SUMMARY, page.PAGE):
+            path.unlink()
 
 
 def _unused(folder: Path) -> Path:

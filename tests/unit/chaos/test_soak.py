@@ -73,7 +73,8 @@ def soak_of(folder: Path, hours: float = 3.0, live: LiveRuns | None = None) -> S
 
 def live_runs(verdict: Verdict) -> LiveRuns:
     def play(job: Path, out: Path, seed: int) -> Path:
-        out.mkdir()
+        (out / "root").mkdir(parents=True)
+        (out / "driver-1.log").write_text("it ran")
         journal = out / "journal.jsonl"
         journal.write_bytes(encode(quarter_of_an_hour(seed, end=verdict)))
         return journal
@@ -211,6 +212,13 @@ class TestSoak:
         assert (tmp_path / "live-0002" / "report.html").exists()
         [stated] = state(log)
         assert stated.live_recoveries == sum(each.recoveries for each in runs) > 0
+
+    @pytest.mark.parametrize(("verdict", "kept"), [("held", False), ("violated", True)])
+    def test_only_a_run_that_did_not_hold_keeps_its_root(self, tmp_path: Path, verdict: Verdict, kept: bool) -> None:
+        soak_of(tmp_path, hours=2, live=live_runs(verdict)).run()
+        assert (tmp_path / "live-0001" / "root").exists() == kept
+        assert (tmp_path / "live-0001" / "driver-1.log").exists() == kept
+        assert {"journal.jsonl", "report.json"} <= {path.name for path in (tmp_path / "live-0001").iterdir()}
 
     def test_a_live_run_that_was_cut_off_stays_and_the_next_takes_another_folder(self, tmp_path: Path) -> None:
         (tmp_path / "live-0001").mkdir()
