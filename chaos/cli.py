@@ -47,11 +47,11 @@ def add_parser(subparsers: Subparsers) -> None:
     again.add_argument("--seed", type=int, required=True, metavar="S")
     again.add_argument("--mutant", metavar="NAME", help="play a wrong version of the protocol")
     again.add_argument("--lines", type=int, default=REPLAY_LINES, metavar="N", help="events to show at most")
+    evidence_cli.add_commands(commands, _command, play_all)
     prove = _command(commands, "mutants", run_mutants, "play wrong versions of the protocol until each is caught")
     prove.add_argument("--seeds", type=int, default=500, metavar="N", help="give up after so many; default 500")
     prove.add_argument("--first", type=int, default=0, metavar="S", help="the first seed; default 0")
     prove.add_argument("--mutant", metavar="NAME", help="only this one")
-    evidence_cli.add_commands(commands, _command, play_all)
 
 
 def run_simulate(args: argparse.Namespace) -> int:

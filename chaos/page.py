@@ -191,7 +191,7 @@ def _fault_table(faults: Sequence[Struck], recoveries: Sequence[Recovery]) -> st
         cells = [
             _cell(page_lanes.clock(fault.at_ms), "n"),
             f'<td class="name"><i class="key"></i>{escape(fault.fault)}</td>',
-            _cell(fault.target or ""),
+            _cell(fault.target or "", "target"),
             _cell(fault.plane or ""),
             _chip(fault.outcome, fault.fired_ms is not None),
             _cell("" if fault.lasted_ms is None else span(fault.lasted_ms), "n"),

@@ -33,7 +33,7 @@ header b{color:var(--ink);font-weight:600}
 .figures dt{color:var(--soft);font-size:12.5px}
 .figures dd{margin:2px 0 0;font-size:23px;font-weight:650;font-variant-numeric:tabular-nums;letter-spacing:-.01em}
 .figures small{display:block;font-size:12px;font-weight:400;color:var(--soft);letter-spacing:0}
-.figures .good dd{color:var(--ok)}.figures .wrong dd{color:var(--bad)}.figures .unknown dd{color:var(--soft)}
+.figures .good dd{color:var(--ok)}.figures .wrong dd{color:var(--bad)}.figures .unknown dd{color:var(--soft);font-size:18px;line-height:1.8}
 .card{background:var(--card);border:1px solid var(--rule);border-radius:12px;padding:14px 18px}
 .now{display:flex;flex-wrap:wrap;gap:2px 16px;min-height:1.5em;margin:0 0 6px;font-size:13px;color:var(--soft);
 font-variant-numeric:tabular-nums}.now b{color:var(--ink)}
@@ -79,7 +79,7 @@ background:var(--hue);border:1.5px solid var(--card);cursor:help}
 table{border-collapse:collapse;width:100%;font-size:13.5px}th{text-align:left;font-weight:600;color:var(--soft);
 font-size:12px}th,td{padding:7px 14px 7px 0;border-bottom:1px solid var(--rule);vertical-align:top}
 tr:last-child td{border-bottom:0}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-td.name{white-space:nowrap}td.wide{min-width:220px;overflow-wrap:anywhere}
+td.name{white-space:nowrap}td.target{min-width:110px;max-width:280px;overflow-wrap:anywhere}td.wide{min-width:220px;overflow-wrap:anywhere}
 .chip{display:inline-block;padding:1px 9px;border-radius:20px;font-size:12px;font-weight:600;white-space:nowrap}
 .chip.good{color:var(--ok);background:var(--ok-bg)}.chip.wrong{color:var(--bad);background:var(--bad-bg)}
 .key{display:inline-block;width:9px;height:9px;transform:rotate(45deg);border-radius:2px;background:var(--hue);
