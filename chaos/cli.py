@@ -9,8 +9,11 @@ Source: DESIGN section 10; API.md, command line.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +30,7 @@ from holdfast.runtime.cli.reporting import advise, print_json
 BATCH_SEEDS = 20
 FAILURES_SHOWN = 3
 REPLAY_LINES = 1_000
+_PR_SET_PDEATHSIG = 1
 Subparsers = Any
 """argparse gives its own type no public name."""
 
@@ -130,8 +134,15 @@ def _mapper(workers: int) -> Iterator[Callable[..., Any]]:
         yield map
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
         yield pool.map
+
+
+def _end_with(parent: int) -> None:
+    """If the command is killed, nobody else would end those who play for it: they would wait for work for ever."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed before this could be asked for
+        os._exit(1)
 
 
 def _command(

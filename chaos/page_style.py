@@ -33,7 +33,8 @@ header b{color:var(--ink);font-weight:600}
 .figures dt{color:var(--soft);font-size:12.5px}
 .figures dd{margin:2px 0 0;font-size:23px;font-weight:650;font-variant-numeric:tabular-nums;letter-spacing:-.01em}
 .figures small{display:block;font-size:12px;font-weight:400;color:var(--soft);letter-spacing:0}
-.figures .good dd{color:var(--ok)}.figures .wrong dd{color:var(--bad)}.figures .unknown dd{color:var(--soft);font-size:18px;line-height:1.8}
+.figures .good dd{color:var(--ok)}.figures .wrong dd{color:var(--bad)}.figures .unknown dd{
+color:var(--soft);font-size:18px;line-height:1.8}
 .card{background:var(--card);border:1px solid var(--rule);border-radius:12px;padding:14px 18px}
 .now{display:flex;flex-wrap:wrap;gap:2px 16px;min-height:1.5em;margin:0 0 6px;font-size:13px;color:var(--soft);
 font-variant-numeric:tabular-nums}.now b{color:var(--ink)}

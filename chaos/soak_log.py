@@ -263,7 +263,7 @@ def _lines(stated: Stated) -> list[str]:
         f"  at {stated.confidence:.0%} confidence ({stated.rule}), if recoveries are alike and independent",
     ]
     if stated.live_not_proven:
-        lines.append(f"  {plural(stated.live_not_proven, 'live run')} proved nothing and is not counted")
+        lines.append(f"  not counted: {plural(stated.live_not_proven, 'live run')} that proved nothing")
     lines += [f"  nothing is proven about: {fault} (armed, never struck)" for fault in stated.never_struck]
     lines += [f"  FAILED  {each.what}\n          again: {each.replay}" for each in stated.failures[:FAILURES_SHOWN]]
     hidden = len(stated.failures) - FAILURES_SHOWN

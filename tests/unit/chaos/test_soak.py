@@ -12,8 +12,11 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -243,24 +246,46 @@ class TestSoak:
 
 class TestKilled:
     def test_a_soak_that_was_killed_goes_on_behind_its_last_batch(self, tmp_path: Path) -> None:
-        command = [sys.executable, "-m", "holdfast.runtime.cli.main", "chaos", "soak", "--hours", "1"]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        first = [*command, "--folder", str(tmp_path), "--batch", "1"]
-        with subprocess.Popen(first, env=environment, stderr=subprocess.PIPE, text=True) as soaking:
-            guard = threading.Timer(120, soaking.kill)
-            guard.start()
-            assert soaking.stderr is not None
-            seen = [soaking.stderr.readline() for _ in range(2)]
-            soaking.send_signal(signal.SIGKILL)
-            soaking.wait()
-            guard.cancel()
+        with soaking(tmp_path, "--batch", "1") as process:
+            assert process.stderr is not None
+            seen = [process.stderr.readline() for _ in range(2)]
+            process.send_signal(signal.SIGKILL)
         assert all("simulated" in line for line in seen)
         done = len(read(tmp_path).batches)
         assert done >= 2
         log = soak_of(tmp_path, hours=0.5).run()
         firsts = [each.first for each in log.batches if isinstance(each, Simulated)]
-        assert firsts[:done] == list(range(FIRST_SEED, FIRST_SEED + done))
-        assert firsts[done:] == [FIRST_SEED + done]
+        assert firsts == list(range(FIRST_SEED, FIRST_SEED + done + 1))
+
+    def test_nobody_goes_on_waiting_for_a_soak_that_was_killed(self, tmp_path: Path) -> None:
+        pause = threading.Event()
+        with soaking(tmp_path, "--batch", "10000", "--workers", "2") as process:
+            players: list[psutil.Process] = []
+            while len(players) < 3:  # two that play, and Python's own that tidies up after them
+                assert process.poll() is None
+                pause.wait(0.05)
+                players = psutil.Process(process.pid).children()
+            process.send_signal(signal.SIGKILL)
+        left = psutil.wait_procs(players, timeout=90)[1]
+        for player in left:
+            player.kill()
+        assert left == []
+
+
+@contextmanager
+def soaking(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Soak in a process of its own, for two minutes at most."""
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "chaos", "soak", "--hours", "1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    given = [*command, "--folder", str(folder), *arguments]
+    with subprocess.Popen(given, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        guard = threading.Timer(120, process.kill)
+        guard.start()
+        try:
+            yield process
+        finally:
+            process.kill()
+            guard.cancel()
 
 
 class TestCommands:
