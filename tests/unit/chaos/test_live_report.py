@@ -31,6 +31,7 @@ from holdfast.chaos.page import page, write
 from holdfast.errors import ConfigError, Damaged
 from holdfast.runtime.cli.main import main
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BEGIN = Begin(at_ms=0, job="job dir/job.py", seed=3, scenario="s.toml")
 HELD = End(at_ms=9_000, verdict="held")
 PASSED = Check(at_ms=8_000, name="totals", passed=True, lost=0)
@@ -217,23 +218,42 @@ class TestPage:
         with pytest.raises(ConfigError, match="no journal"):
             write(tmp_path / "journal.jsonl")
 
-    def test_a_browser_shows_every_mark(self, tmp_path: Path) -> None:
-        """Also in a narrow window; without a browser the marks are still counted, in the tests above."""
-        browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-        if browser is None:
-            pytest.skip("no screenshot: neither chromium nor google-chrome is installed (Debian: apt install chromium)")
-        journal = tmp_path / "journal.jsonl"
+
+class TestInABrowser:
+    """Also where there is no browser the marks are counted, in the tests above."""
+
+    def test_every_mark_is_drawn_on_a_phone(self, tmp_path: Path) -> None:
         records = quarter_of_an_hour()
-        journal.write_bytes(encode(records))
-        html = write(journal).html
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        at = [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=390,900", "--virtual-time-budget=2000"]
-        drawn = subprocess.run([browser, *flags, *at, "--dump-dom", html.as_uri()], capture_output=True, check=True)
+        (tmp_path / "journal.jsonl").write_bytes(encode(records))
+        html = write(tmp_path / "journal.jsonl").html
         ids = {str(record.id) for record in records if isinstance(record, FaultNews)}
-        assert set(Marks.of(drawn.stdout.decode()).faults) == ids
+        assert set(Marks.of(browsed(tmp_path, html, "--dump-dom").decode()).faults) == ids
         shot = tmp_path / "page.png"
-        subprocess.run([browser, *flags, *at, f"--screenshot={shot}", html.as_uri()], capture_output=True, check=True)
+        browsed(tmp_path, html, f"--screenshot={shot}")
         assert shot.stat().st_size > 20_000
+
+    def test_pointing_at_a_moment_tells_what_was_so_then(self, tmp_path: Path) -> None:
+        records = [Sample(at_ms=at, state="running", rate=at / 10, epoch=7) for at in range(0, 100_001, 1_000)]
+        pointing = """<script>
+            const box = document.querySelector('.axis .plot').getBoundingClientRect();
+            const at = {clientX: box.left + box.width * 0.498, bubbles: true};
+            document.querySelector('.lanes').dispatchEvent(new PointerEvent('pointermove', at));
+        </script></body>"""
+        (tmp_path / "page.html").write_text(page_of(*records).replace("</body>", pointing))
+        drawn = browsed(tmp_path, tmp_path / "page.html", "--dump-dom").decode()
+        said = re.sub("<[^>]+>", " ", drawn[drawn.index('<p class="now">') :].partition("</p>")[0]).split()
+        told = "at 0:50 job running records/s 5,000 lag unknown epoch 7 checkpoint age unknown"
+        assert " ".join(said) == told
+
+
+def browsed(folder: Path, html: Path, asked: str) -> bytes:
+    """Open a page in a narrow window; skip the test where there is no browser."""
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"no page drawn: none of {', '.join(BROWSERS)} is installed (Debian: apt install chromium)")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=390,900"]
+    command = [browser, *flags, f"--user-data-dir={folder / 'profile'}", asked, html.as_uri()]
+    return subprocess.run(command, capture_output=True, check=True).stdout
 
 
 class TestLanes:
