@@ -7,6 +7,8 @@ VENV := .venv
 READY := $(VENV)/.installed
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
+# Live runs of a soak: the shortest scenario that the tree has.
+SOAK_LIVE = $(if $(wildcard chaos/scenarios/flights-short.toml),--scenario flights-short --job examples/flights.py)
 QUICK := $(wildcard tests/unit tests/formats tests/contract tests/sim)
 # Recipes that start Spark. JAVA_HOME given by the user wins, if Spark can use it.
 WITH_JAVA = JAVA_HOME="$$(cat $(VENV)/java-home)"
@@ -24,7 +26,8 @@ quick: check ## ruff, types, import rules, tests that need no Spark (2 min at mo
 test: check java ## everything but soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) -m "not slow" tests
 
-soak: java ## hours: the simulator over thousands of seeds, and what a job takes up (HOURS=2, plot in growth-soak)
+soak: java ## hours, HOURS=2 each: simulator and live faults (log in chaos-soak, goes on), what a job takes up (growth-soak)
+	@$(WITH_JAVA) $(BIN)/holdfast chaos soak --hours $(or $(HOURS),2) --workers 2 --folder chaos-soak $(SOAK_LIVE)
 	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 -m slow tests
 
 bench: java ## benchmarks at full size

@@ -9,15 +9,18 @@ Source: DESIGN section 10; API.md, command line.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from holdfast.chaos import mutants
+from holdfast.chaos import evidence_cli, mutants
 from holdfast.chaos.mutants import MUTANTS, Mutant
 from holdfast.chaos.report import Summary, failure_lines, replay_command, summary_lines
 from holdfast.chaos.simulator import Run, simulate
@@ -27,6 +30,7 @@ from holdfast.runtime.cli.reporting import advise, print_json
 BATCH_SEEDS = 20
 FAILURES_SHOWN = 3
 REPLAY_LINES = 1_000
+_PR_SET_PDEATHSIG = 1
 Subparsers = Any
 """argparse gives its own type no public name."""
 
@@ -47,6 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
     again.add_argument("--seed", type=int, required=True, metavar="S")
     again.add_argument("--mutant", metavar="NAME", help="play a wrong version of the protocol")
     again.add_argument("--lines", type=int, default=REPLAY_LINES, metavar="N", help="events to show at most")
+    evidence_cli.add_commands(commands, _command, play_all)
     prove = _command(commands, "mutants", run_mutants, "play wrong versions of the protocol until each is caught")
     prove.add_argument("--seeds", type=int, default=500, metavar="N", help="give up after so many; default 500")
     prove.add_argument("--first", type=int, default=0, metavar="S", help="the first seed; default 0")
@@ -129,8 +134,15 @@ def _mapper(workers: int) -> Iterator[Callable[..., Any]]:
         yield map
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
         yield pool.map
+
+
+def _end_with(parent: int) -> None:
+    """If the command is killed, nobody else would end those who play for it: they would wait for work for ever."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed before this could be asked for
+        os._exit(1)
 
 
 def _command(

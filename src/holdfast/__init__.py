@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast import errors as errors
+    from holdfast import testing as testing
     from holdfast.errors import (
         ConfigError,
         Damaged,
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
         JobFailed,
         Unavailable,
     )
-    from holdfast.runtime import testing as testing
     from holdfast.runtime.aggregates import count, max, mean, min, sum
     from holdfast.runtime.app import App
     from holdfast.runtime.rowtypes import Row
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.windows import calendar, hopping, session, tumbling
     from holdfast.sinks.sqlite import SQLite
 
-_MODULES = {"errors": "holdfast.errors", "testing": "holdfast.runtime.testing"}
+_MODULES = {"errors": "holdfast.errors", "testing": "holdfast.testing"}
 _HOMES = {
     "App": "holdfast.runtime.app",
     "count": "holdfast.runtime.aggregates",

@@ -1,7 +1,34 @@
-"""Test your own job: `from holdfast.testing import TestDriver`."""
+"""Test your own job: `from holdfast.testing import TestDriver, chaos_case`.
+
+Names load at first use: a test under real faults needs nothing of the test driver, and the other way round.
+"""
 
 from __future__ import annotations
 
-from holdfast.runtime.testing import TestDriver
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["TestDriver"]
+if TYPE_CHECKING:
+    from holdfast.chaos.cases import Outcome, chaos_case
+    from holdfast.runtime.testing import TestDriver
+
+_HOMES = {
+    "Outcome": "holdfast.chaos.cases",
+    "TestDriver": "holdfast.runtime.testing",
+    "chaos_case": "holdfast.chaos.cases",
+}
+
+__all__ = ["Outcome", "TestDriver", "chaos_case"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'holdfast.testing' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -131,3 +134,12 @@ class TestTheLogOfFlights:
         (tmp_path / "file").write_text("a file, no folder")
         with pytest.raises(ConfigError, match="cannot be made"):
             flights_data.written(str(tmp_path / "file" / "events"))
+
+
+class TestTests:
+    def test_the_test_of_word_count_passes_as_a_user_would_run_it(self) -> None:
+        plugin = ["-p", "holdfast.chaos.pytest_plugin"]
+        command = [sys.executable, "-m", "pytest", "-q", *plugin, "test_word_count.py", "--chaos-seed", "1"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+        done = subprocess.run(command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, check=False)
+        assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -190,5 +190,6 @@ class TestARun:
             t.checkpoint()
             phase = t.cluster.driver.state.phase
             audit = phase.last.audited  # type: ignore[union-attr]
+            assert audit is not None
             counts = {each.name: (each.rows_in, each.rows_out) for each in audit.operators if each.kind == "edge"}
             assert counts["edge 0, united"] == (2, 2) and counts["edge 1, united"] == (1, 1)

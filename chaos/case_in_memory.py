@@ -1,0 +1,148 @@
+"""An app under the test driver with crashes at seeded moments, compared with a run that nothing disturbed.
+
+Rows are pushed in slices of seeded sizes; between them, and in the middle of checkpoints, workers and drivers die.
+What is delivered in the end must be what the same rows give without a crash: the same rows, each as often. Floats are
+compared to nine digits, as sums depend on their order.
+
+Invariants
+    - Every kind of fault that was asked for fires at least once.
+    - A row is pushed once; rows of a partition are pushed in their order.
+
+Source: DESIGN section 13 (`TestDriver`); PROTOCOL P8, P10, P18.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from holdfast.chaos.cases import Case, Outcome
+from holdfast.errors import JobFailed
+from holdfast.runtime.app import App
+from holdfast.runtime.testing import TestDriver
+
+SLICES_MAX = 8
+"""Into so many pieces the rows of a partition are cut at most."""
+FAULTS_MAX = 3
+"""Of each kind."""
+STEPS_MAX = 20
+"""So many steps of each worker into a checkpoint a crash may come; one takes about fifteen."""
+ROWS_SHOWN = 3
+Push = tuple[str, int, Sequence[Any]]
+
+
+def play(case: Case, build: Callable[[], App], seed: int, again: str) -> Outcome:
+    """Run the app twice, with and without crashes, and compare."""
+    calm = _Played(build(), case.parallelism, seed)
+    pushes = _cut(case.rows, random.Random(f"{seed}/slices"))
+    expected = calm.run([(lambda push=push: calm.push(push)) for push in pushes])  # type: ignore[misc]
+    played = _Played(build(), case.parallelism, seed)
+    rng = random.Random(f"{seed}/faults")
+    steps: list[Callable[[], None]] = [(lambda push=push: played.push(push)) for push in pushes]  # type: ignore[misc]
+    for kind in sorted(case.faults):
+        for _ in range(rng.randint(1, FAULTS_MAX)):
+            steps.insert(rng.randint(0, len(steps)), lambda kind=kind: played.strike(kind, rng))  # type: ignore[misc]
+    try:
+        delivered = played.run(steps)
+    except JobFailed as error:
+        return Outcome("violated", (str(error),), seed, played.fired, played.recoveries, None, None, again)
+    return _compared(case, expected, delivered, played, seed, again)
+
+
+class _Played:
+    """One run of the app."""
+
+    def __init__(self, app: App, parallelism: int, seed: int) -> None:
+        self.driver = TestDriver(app, parallelism, seed)
+        self.parallelism = parallelism
+        self.fired: Counter[str] = Counter()
+        self.recoveries = 0
+
+    def run(self, steps: Sequence[Callable[[], None]]) -> dict[str, list[dict[str, Any]]]:
+        """Take the steps, let the job finish, and return what was delivered, by sink."""
+        with self.driver as driver:
+            for step in steps:
+                step()
+            driver.finish()
+            return {sink: driver.rows(sink) for sink in driver.sinks}
+
+    def push(self, push: Push) -> None:
+        """Push a slice."""
+        source, partition, rows = push
+        self.driver.push(source, rows, partition)
+
+    def strike(self, kind: str, rng: random.Random) -> None:
+        """Bring a fault about, perhaps in the middle of a checkpoint or of another recovery."""
+        cluster, driver = self.driver.cluster, self.driver
+        if rng.random() < 0.3:
+            driver.checkpoint()
+        cluster.clock.now += cluster.rules.checkpoint_every * rng.choice((0, 1, 1, 1))
+        for _ in range(rng.randint(0, STEPS_MAX * self.parallelism)):
+            cluster.step()
+        before = cluster.driver.state.job.generation
+        if kind == "driver-kill":
+            cluster.replace_driver()
+        else:
+            victims = rng.sample(range(self.parallelism), rng.choice((1, 1, min(2, self.parallelism))))
+            for victim in victims:
+                driver.crash(victim)
+        self.fired[kind] += 1
+        driver.recover()
+        self.recoveries += cluster.driver.state.job.generation - before
+
+
+def _cut(rows: Mapping[str, Any], rng: random.Random) -> list[Push]:
+    """Cut the rows of every partition into slices, and mix those of different partitions."""
+    queues = []
+    for source, given in rows.items():
+        for partition, all_rows in (given if isinstance(given, Mapping) else {0: given}).items():
+            cuts = sorted(rng.randint(0, len(all_rows)) for _ in range(rng.randint(0, SLICES_MAX - 1)))
+            bounds = [0, *cuts, len(all_rows)]
+            queues.append([(source, partition, all_rows[a:b]) for a, b in itertools.pairwise(bounds)])
+    pushes = []
+    while queues := [queue for queue in queues if queue]:
+        pushes.append(rng.choice(queues).pop(0))
+    return pushes
+
+
+def _compared(
+    case: Case,
+    expected: Mapping[str, list[dict[str, Any]]],
+    delivered: Mapping[str, list[dict[str, Any]]],
+    played: _Played,
+    seed: int,
+    again: str,
+) -> Outcome:
+    lost = duplicated = 0
+    reasons = []
+    for sink, rows in expected.items():
+        wanted, found = (Counter(map(_canonical, each)) for each in (rows, delivered[sink]))
+        for what, rest in (("missing from", wanted - found), ("too many in", found - wanted)):
+            if rest:
+                shown = ", ".join(list(rest)[:ROWS_SHOWN])
+                reasons.append(f"{rest.total()} rows {what} {sink!r}: {shown}")
+        lost += (wanted - found).total()
+        duplicated += (found - wanted).total()
+    if not any(expected.values()) and not reasons:
+        return Outcome(
+            "not_proven", ("no row was delivered, so nothing was compared",), seed, played.fired, played.recoveries,
+            None, None, again, delivered,
+        )  # fmt: skip
+    verdict: Any = "violated" if reasons else "held"
+    return Outcome(
+        verdict, tuple(reasons), seed, played.fired, played.recoveries, lost, duplicated, again, delivered
+    )
+
+
+def _canonical(value: Any) -> str:
+    """Return a text that is equal for values that count as equal."""
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_canonical(value[key])}" for key in value) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_canonical, value)) + "]"
+    return repr(value)

@@ -1,0 +1,74 @@
+"""The way to live runs for what only wants one done: a soak, a test.
+
+Live runs need Java and Spark, and take their own modules with them; those are loaded when a run is asked for, so that
+asking whether one is possible costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import ConfigError
+
+LIVE = "holdfast.chaos.live"
+Play = Callable[[Path, Path, int], Path]
+"""Does one live run: the job's file, an empty folder to write to, a seed; returns the journal."""
+
+
+def missing() -> str | None:
+    """Return what live runs lack here, None if nothing."""
+    if find_spec(LIVE) is None:
+        return "this installation has no live chaos"
+    from holdfast.runtime.cli import doctor  # asks programs for their versions: only when it matters
+
+    java = next(doctor.java())  # what comes after it starts Spark
+    return java.found if java.state == "fail" else None
+
+
+def of_file(scenario: Path) -> Play:
+    """Return what does a run of a scenario's file.
+
+    Raises:
+        ConfigError: there is no such scenario, or it cannot be carried out here.
+    """
+    live = _live()
+    live.load(scenario)  # refuse it now, not in the middle of the night
+
+    def play(job: Path, out: Path, seed: int) -> Path:
+        journal: Path = live.run(live.load(scenario, seed=seed), job, out)
+        return journal
+
+    return play
+
+
+def of_table(raw: Mapping[str, Any], name: str, check: Callable[..., Any] | None) -> Play:
+    """Return what does a run of a scenario that is given as the table of its file.
+
+    Args:
+        check: As `holdfast.chaos.live.run` takes it, beside the scenario's own.
+    """
+
+    def play(job: Path, out: Path, seed: int) -> Path:
+        live, proxy = _live(), import_module("holdfast.chaos.proxy")
+        scenario = import_module("holdfast.chaos.scenario").parse(
+            {**raw, "seed": seed}, name, toxiproxy=proxy.find_server() is not None, checked_elsewhere=check is not None
+        )
+        journal: Path = live.run(scenario, job, out, check=check)
+        return journal
+
+    return play
+
+
+def _live() -> Any:
+    lacking = missing()
+    if lacking is not None:
+        raise ConfigError(
+            f"a live run is not possible: {lacking}",
+            not_done="nothing was started",
+            next_step="see holdfast doctor; holdfast chaos simulate needs neither Java nor Spark",
+        )
+    return import_module(LIVE)

@@ -1,0 +1,183 @@
+"""What a journal of live chaos says, record by record.
+
+A run under live faults writes one JSON object per line as things happen, so a journal may end in the middle of a line:
+whoever wrote it was killed. That line is left out, and the missing end tells. A line in the middle that cannot be read
+means damage. Kinds that this version does not know are counted and left out.
+
+Invariants
+    - What is not known is None, never zero.
+
+Pure.
+Source: DESIGN sections 10 and 13 (unknown is never zero).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+import msgspec
+
+from holdfast.errors import Damaged
+
+Phase = Literal["armed", "fired", "healed", "missed"]
+Verdict = Literal["held", "violated", "not_proven"]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Any record: when it was written, in milliseconds since the run began."""
+
+    at_ms: float
+
+
+class Begin(Entry, frozen=True, kw_only=True, tag="begin"):
+    """What is run, and where."""
+
+    job: str | None = None
+    seed: int | None = None
+    scenario: Any = None
+    """The path of a scenario, or the scenario itself."""
+    platform: Any = None
+    git: str | None = None
+    started_at: Any = None
+
+
+class FaultNews(Entry, frozen=True, kw_only=True, tag="fault"):
+    """One step in the life of a fault: armed, then fired and perhaps healed, or missed."""
+
+    id: str | int
+    fault: str
+    phase: Phase
+    target: Any = None
+    plane: str | None = None
+    detail: Any = None
+
+
+class Sample(Entry, frozen=True, kw_only=True, tag="sample"):
+    """How the job does, each second."""
+
+    state: str | None = None
+    generation: int | None = None
+    epoch: int | None = None
+    epoch_age_ms: float | None = None
+    records_in: int | None = None
+    rate: float | None = None
+    """Records per second."""
+    lag: float | None = None
+    """Records that wait to be read."""
+    rss_bytes: float | None = None
+
+
+class EpochDone(Entry, frozen=True, kw_only=True, tag="epoch"):
+    """A completed epoch."""
+
+    epoch: int
+    generation: int | None = None
+    duration_ms: float | None = None
+
+
+class Recovery(Entry, frozen=True, kw_only=True, tag="recovery"):
+    """The job takes records again, everywhere; written when that is known, often with the next epoch only."""
+
+    cause: str | None = None
+    recovery_ms: float | None = None
+    first_record_ms: float | None = None
+    next_epoch_ms: float | None = None
+    """All three from when the failure was noticed."""
+
+    @property
+    def began_ms(self) -> float | None:
+        """Return when the failure was noticed, None if unknown."""
+        took = self.recovery_ms if self.next_epoch_ms is None else self.next_epoch_ms
+        return None if took is None else max(0.0, self.at_ms - took)
+
+
+class DriverNews(Entry, frozen=True, kw_only=True, tag="driver"):
+    """A driver process began or ended."""
+
+    phase: Literal["started", "ended"]
+    pid: int | None = None
+    exit: int | None = None
+
+
+class Check(Entry, frozen=True, kw_only=True, tag="check"):
+    """One invariant, looked at."""
+
+    name: str
+    passed: bool
+    invariant: str | None = None
+    lost: int | None = None
+    duplicated: int | None = None
+    reordered: int | None = None
+    detail: Any = None
+
+
+class End(Entry, frozen=True, kw_only=True, tag="end"):
+    """What the run itself says of itself."""
+
+    verdict: Verdict
+    reason: str | None = None
+
+
+Record = Begin | FaultNews | Sample | EpochDone | Recovery | DriverNews | Check | End
+KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Record))
+R = TypeVar("R", bound=Entry)
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The records of a run, in the order in which they were written."""
+
+    records: tuple[Record, ...]
+    torn: bool = False
+    """The last line was cut off."""
+    unknown: int = 0
+    """Records of kinds that this version does not know."""
+
+    def of(self, kind: type[R]) -> list[R]:
+        """Return the records of a kind."""
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+def parse(data: bytes, called: str) -> Journal:
+    """Read a journal.
+
+    Args:
+        called: How errors name it.
+
+    Raises:
+        Damaged: a line that is not the last cannot be read.
+    """
+    lines = data.split(b"\n")
+    rest = lines.pop()
+    records: list[Record] = []
+    unknown = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            record = record_of(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Damaged(
+                f"line {number} of {called} cannot be read: {error}",
+                not_done="no report was made",
+                next_step="a journal is only ever appended to; take it from where it was written",
+            ) from error
+        if record is None:
+            unknown += 1
+        else:
+            records.append(record)
+    return Journal(tuple(records), bool(rest), unknown)
+
+
+def record_of(line: bytes) -> Record | None:
+    """Return the record of a line; None for a kind that this version does not know."""
+    value = msgspec.json.decode(line)
+    if isinstance(value, dict) and value.get("kind") not in KINDS:
+        return None
+    record: Record = msgspec.convert(value, type=Record)
+    return record
+
+
+def encode(records: Sequence[Record]) -> bytes:
+    """Return records as the lines of a journal."""
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)

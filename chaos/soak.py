@@ -1,0 +1,209 @@
+"""Plays the simulator and live runs in turn for hours, and keeps what came of each batch in a log.
+
+The log is all that there is to resume from: a soak that is started again in the same folder goes on behind the last
+finished batch until the hours are spent, whatever ended the one before. A batch is in the log or it is played again.
+
+Invariants
+    - A line of the log is durable before the next batch begins; a torn one is cut off before anything is appended.
+    - One soak at a time appends to a log.
+    - Live runs take no more time than simulated ones, and never follow each other.
+
+Source: DESIGN section 10.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import BinaryIO
+
+import holdfast
+from holdfast.chaos import page
+from holdfast.chaos.live_port import Play
+from holdfast.chaos.live_report import summarise
+from holdfast.chaos.report import Summary
+from holdfast.chaos.soak_log import Batch, Code, Failure, Lived, Simulated, SoakLog, encode, parse, simulated
+from holdfast.errors import ConfigError, Fenced
+
+LOG = "soak.jsonl"
+BATCH_SEEDS = 500
+NOT_HASHED = frozenset({"__pycache__", "examples"})
+
+
+@dataclass(frozen=True)
+class LiveRuns:
+    """What live runs are made of."""
+
+    play: Play
+    job: Path
+
+
+@dataclass(frozen=True)
+class Soak:
+    """How to soak.
+
+    Args:
+        folder: Holds the log, and a folder for every live run.
+        hours: Stop when batches of this code took so long, including those of earlier soaks in this folder.
+        play: Plays seeds.
+        live: None: simulated runs only.
+        batch_seeds: How many seeds are one batch.
+        progress: Told of every batch, in a line for people.
+    """
+
+    folder: Path
+    hours: float
+    play: Callable[[range], Summary]
+    live: LiveRuns | None = None
+    batch_seeds: int = BATCH_SEEDS
+    progress: Callable[[str], None] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
+
+    def run(self) -> SoakLog:
+        """Play batches until the hours are spent; return the log.
+
+        Raises:
+            Fenced: another soak runs in this folder.
+            Damaged: the log cannot be read.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        code = code_of_package()
+        with _appending(self.folder / LOG) as file:
+            log = read(self.folder)
+            while log.spent_s(code) < 3_600 * self.hours:
+                batch = self._lived(log, code) if self._live_is_next(log, code) else self._simulated(log, code)
+                _append(file, batch)
+                self.progress(described(batch))
+                log = read(self.folder)
+        return log
+
+    def _live_is_next(self, log: SoakLog, code: Code) -> bool:
+        if self.live is None or not log.batches or isinstance(log.batches[-1], Lived):
+            return False
+        return log.spent_s(code, Lived) <= log.spent_s(code, Simulated)
+
+    def _simulated(self, log: SoakLog, code: Code) -> Simulated:
+        began, at = self.clock(), _now()
+        summary = self.play(range(log.next_seed, log.next_seed + self.batch_seeds))
+        return simulated(summary, log.next_seed, code, at, self.clock() - began)
+
+    def _lived(self, log: SoakLog, code: Code) -> Lived:
+        assert self.live is not None
+        began, at = self.clock(), _now()
+        out = _unused(self.folder)
+        journal = self.live.play(self.live.job, out, log.live_seed)
+        page.write(journal)
+        report = summarise(page.read(journal))
+        violated = report.verdict == "violated"
+        if report.verdict == "held":
+            _keep_evidence(journal)
+        failures = [Failure("; ".join(report.reasons), report.replay, log.live_seed)] if violated else []
+        fired = sum(each.fired for each in report.faults.values())
+        return Lived(
+            at, self.clock() - began, code, out.name, log.live_seed, report.verdict, report.recoveries, fired, failures,
+            report.reasons,
+        )  # fmt: skip
+
+
+def read(folder: Path) -> SoakLog:
+    """Read the log of a soak; raises ConfigError if there is none, Damaged if it cannot be read."""
+    path = folder / LOG
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(
+            f"there is no log {path}",
+            not_done="nothing is stated",
+            next_step=f"begin one: holdfast chaos soak --hours 1 --folder {folder}",
+        ) from error
+    return parse(data, str(path))
+
+
+def described(batch: Batch) -> str:
+    """Return a batch as a line for people."""
+    failed = f", {len(batch.failures)} FAILED" if batch.failures else ""
+    if isinstance(batch, Simulated):
+        seeds = f"seeds {batch.first} to {batch.first + batch.runs - 1}"
+        return f"{batch.at}  simulated  {seeds}: {batch.recoveries} recoveries{failed}, {batch.took_s:.0f} s"
+    what = f"{batch.faults} faults, {batch.recoveries} recoveries"
+    return f"{batch.at}  live       {batch.folder}: {batch.verdict}, {what}{failed}, {batch.took_s:.0f} s"
+
+
+def code_of_package() -> Code:
+    """Return which code this process runs."""
+    root = Path(holdfast.__path__[0])
+    hashed = hashlib.sha256()
+    for path in sorted(_sources(root)):
+        hashed.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    try:
+        version = metadata.version("holdfast")
+    except metadata.PackageNotFoundError:
+        version = "not installed"
+    return Code(hashed.hexdigest()[:12], version, _git(root))
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for folder, below, names in os.walk(root, followlinks=True):
+        below[:] = [name for name in below if name not in NOT_HASHED]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
+def _git(root: Path) -> str | None:
+    """Return the commit of the checkout that the package lies in; None outside one."""
+    command = ["git", "-C", str((root / "chaos").resolve()), "rev-parse", "--short=12", "HEAD"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return asked.stdout.strip() if asked.returncode == 0 else None
+
+
+@contextmanager
+def _appending(path: Path) -> Iterator[BinaryIO]:
+    """Open the log for this process alone, without what was torn."""
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Fenced(
+                f"another soak runs in {path.parent}",
+                not_done="nothing was played",
+                next_step="let it run, or name another folder",
+            ) from error
+        file.truncate(parse(path.read_bytes(), str(path)).whole_bytes)
+        yield file
+
+
+def _append(file: BinaryIO, batch: Batch) -> None:
+    file.write(encode(batch))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _keep_evidence(journal: Path) -> None:
+    """Remove what a run that held leaves beside its journal and report: hours of them would fill the disk."""
+    for path in journal.parent.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in (page.JOURNAL, page.SUMMARY, page.PAGE):
+            path.unlink()
+
+
+def _unused(folder: Path) -> Path:
+    """Return a folder for a live run; that of a run which was cut off stays as it is."""
+    taken = {path.name for path in folder.glob("live-*")}
+    return folder / next(name for n in range(1, len(taken) + 2) if (name := f"live-{n:04}") not in taken)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

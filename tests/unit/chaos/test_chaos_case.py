@@ -1,0 +1,241 @@
+"""chaos_case: a user's test of a job under faults, by what pytest makes of it and by what it finds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from synthetic_journal import quarter_of_an_hour
+
+import holdfast as hf
+from holdfast.chaos import cases, mutants
+from holdfast.chaos.cases import Case, Outcome, chaos_case
+from holdfast.chaos.live_records import Verdict, encode
+from holdfast.chaos.mutants import MUTANTS
+from holdfast.errors import ConfigError
+
+PLUGIN = "holdfast.chaos.pytest_plugin"
+JOB = """
+from dataclasses import dataclass
+import holdfast as hf
+
+@dataclass
+class Bid:
+    auction: int
+    price: float
+
+app = hf.App("hot", key_groups=16)
+bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i, 1.0), count=1))
+bids.key_by("auction").agg("hot", bids=hf.count()).sink("out", hf.SQLite("unused.db", table="hot", key=["auction"]))
+"""
+HEAD = """
+from holdfast.testing import chaos_case
+ROWS = {"bids": [{"auction": i % 7, "price": 1.0} for i in range(60)]}
+"""
+
+
+@dataclass
+class Bid:
+    auction: int
+    price: float
+
+
+def hot() -> hf.App:
+    app = hf.App("hot", key_groups=16)
+    bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i, 1.0), count=1))
+    hottest = bids.key_by("auction").agg("hot", bids=hf.count(), turnover=hf.sum("price"))
+    hottest.sink("out", hf.SQLite("unused.db", table="hot", key=["auction"]))
+    bids.sink("copy", hf.SQLite("unused.db", table="copy"))
+    return app
+
+
+ROWS = {"bids": {0: [Bid(i % 7, i / 3) for i in range(60)], 2: [Bid(i % 5, 1.0) for i in range(20)]}}
+
+
+def case_of(test: object) -> Case:
+    [mark] = test.pytestmark  # type: ignore[attr-defined]
+    case: Case = mark.args[0]
+    return case
+
+
+def played(seed: int, faults: tuple[str, ...] = cases.IN_MEMORY, rows: object = ROWS, job: object = hot) -> Outcome:
+    @chaos_case(job, driver="test", rows=rows, faults=faults)  # type: ignore[arg-type]
+    def test(outcome: Outcome) -> None: ...
+
+    return cases.play(case_of(test), seed, Path(), Path(), "pytest again")
+
+
+def suite(folder: Path, test: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest on a suite of a user, with a job beside it."""
+    (folder / "job.py").write_text(JOB)
+    (folder / "test_it.py").write_text(HEAD + test)
+    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--strict-markers", "-v"]
+    path = {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+    given = {**os.environ, **path, **environment}
+    return subprocess.run(
+        [*command, *arguments, "test_it.py"], cwd=folder, env=given, capture_output=True, text=True, check=False
+    )
+
+
+class TestInMemory:
+    @pytest.mark.parametrize("seed", range(4))
+    def test_what_dies_changes_nothing(self, seed: int) -> None:
+        outcome = played(seed)
+        assert outcome.held, outcome
+        assert (outcome.lost, outcome.duplicated) == (0, 0)
+        assert sum(row["bids"] for row in outcome.rows("out")) == 80
+        assert len(outcome.rows("copy")) == 80
+
+    def test_every_kind_of_fault_that_was_asked_for_fires(self) -> None:
+        assert set(played(5).faults) == {"worker-kill", "driver-kill"}
+        only = played(5, ("worker-kill",))
+        assert set(only.faults) == {"worker-kill"}
+        assert only.recoveries >= only.faults["worker-kill"] >= 1
+
+    def test_a_seed_gives_the_same_run_again_and_another_another(self) -> None:
+        outcomes = [played(seed) for seed in (1, 1, 2, 3, 4)]
+        seen = [(dict(each.faults), each.recoveries, each.delivered["copy"]) for each in outcomes]
+        assert seen[0] == seen[1]
+        assert any(each != seen[0] for each in seen[2:])
+
+    def test_a_wrong_protocol_is_found_out(self) -> None:
+        [mutant] = [each for each in MUTANTS if each.name == "finished-early"]
+        with mutants.applied(mutant):
+            wrong = [each for seed in range(4) if not (each := played(seed)).held]
+        assert wrong
+        assert all(each.verdict == "violated" and each.reasons for each in wrong)
+
+    def test_a_function_that_remembers_what_it_saw_is_found_out(self) -> None:
+        seen: list[int] = []
+
+        def numbered(bid: Bid) -> Bid:
+            seen.append(bid.auction)
+            return Bid(len(seen), bid.price)
+
+        def forgetful() -> hf.App:
+            seen.clear()
+            app = hf.App("numbered", key_groups=16)
+            bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i, 1.0), count=1))
+            bids.map(numbered, to=Bid).sink("out", hf.SQLite("unused.db", table="out"))
+            return app
+
+        outcomes = [played(seed, job=forgetful) for seed in range(4)]
+        wrong = [each for each in outcomes if each.verdict == "violated"]
+        assert wrong
+        assert all(each.lost and each.duplicated for each in wrong)
+
+    def test_a_job_that_delivers_nothing_proves_nothing(self) -> None:
+        outcome = played(0, rows={"bids": []})
+        assert (outcome.verdict, outcome.lost) == ("not_proven", None)
+
+    def test_rows_of_a_sink_that_is_not_there_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="'ou'"):
+            played(0).rows("ou")
+
+
+class TestAsked:
+    def test_what_the_test_driver_cannot_do_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="data-cut"):
+            chaos_case(hot, driver="test", rows=ROWS, faults=["data-cut"])
+        with pytest.raises(ConfigError, match="check"):
+            chaos_case(hot, driver="test", rows=ROWS, check="audit")
+        with pytest.raises(ConfigError, match="no rows"):
+            chaos_case(hot, driver="test")
+
+    def test_what_spark_cannot_do_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="cannot run on Spark"):
+            chaos_case(hot)
+        with pytest.raises(ConfigError, match="rows are for"):
+            chaos_case("job.py", rows=ROWS)
+
+    def test_a_scenario_is_made_of_what_was_given(self) -> None:
+        @chaos_case("job.py", duration="20s", faults=["worker-kill"], check="checks:totals", every="1s..2s")
+        def test(outcome: Outcome) -> None: ...
+
+        assert cases.scenario_of(case_of(test)) == (
+            {
+                "duration": "20s",
+                "parallelism": 2,
+                "faults": {"worker-kill": 1.0},
+                "platform": "local[3]",
+                "every": "1s..2s",
+                "check": "checks:totals",
+            },
+            None,
+        )
+
+    @pytest.mark.parametrize("verdict", ["held", "violated"])
+    def test_a_real_run_gives_what_its_journal_says(self, tmp_path: Path, verdict: Verdict) -> None:
+        def run(job: Path, out: Path, seed: int) -> Path:
+            out.mkdir()
+            (out / "journal.jsonl").write_bytes(encode(quarter_of_an_hour(seed, end=verdict)))
+            return out / "journal.jsonl"
+
+        outcome = cases.play_live(run, Path("job.py"), tmp_path / "run", 3, "pytest again")
+        assert (outcome.verdict, outcome.seed, outcome.held) == (verdict, 3, verdict == "held")
+        assert outcome.lost == 0 and outcome.recoveries > 10
+        assert outcome.faults["worker-kill"] > 0
+        assert f"page: {tmp_path / 'run' / 'report.html'}" in outcome.lines()
+        assert "pytest again" in (tmp_path / "run" / "report.html").read_text()
+
+
+class TestPytest:
+    def test_every_seed_is_a_test_and_one_can_be_chosen(self, tmp_path: Path) -> None:
+        code = (
+            '@chaos_case("job.py", driver="test", rows=ROWS, seed=3, seeds=2)\n'
+            "def test_totals(outcome, tmp_path):\n"
+            "    assert outcome.held\n"
+            '    assert sum(row["bids"] for row in outcome.rows("out")) == 60\n'
+        )
+        both = suite(tmp_path, code)
+        assert "test_totals[seed3] PASSED" in both.stdout and "test_totals[seed4] PASSED" in both.stdout, both.stdout
+        assert "2 passed" in both.stdout
+        chosen = suite(tmp_path, code, "--chaos-seed", "9", "--collect-only").stdout
+        assert "test_totals[seed9]" in chosen and "1 test collected" in chosen
+
+    def test_a_failure_shows_the_faults_and_the_command_that_plays_it_again(self, tmp_path: Path) -> None:
+        code = (
+            '@chaos_case("job.py", driver="test", rows=ROWS)\n'
+            "def test_totals(outcome):\n"
+            '    assert outcome.rows("out") == []\n'
+            "def test_without(outcome): ...\n"
+        )
+        shown = suite(tmp_path, code).stdout
+        assert "held, seed 0; faults: " in shown
+        assert "again: pytest 'test_it.py::test_totals' --chaos-seed 0" in shown
+        assert "made by @chaos_case, which this test does not have" in shown
+
+    def test_a_case_without_the_argument_is_refused(self, tmp_path: Path) -> None:
+        code = '@chaos_case("job.py", driver="test", rows=ROWS)\ndef test_totals(): ...\n'
+        assert "no argument `outcome`" in suite(tmp_path, code).stdout
+
+    def test_a_real_run_without_java_is_skipped_and_says_so(self, tmp_path: Path) -> None:
+        code = '@chaos_case("job.py", check="audit")\ndef test_totals(outcome):\n    assert outcome.held\n'
+        shown = suite(tmp_path, code, "-rs", JAVA_HOME=str(tmp_path / "nothing")).stdout
+        assert "1 skipped" in shown
+        assert "no live run: no java was found" in shown or "no live run: this installation has no live chaos" in shown
+
+    def test_the_plugin_costs_a_suite_that_does_not_use_it_nothing(self) -> None:
+        code = (
+            f"import sys, {PLUGIN}; from holdfast.testing import chaos_case; "
+            "print(sorted(name for name in sys.modules if name.partition('.')[0] in "
+            "('pyspark', 'pyarrow', 'polars', 'numpy', 'rocksdict')))"
+        )
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+        command = [sys.executable, "-c", code]
+        loaded = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert loaded.strip() == "[]"
+
+    def test_an_installed_plugin_that_is_named_again_is_loaded_once(self, tmp_path: Path) -> None:
+        metadata = tmp_path / "site" / "other-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[pytest11]\n{PLUGIN} = {PLUGIN}\n")
+        (tmp_path / "suite").mkdir()
+        path = os.pathsep.join([str(tmp_path / "site"), *(each for each in sys.path if each)])
+        code = "def test_nothing():\n    assert chaos_case\n"
+        assert "1 passed" in suite(tmp_path / "suite", code, PYTHONPATH=path).stdout
