@@ -1,0 +1,2 @@
+def answer(asked):
+    return {}
