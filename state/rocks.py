@@ -9,6 +9,8 @@ Invariants
     - A write never waits for compaction inside RocksDB, where it would hold the interpreter
       lock; it is refused, as Unavailable, and may be tried again later.
     - Nothing refers to the database after close(), else its lock stays.
+    - A directory in which damage was met says so in a file, for good: opening it again would meet the damage again,
+      perhaps only after hours.
 
 I/O: local files.
 Source: DESIGN section 5; what rocksdict does was measured, see docs/design.
@@ -17,7 +19,7 @@ Source: DESIGN section 5; what rocksdict does was measured, see docs/design.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,14 @@ from rocksdict import (
     WriteOptions,
 )
 
-from holdfast.errors import Damaged, HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, LocalDamaged, Unavailable
 
 GET_CHUNK = 1_000
 """Keys in one multi-get; it releases the interpreter lock once per chunk."""
 BLOOM_BITS = 10
 WRITE_BUFFER_BYTES = 32 << 20
+DAMAGED = "DAMAGED"
+"""Name of the file that says that damage was met in the directory."""
 
 
 class RocksMemory:
@@ -60,7 +64,7 @@ class RocksKeyValue:
 
     Raises:
         Unavailable: another live process, or this one, holds the directory.
-        Damaged: the directory cannot be opened.
+        LocalDamaged: the directory cannot be opened.
     """
 
     def __init__(self, path: Path, memory: RocksMemory | None = None) -> None:
@@ -117,7 +121,8 @@ class RocksKeyValue:
 
     def close(self) -> None:
         """Release the directory. What was not flushed is lost: the marker knows."""
-        self._db.close()
+        with _translated(self.path, "what was not flushed is lost; the checkpoint has it"):
+            self._db.close()
 
 
 def _options(memory: RocksMemory) -> Options:
@@ -150,7 +155,9 @@ def _translated(path: Path, not_done: str) -> Iterator[None]:
     except Exception as error:  # rocksdict raises no narrower kind
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "orruption" in message or "checksum" in message:
-            raise Damaged(
+            with suppress(OSError):
+                (path / DAMAGED).write_text(message, encoding="utf-8")
+            raise LocalDamaged(
                 f"the local state in {path} is damaged: {message}",
                 not_done=not_done,
                 next_step="let the worker restore from the checkpoint; this directory is not used again",

@@ -75,6 +75,10 @@ class Damaged(HoldfastError):
     exit_status = 4
 
 
+class LocalDamaged(Damaged):
+    """The copy of a state on this machine's disk is not what was written; the checkpoint is, and a restart reads that."""
+
+
 class Unavailable(HoldfastError):
     """Something outside is not reachable; trying again later may work.
 
