@@ -5,7 +5,7 @@ one folder, one call of RocksDB, one SQL statement. `Steps` stands between such 
 the code that runs is production's; it counts, and at the k-th step it refuses, kills the process, or tears a write.
 
 Invariants
-    - A fault strikes the first step from the k-th on that can fail in its way, and says so before it strikes.
+    - A fault strikes the k-th of the steps that can fail in its way, and says so before it does.
     - A refused step has had no effect.
     - Only calls that name something below the folder count, so a process may report through other files.
 
@@ -32,11 +32,20 @@ import pyarrow as pa
 from holdfast.chaos.unsynced import Unsynced
 from holdfast.state import rocks
 
-What = Literal["nothing", "full", "broken", "kill", "torn"]
-_FULL = frozenset(
-    {"create", "write", "fsync", "link", "mkdir", "close", "rocks.open", "rocks.write", "rocks.flush", "sql"}
+What = Literal["nothing", "full", "broken", "kill", "power", "torn"]
+_CHANGING = frozenset(
+    {"create", "write", "link", "replace", "rename", "unlink", "remove", "mkdir", "rmdir", "sql"}
+    | {"rocks.open", "rocks.write", "rocks.flush", "rocks.close"}
 )
-_TORN = frozenset({"write"})
+_GROWING = frozenset({"create", "write", "fsync", "link", "mkdir", "close", "sql"})
+_ABLE = {
+    "nothing": frozenset[str](),
+    "full": _GROWING | {"rocks.open", "rocks.write", "rocks.flush"},
+    "kill": _CHANGING,  # between two of them the files are as after the first
+    "power": (_CHANGING | {"fsync"}),
+    "torn": frozenset({"write"}),
+}
+"""Steps that can fail so; all others of `What` strike any step."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _UNFAILING = ("ROLLBACK", "PRAGMA")
 
@@ -46,9 +55,9 @@ class DiskFault:
     """What is to go wrong.
 
     Args:
-        what: `full` and `broken` refuse (ENOSPC, EIO), `kill` ends the process before the step, `torn` writes half and
-            ends it.
-        at: The first step, counted from 1, that may be struck.
+        what: `full` and `broken` refuse (ENOSPC, EIO), `kill` and `power` end the process before the step, `torn`
+            writes half and ends it.
+        at: Which of the steps that can fail so is struck, counted from 1.
         lasting: From then on every step that can fail so does.
         below: Only steps on paths that begin so, relative to the folder.
     """
@@ -58,10 +67,10 @@ class DiskFault:
     lasting: bool = False
     below: str = ""
 
-    def strikes(self, number: int, name: str, path: str) -> bool:
-        """Tell whether this step can be struck."""
-        able = {"nothing": frozenset[str](), "full": _FULL, "torn": _TORN}.get(self.what)
-        return number >= self.at and path.startswith(self.below) and (able is None or name in able)
+    def can_strike(self, name: str, path: str) -> bool:
+        """Tell whether a step can fail so."""
+        able = _ABLE.get(self.what)
+        return path.startswith(self.below) and (able is None or name in able)
 
 
 class Steps:
@@ -81,8 +90,13 @@ class Steps:
         tell: Callable[[int, str, str], None],
         unsynced: Unsynced | None = None,
     ) -> None:
-        self.done, self.fault = 0, fault
-        self.seen: list[tuple[str, str]] = []
+        self.fault = fault
+        self.able = 0
+        """Steps so far that can fail as the fault says."""
+        self.seen: dict[str, int] = {}
+        """Steps so far, by name."""
+        self.read: set[str] = set()
+        """Files that were opened for reading."""
         self._folder, self._tell, self._struck = f"{folder.rstrip('/')}/", tell, False
         self._unsynced = unsynced
 
@@ -107,6 +121,7 @@ class Steps:
             self._take("create" if writes else "open", path)
             found = real_open(file, mode, *arguments, **named)
             if not writes:
+                self.read.add(path)
                 return found
             self._note("create", path)
             return _File(found, path, self)
@@ -114,10 +129,11 @@ class Steps:
         def mapped(path: str, *arguments: Any) -> Any:
             if (known := self._inside(path)) is not None:
                 self._take("map", known)
+                self.read.add(known)
             return real_map(path, *arguments)
 
-        def connected(database: str, **named: Any) -> sqlite3.Connection:
-            path = self._inside(unquote(database.removeprefix("file:").partition("?")[0]))
+        def connected(database: Any, **named: Any) -> sqlite3.Connection:
+            path = self._inside(unquote(os.fspath(database).removeprefix("file:").partition("?")[0]))
             if path is None:
                 return real_connect(database, **named)
             self._take("sql", path)
@@ -147,9 +163,7 @@ class Steps:
 
     def tears(self, path: str) -> bool:
         """Count one write; tell whether it is to be torn."""
-        self.done += 1
-        self.seen.append(("write", path))
-        if not self.fault.strikes(self.done, "write", path):
+        if not self._strikes("write", path):
             return False
         self._say("write", path)
         if self.fault.what == "torn":
@@ -158,22 +172,27 @@ class Steps:
         return False
 
     def _take(self, name: str, path: str) -> None:
-        self.done += 1
-        self.seen.append((name, path))
-        if self.fault.what != "torn" and self.fault.strikes(self.done, name, path):
+        if self._strikes(name, path):
             self._say(name, path)
             self._fail(name, path)
+
+    def _strikes(self, name: str, path: str) -> bool:
+        self.seen[name] = self.seen.get(name, 0) + 1
+        if not self.fault.can_strike(name, path):
+            return False
+        self.able += 1
+        return self.able == self.fault.at or (self.fault.lasting and self.able > self.fault.at)
 
     def _say(self, name: str, path: str) -> None:
         if not self._struck:
             self._struck = True
-            self._tell(self.done, name, path)
+            self._tell(self.able, name, path)
 
     def _fail(self, name: str, path: str) -> None:
         what = self.fault.what
         if not self.fault.lasting:
             self.heal()
-        if what == "kill":
+        if what in ("kill", "power"):
             self._kill()
         code = errno.ENOSPC if what == "full" else errno.EIO
         if name.startswith("rocks."):

@@ -63,7 +63,8 @@ class Result:
     findings: list[dict[str, Any]] = field(default_factory=list)
     hows: list[str] = field(default_factory=list)
     problem: str = ""
-    steps: int = 0
+    able: list[int] = field(default_factory=list)
+    """Per life that was not killed, how many of its steps can fail as its fault says."""
     lost: int = 0
 
 
@@ -189,8 +190,8 @@ def _take(result: Result, lines: list[dict[str, Any]], killed: bool, fault: Faul
                 result.problem = line["trace"]
         elif "how" in line:
             result.hows.append(line["how"])
-        elif "steps" in line:
-            result.steps = line["steps"]
+        elif "able" in line:
+            result.able.append(line["able"])
     if fault.what in ("timed", "limit", "disk"):
         fired = "killed" if killed else fired
     if fault.what == "nothing" and over != "well" and not result.problem:
@@ -232,7 +233,7 @@ def forked(what: Callable[[Callable[[Mapping[str, Any]], None]], None], kill_aft
         timer.start()
     with os.fdopen(reading, "rb") as pipe:
         data = pipe.read()
-    _, status = os.waitpid(pid, os.WNOHANG if False else 0)
+    _, status = os.waitpid(pid, 0)
     if timer is not None:
         timer.cancel()
         timer.join()
@@ -258,7 +259,7 @@ def _life(
         one = life.Life(data, case.seed + number, tell)
         life.played(tell, lambda: (life.live_to_the_end if last else life.live)(one, first))
         if steps is not None:
-            tell({"steps": steps.done})
+            tell({"able": steps.able, "seen": steps.seen, "read": sorted(steps.read)})
 
     return forked(child, fault.at / 10_000 if fault.what == "timed" else None)
 
@@ -280,7 +281,7 @@ def _arm(data: Path, notes: Path, fault: Fault, tell: Callable[[Mapping[str, Any
             os.posix_fallocate(ballast.fileno(), 0, free.f_bavail * free.f_bsize - fault.at * 1024)
         return None
     unsynced = Unsynced(data, notes, FOLDERS) if fault.what == "power" else None
-    what: Any = "kill" if fault.what == "power" else fault.what
+    what: Any = fault.what
     armed = DiskFault(what, fault.at, fault.lasting, fault.below)
     steps = Steps(str(data), armed, lambda n, name, path: tell({"fired": [n, name, path]}), unsynced)
     steps.install()

@@ -10,7 +10,10 @@ and goes on. The last life of a case ends the input and runs until the job has f
 from __future__ import annotations
 
 import json
+import os
 import random
+import socket
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +41,8 @@ from holdfast.storage.log import LogWriter, create_log, read_meta
 from holdfast.storage.objects import open_objects
 
 Tell = Callable[[Mapping[str, Any]], None]
-PARTITIONS, KEYS, GROUPS, BATCH_STRIDE = 2, 24, 8, 1_000
+PARTITIONS, KEYS, GROUPS, BATCH_STRIDE = 2, 400, 8, 1_000
+"""So many keys that a table of RocksDB has several blocks."""
 PATIENCE_S = 60.0
 """Virtual seconds after which a job that does not get on is looked at."""
 SMALL_BUFFER = 16 << 10
@@ -58,7 +62,7 @@ def batch(number: int) -> dict[int, list[dict[str, int]]]:
     made: dict[int, list[dict[str, int]]] = {}
     for partition in range(PARTITIONS):
         first = (number * PARTITIONS + partition) * BATCH_STRIDE
-        count = rng.randint(1, 12)
+        count = rng.randint(1, 120)
         made[partition] = [
             {"id": first + i, "key": rng.randrange(KEYS), "value": rng.randint(-50, 50)} for i in range(count)
         ]
@@ -150,7 +154,7 @@ class Life:
         )
         cluster = _Cluster(plan, 2, self._seed, prepared.store, 1.0, prepared.partitions)
         cluster.local = lambda: LocalFolders(self.folder / "local")
-        cluster.limits = Limits(apply_after_idle=0.0, merging=Thresholds(3_000, 4))
+        cluster.limits = Limits(apply_after_idle=0.0, merging=Thresholds(1 << 20, 3))
         cluster.change_rules(retention=Retention(2, 0, 10), operators=prepared.operators)
         cluster.begin()
         self._inbox = requests.Inbox(prepared.store)
@@ -163,7 +167,7 @@ class Life:
         totals = orders.key_by("key").agg("totals", n=hf.count(), total=hf.sum("value"))
         totals.sink("out", hf.SQLite(self.folder / "target" / "out.db", "totals", ["key"]))
         orders.filter(pl.col("value") > 0).sink("gains", hf.Log(str(self.folder / "output"), partitions=2))
-        return prepare(app.plan(), resolve(app), takeover=True)
+        return prepare(app.plan(), resolve(app))
 
     def epoch(self, cluster: _Cluster, number: int) -> None:
         """Append a batch and wait until it is committed and delivered."""
@@ -175,12 +179,17 @@ class Life:
         """Ask for a savepoint as a command does, and publish the status as the driver does."""
         job = cluster.driver.state.job
         asked = requests.ask(self._store, "savepoint", {"name": name}, job.generation)
-        for request in self._inbox.poll():
-            reply = cluster.driver.asked(request.kind, request.args, request.generation, job.generation)
-            if reply is not None:
-                self._inbox.answer(request, reply)
+        self.answer(cluster)
         self._store.put("live.json", json.dumps(self._status(cluster)).encode())
         self._tell({"asked": asked})
+
+    def answer(self, cluster: _Cluster) -> None:
+        """Carry out what was asked, as the driver does every second."""
+        generation = cluster.driver.state.job.generation
+        for request in self._inbox.poll():
+            reply = cluster.driver.asked(request.kind, request.args, request.generation, generation)
+            if reply is not None:
+                self._inbox.answer(request, reply)
 
     def stop(self, cluster: _Cluster) -> None:
         """Stop the job as `holdfast stop` does, and let the workers end."""
@@ -196,6 +205,8 @@ class Life:
     def leave(self, cluster: _Cluster) -> None:
         """End the workers' processes."""
         for member in cluster.members.values():
+            folder = getattr(member.ports.local, "_folder", None)
+            self._tell({"folder": folder and folder.name})
             member.loop.close()
         self._tell({"ended": cluster.driver.outcome})
 
@@ -240,8 +251,9 @@ class Life:
                 self._tell({"how": hosted.how})
 
     def _status(self, cluster: _Cluster) -> dict[str, Any]:
-        at = cluster.clock.wall_us()
-        return status.of_run(cluster.driver.state, str(self.folder), "continuous", "here", 1, at)
+        at = time.time_ns() // 1_000
+        host, pid = socket.gethostname(), os.getpid()
+        return status.of_run(cluster.driver.state, str(self.folder), "continuous", host, pid, at)
 
 
 def _unhurried(sink: Sink) -> Sink:
@@ -298,6 +310,7 @@ def live_to_the_end(life: Life, first: int) -> None:
     cluster = life.start()
     for number in (first, first + 1):
         life.epoch(cluster, number)
+        life.answer(cluster)
     life.seal()
     life.finish(cluster)
 
