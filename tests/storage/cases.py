@@ -72,7 +72,7 @@ class Cases:
     """The server, from outside."""
 
     def __init__(self) -> None:
-        self.took_s, self.done = 0.0, 0
+        self.took_s, self.cpu_s, self.done = 0.0, 0.0, 0
 
     def __enter__(self) -> Self:
         self._server = subprocess.Popen(
@@ -97,14 +97,17 @@ class Cases:
         began = time.monotonic()
         self._server.stdin.write(json.dumps(what) + "\n")
         self._server.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._server.stdout.readline())
+        reply = json.loads(self._server.stdout.readline())
         self.took_s += time.monotonic() - began
+        self.cpu_s = reply["cpu_s"]
         self.done += 1
+        answer: dict[str, Any] = reply["answer"]
         return answer
 
     def rate(self) -> str:
         """Return how fast it went, for people."""
-        return f"{self.done} cases in {self.took_s:.0f} s, {self.done / max(self.took_s, 0.001):.1f} cases/s"
+        took, cpu = max(self.took_s, 0.001), max(self.cpu_s, 0.001)
+        return f"{self.done} cases in {took:.0f} s, {self.done / took:.1f} cases/s, {self.done / cpu:.1f} per CPU second"
 
 
 # In the server
@@ -122,7 +125,8 @@ def serve() -> None:
             answer = asdict(run_case(case))
         else:
             answer = damage.answer(asked)
-        print(json.dumps(answer), flush=True)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(json.dumps({"answer": answer, "cpu_s": used.ru_utime + used.ru_stime}), flush=True)
 
 
 def place() -> str | None:

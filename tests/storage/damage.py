@@ -95,7 +95,12 @@ def damages(path: str, size: int, flips: int, seed: int) -> Iterator[Damage]:
 
 @dataclass
 class Verdict:
-    """What became of one damage: `loud`, `fell back`, `not read`, `no matter` or `silent`."""
+    """What became of one damage.
+
+    `loud`: an error named it, and with the file put back the job went on. `fell back`: another copy was used. `made good`:
+    what was missing was written again. `not read`: nobody needed it. `no matter`: nothing depends on these bytes.
+    `silent` and `wrong` are what must not be.
+    """
 
     kind: str
     damage: Damage
@@ -112,8 +117,41 @@ def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Make a specimen, or damage a copy of one."""
     if "specimen" in asked:
         return asdict(make_specimen(Path(asked["specimen"]), asked["seed"]))
-    damage = Damage(**asked["damage"])
-    return asdict(judged(Path(asked["of"]), asked["seed"], damage, asked["local"]))
+    specimen, seed, how, mutant = Path(asked["of"]), asked["seed"], asked["how"], asked.get("mutant", "")
+    if "damage" not in asked:
+        return {"read": reads(specimen, seed, how)}
+    return asdict(judged(specimen, seed, Damage(**asked["damage"]), how, mutant))
+
+
+def copied(specimen: Path, data: Path, how: str) -> list[dict[str, Any]]:
+    """Copy a specimen for the next life; return what earlier lives were told that still holds.
+
+    Args:
+        how: `here`: on the same machine. `elsewhere`: without local state. `anew`: another job on the same input.
+    """
+    shutil.copytree(specimen / "data", data, symlinks=True)
+    told: list[dict[str, Any]] = json.loads((specimen / "told.json").read_text())
+    if how == "here":
+        return told
+    gone = ("local",) if how == "elsewhere" else ("local", "root", "output", "target")
+    for name in gone:
+        shutil.rmtree(data / name)
+        (data / name).mkdir(mode=0o700)
+    return told if how == "elsewhere" else [line for line in told if {"created", "append", "appended"} & line.keys()]
+
+
+def reads(specimen: Path, seed: int, how: str) -> list[str]:
+    """Return the files that the next life reads if nothing is damaged."""
+    from cases import Case, Fault, _life, place
+
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-damage-", dir=place()))
+    try:
+        told = copied(specimen, folder / "data", how)
+        lines, _ = _life(folder / "data", folder, Case(seed, ()), 1, Fault(), True, told)
+        read: list[str] = next(line["read"] for line in lines if "read" in line)
+        return read
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
@@ -143,23 +181,19 @@ def make_specimen(folder: Path, seed: int) -> Specimen:
     return Specimen(files, problem or _checked(data, told, False))
 
 
-def judged(specimen: Path, seed: int, damage: Damage, local: bool) -> Verdict:
+def judged(specimen: Path, seed: int, damage: Damage, how: str, mutant: str) -> Verdict:
     """Damage a copy, live in it, put the file back, check, and live on."""
     from cases import Case, Fault, _checked, _life, place
 
     kind = kind_of(damage.path)
     folder = Path(tempfile.mkdtemp(prefix="holdfast-damage-", dir=place()))
-    data, told = folder / "data", json.loads((specimen / "told.json").read_text())
-    verdict = Verdict(kind, damage, "")
+    data, verdict = folder / "data", Verdict(kind, damage, "")
     try:
-        shutil.copytree(specimen / "data", data, symlinks=True)
-        if not local:
-            shutil.rmtree(data / "local")
-            (data / "local").mkdir(mode=0o700)
+        told = copied(specimen, data, how)
         before = damage.apply(data)
         if kind.startswith("rocks"):
             verdict.outcome, verdict.told = _read_whole(specimen / "data", data, damage.path)
-        case = Case(seed, ())
+        case = Case(seed, (), mutant)
         lines, killed = _life(data, folder, case, 1, Fault(), True, told)
         over = next((line for line in lines if "over" in line), {"over": "killed" if killed else "lost"})
         read = next((line["read"] for line in lines if "read" in line), [])
@@ -172,13 +206,13 @@ def judged(specimen: Path, seed: int, damage: Damage, local: bool) -> Verdict:
             last = next((line for line in lines if "over" in line), {"over": "lost"})
             wrong = "" if last["over"] == "well" else f"after the file was put back: {last}"
             wrong = wrong or _checked(data, told + lines, True)
-        _judge(verdict, over, wrong)
+        _judge(verdict, over, wrong, [line["swept"] for line in lines if "swept" in line])
         return verdict
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _judge(verdict: Verdict, over: Mapping[str, Any], wrong: str) -> None:
+def _judge(verdict: Verdict, over: Mapping[str, Any], wrong: str, swept: list[dict[str, Any]]) -> None:
     findings = over.get("findings", [])
     if wrong or over["over"] not in ("well", "raised", "stalled"):
         verdict.outcome, verdict.told = "silent" if over["over"] == "well" else "wrong", wrong or json.dumps(over)
@@ -188,8 +222,12 @@ def _judge(verdict: Verdict, over: Mapping[str, Any], wrong: str) -> None:
         verdict.told = " / ".join(str(each["what"]) for each in named) or json.dumps(over)
     elif verdict.outcome:  # RocksDB, read whole
         verdict.outcome = "no matter" if verdict.outcome == "same" else "fell back" if not verdict.used else verdict.outcome
+    elif swept:
+        verdict.outcome, verdict.told = "loud", str(swept[0]["what"])
     elif not verdict.used:
         verdict.outcome = "not read"
+    elif verdict.damage.how == "gone":
+        verdict.outcome = "made good"  # the output of an epoch that is still pending is delivered again
     else:
         verdict.outcome = "no matter" if verdict.kind in UNCHECKED else "silent"
 

@@ -86,8 +86,9 @@ class _Unhurried:
         self.check_owner = inner.check_owner
 
     def open(self, job_uuid: str, writer: Writer) -> Target:
-        inner = self.inner
-        return LogTarget(inner.where, lambda: open_objects(inner.path, writable=False), job_uuid, writer, pause=lambda _: None)
+        path = self.inner.path
+        store = lambda: open_objects(path, writable=False)  # noqa: E731
+        return LogTarget(self.inner.where, store, job_uuid, writer, pause=lambda _: None)
 
 
 class _Cluster(Cluster):
@@ -234,17 +235,18 @@ class Life:
         """Tell what this driver knows for certain."""
         if cluster.driver._master is None or (job := cluster.driver.state.log.job) is None:
             return
-        if job.base_epoch > self._epoch:
-            self._epoch = job.base_epoch
-            done = job.completed[-1].body
-            manifest = cluster.repository.load_manifest(done.manifest)
-            at = {position.partition: position.offset for position in manifest.positions}
-            self._tell({"completed": done.epoch, "cut": [at.get(p, 0) for p in range(PARTITIONS)]})
+        last = getattr(cluster.driver.state.phase, "last", None)
+        if last is not None and self._epoch < last.epoch == job.base_epoch:
+            self._epoch = last.epoch
+            at = {position.partition: max(0, position.offset) for position in last.positions}
+            self._tell({"completed": last.epoch, "cut": [at.get(p, 0) for p in range(PARTITIONS)]})
         for writer, tag in cluster.driver.state.confirmed.items():
             told = (writer.sink, writer.subtask, tag.timeline, tag.epoch)
             if told not in self._delivered:
                 self._delivered.add(told)
                 self._tell({"delivered": told})
+        if (problem := cluster.driver.sweep.problem) is not None:
+            self._tell({"swept": problem.as_json()})
         for hosted in cluster.driver.state.workers.values():
             if hosted.how is not None and hosted.how not in self._hows:
                 self._hows.add(hosted.how)
