@@ -1,4 +1,4 @@
-"""Faults of the disk: what a process does to its files, to RocksDB and to SQLite, step by step, and the step that fails.
+"""Faults of the disk: what a process does to its files, RocksDB and SQLite, step by step, and the step that fails.
 
 A step is one call that may fail on a real machine: opening, writing, syncing, closing, linking or removing a file below
 one folder, one call of RocksDB, one SQL statement. `Steps` stands between such a process and the functions it calls, so
@@ -24,7 +24,7 @@ import signal
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -196,7 +196,7 @@ class Steps:
             self._kill()
         code = errno.ENOSPC if what == "full" else errno.EIO
         if name.startswith("rocks."):
-            raise Exception(f"IO error: {os.strerror(code)}: While appending to file: {path}")  # as rocksdict does
+            raise _RocksError(f"IO error: {os.strerror(code)}: While appending to file: {path}")
         if name == "sql":
             raise _sql_error(sqlite3.SQLITE_FULL if what == "full" else sqlite3.SQLITE_IOERR)
         raise OSError(code, os.strerror(code), path)
@@ -280,13 +280,17 @@ class Steps:
         os.open, os.fsync, os.close = opened, synced, closed
 
 
+class _RocksError(Exception):
+    """Rocksdict raises bare exceptions; what the message begins with tells what it is."""
+
+
 class _File:
     """A file that is written."""
 
     def __init__(self, file: Any, path: str, steps: Steps) -> None:
         self._file, self._path, self._steps = file, path, steps
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,7 +15,6 @@ Source: Pillai et al., All File Systems Are Not Created Equal, 2014 (what POSIX 
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -23,7 +22,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 FOLDER = -1
 """Stands for a folder where a number stands for a file."""
@@ -42,8 +41,8 @@ class Unsynced:
     def __init__(self, folder: Path, notes: Path, parts: tuple[str, ...]) -> None:
         self._folder, self._notes, self._parts, self._copies = folder, notes, parts, 0
         notes.mkdir(exist_ok=True)
-        self._file = io.open(notes / "steps", "a", encoding="utf-8")  # noqa: UP020 - before `open` is replaced
-        self._open, self._fsdecode = io.open, os.fsdecode
+        self._open = open  # as it is before it is replaced
+        self._file = os.open(notes / "steps", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(self, name: str, path: str, to: str) -> None:
         """A step succeeded."""
@@ -55,8 +54,7 @@ class Unsynced:
             copy = f"{self._copies:08d}"
             with self._open(self._folder / path, "rb") as source, self._open(self._notes / copy, "wb") as target:
                 target.write(source.read())
-        self._file.write(json.dumps([name, path, to or copy]) + "\n")
-        self._file.flush()
+        os.write(self._file, json.dumps([name, path, to or copy]).encode() + b"\n")
 
 
 @dataclass
@@ -120,8 +118,8 @@ def cut_power(folder: Path, notes: Path, parts: tuple[str, ...], seed: int) -> i
     """Make the folder what a machine might find; return how many names or files were lost or changed."""
     rng = random.Random(f"{seed}/power")
     disk = _Disk()
-    now, copies, disk.files = cast(tuple[dict[str, Names], dict[str, str], int], json.loads(_text(notes / "begin.json")))
-    disk.now, disk.copies = now, {int(number): copy for number, copy in copies.items()}
+    disk.now, copies, disk.files = json.loads(_text(notes / "begin.json"))
+    disk.copies = {int(number): copy for number, copy in copies.items()}
     disk.kept = {path: dict(names) for path, names in disk.now.items()}
     for line in _text(notes / "steps").splitlines():
         disk.play(*json.loads(line))

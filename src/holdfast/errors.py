@@ -76,7 +76,7 @@ class Damaged(HoldfastError):
 
 
 class LocalDamaged(Damaged):
-    """The copy of a state on this machine's disk is not what was written; the checkpoint is, and a restart reads that."""
+    """The copy of the state on this machine's disk is not what was written; a restart reads the checkpoint instead."""
 
 
 class Unavailable(HoldfastError):

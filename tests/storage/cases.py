@@ -116,12 +116,13 @@ class Cases:
 def serve() -> None:
     """Answer one line after the other."""
     import damage
-    import life as _life  # noqa: F401 - imported once, for all processes that are forked from this one
+    import life  # noqa: F401 - once, for all processes that are forked from this one
 
     for line in sys.stdin:
         asked = json.loads(line)
         if "case" in asked:
-            case = Case(asked["case"]["seed"], tuple(Fault(**f) for f in asked["case"]["faults"]), asked["case"]["mutant"])
+            told = asked["case"]
+            case = Case(told["seed"], tuple(Fault(**fault) for fault in told["faults"]), told["mutant"])
             answer = asdict(run_case(case))
         else:
             answer = damage.answer(asked)
@@ -211,8 +212,7 @@ def _power(data: Path, notes: Path, seed: int) -> int:
     from holdfast.chaos.unsynced import cut_power
 
     lost = cut_power(data, notes, FOLDERS, seed)
-    boots = [path for path in (data / "local").iterdir()] if (data / "local").exists() else []
-    for boot in boots:
+    for boot in list((data / "local").iterdir()):
         boot.rename(boot.with_name("of-an-earlier-boot"))
     return lost
 
@@ -301,7 +301,7 @@ def _checked(data: Path, told: list[dict[str, Any]], last: bool) -> str:
         try:
             check(data, told, last)
             tell({"problem": ""})
-        except BaseException:  # told, and judged by whoever asked
+        except BaseException:  # noqa: BLE001 - told, and judged by whoever asked
             tell({"problem": traceback.format_exc()})
 
     (data / "ballast").unlink(missing_ok=True)

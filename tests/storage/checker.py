@@ -1,7 +1,7 @@
 """What must be true of the files that a life left, found out without any code of the runtime.
 
-It reads JSON, Arrow and SQLite as docs/formats.md describes them, folds segments with dictionaries, and computes what the
-tables and the log must hold from the input and the offsets of a checkpoint.
+It reads JSON, Arrow and SQLite as docs/formats.md describes them, folds segments with dictionaries, and computes what
+the tables and the log must hold from the input and the offsets of a checkpoint.
 """
 
 from __future__ import annotations
@@ -293,7 +293,8 @@ class Checker:
     def _tags(self, job: Job, found: Mapping[tuple[str, int], tuple[int, int]], cuts: Mapping[int, list[int]]) -> None:
         for writer, tag in self.told.delivered.items():
             if writer[0] == self._sink:
-                must(found.get(writer, (0, 0)) >= tag, f"{writer} was delivered at {tag}, stands at {found.get(writer)}")
+                stands = found.get(writer, (0, 0))
+                must(stands >= tag, f"{writer} was delivered at {tag}, and stands at {stands}")
         for writer, (_, epoch) in found.items():
             must(epoch <= job.newest, f"output of {writer} of epoch {epoch} is visible, committed is {job.newest}")
             must(epoch in cuts or epoch <= job.expired, f"{writer} stands at epoch {epoch}, which never completed")

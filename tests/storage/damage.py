@@ -1,8 +1,8 @@
 """Damages the files that a life left, one at a time, and says what the next life made of it.
 
-A specimen is a folder that a killed life left, output committed and not delivered in it. For every damage a copy of it is
-damaged and lived in. Then the file is put back, unless the life replaced it, everything is checked, and a last life goes
-on. Where every byte counts, what is read and not refused must be right; which bytes of a RocksDB do not count is found
+A specimen is a folder that a killed life left, output committed and not delivered in it. For every damage a copy of it
+is damaged and lived in. Then the file is put back, unless the life replaced it, everything is checked, and a last life
+goes on. Where every byte counts, what is read and not refused must be right; which bytes of a RocksDB do not count is found
 out by reading it whole.
 """
 
@@ -44,7 +44,7 @@ KINDS = {
     "temporary": r"(root|input|output)/(.*/)?\.tmp-[^/]*",
     "sqlite": r"target/.*",
 }
-"""Every kind of file that a life leaves. SQLite's are its own affair: its pages have no checksum, see docs/guarantees.md."""
+"""Every kind of file that a life leaves. SQLite's are its own affair: its pages have no checksum."""
 NOT_OURS = {"sqlite"}
 UNCHECKED = {"status", "request", "answer", "temporary", "rocks messages"}
 """Nothing is decided by what these say, or what they say was carried out."""
@@ -221,7 +221,8 @@ def _judge(verdict: Verdict, over: Mapping[str, Any], wrong: str, swept: list[di
         verdict.outcome = "loud" if named else "wrong"
         verdict.told = " / ".join(str(each["what"]) for each in named) or json.dumps(over)
     elif verdict.outcome:  # RocksDB, read whole
-        verdict.outcome = "no matter" if verdict.outcome == "same" else "fell back" if not verdict.used else verdict.outcome
+        other = verdict.outcome if verdict.used else "fell back"
+        verdict.outcome = "no matter" if verdict.outcome == "same" else other
     elif swept:
         verdict.outcome, verdict.told = "loud", str(swept[0]["what"])
     elif not verdict.used:
@@ -254,7 +255,7 @@ def _read_whole(good: Path, data: Path, path: str) -> tuple[str, str]:
         try:
             rows = [_rows(root / folder) for root in (good, data)]
             tell({"read": "same" if rows[0] == rows[1] else "other", "why": ""})
-        except Exception as error:  # told, and judged by whoever asked
+        except Exception as error:  # noqa: BLE001 - told, and judged by whoever asked
             kind = type(error).__name__
             tell({"read": "refused" if kind in ("Damaged", "Unavailable") else kind, "why": traceback.format_exc()})
 

@@ -3,8 +3,8 @@
 The loops are those that production runs; only time and messages are virtual (runtime/cluster.py). Files, RocksDB and
 SQLite are real. What the life was told is written to a pipe, line by line, before it acts on it.
 
-A life creates its input, runs the job for some epochs, stops it, starts it again from the folders that the workers left,
-and goes on. The last life of a case ends the input and runs until the job has finished.
+A life creates its input, runs the job for some epochs, stops it, starts it again from the folders that the workers
+left, and goes on. The last life of a case ends the input and runs until the job has finished.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ class _Unhurried:
 
     def open(self, job_uuid: str, writer: Writer) -> Target:
         path = self.inner.path
-        store = lambda: open_objects(path, writable=False)  # noqa: E731
-        return LogTarget(self.inner.where, store, job_uuid, writer, pause=lambda _: None)
+        return LogTarget(
+            self.inner.where, lambda: open_objects(path, writable=False), job_uuid, writer, pause=lambda _: None
+        )
 
 
 class _Cluster(Cluster):
@@ -326,7 +327,7 @@ def played(tell: Tell, what: Callable[[], None]) -> None:
         tell({"over": "stalled", "findings": error.findings})
     except HoldfastError as error:
         tell({"over": "raised", "findings": [error.as_json()]})
-    except BaseException:  # told, and judged by whoever started the life
+    except BaseException:  # noqa: BLE001 - told, and judged by whoever started the life
         tell({"over": "bug", "trace": traceback.format_exc()})
 
 

@@ -18,7 +18,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime import compaction, deliveries
 from holdfast.sinks.contract import Outcome
 from holdfast.sinks.sqlite import SQLiteTarget
-from holdfast.state import rocks
+from holdfast.state import directory
 from holdfast.storage import local
 from holdfast.storage.local import LocalObjects
 
@@ -76,23 +76,9 @@ def record_hash_not_verified() -> None:
     joblog.fits_hash = lambda data: True
 
 
-def scan_without_status() -> None:
-    """A scan of RocksDB ends where its iterator ends."""
-    real = rocks.RocksKeyValue.scan
-
-    def scan(self: rocks.RocksKeyValue, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        try:
-            return real(self, first, end)
-        except rocks.LocalDamaged:
-            (self.path / rocks.DAMAGED).unlink()
-            cursor, pairs = self._db.iter(rocks.ReadOptions()), []
-            cursor.seek(first)
-            while cursor.valid() and cursor.key() < end:
-                pairs.append((cursor.key(), cursor.value()))
-                cursor.next()
-            return pairs
-
-    rocks.RocksKeyValue.scan = scan  # type: ignore[method-assign]
+def damaged_folder_taken_again() -> None:
+    """A local folder in which damage was met is offered to the next worker."""
+    directory.DAMAGED = "never there"
 
 
 def tag_before_its_rows() -> None:
@@ -121,7 +107,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
         written_in_place,
         hash_not_verified,
         record_hash_not_verified,
-        scan_without_status,
+        damaged_folder_taken_again,
         tag_before_its_rows,
     )
 }

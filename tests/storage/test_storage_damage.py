@@ -19,7 +19,9 @@ SEED = 3
 NEVER = {"silent", "wrong"}
 NOT_LEFT = {"temporary"}
 """Kinds that only a life killed in the middle of a write leaves."""
-LOUD = {"job log record", "manifest", "segment", "base segment", "staged output", "log meta", "log commit", "log segment"}
+LOUD = {
+    "job log record", "manifest", "segment", "base segment", "staged output", "log meta", "log commit", "log segment"
+}  # fmt: skip
 """Kinds whose every byte counts: among their damages there must be some that were read and refused."""
 WAYS = {"log segment": "anew", "log commit": "anew", "log meta": "anew"}
 
@@ -112,7 +114,7 @@ class TestDamage:
     @pytest.mark.parametrize(
         ("mutant", "kind"),
         [("hash_not_verified", "staged output"), ("record_hash_not_verified", "job log record"),
-         ("scan_without_status", "rocks sst")],
+         ("damaged_folder_taken_again", "rocks sst")],
     )  # fmt: skip
     def test_that_a_wrong_version_does_not_see_is_seen_here(
         self, server: Cases, specimen: Specimen, mutant: str, kind: str

@@ -46,7 +46,7 @@ def refuse_remains(store: ObjectStore) -> None:
         raise Damaged(
             f"{store!r} has commits of a log, {found[0]} for one, but no {META_PATH}",
             not_done="no log was created in it",
-            next_step=f"restore {META_PATH} from a backup; if the rows are not needed, remove the folder or choose another",
+            next_step=f"restore {META_PATH} from a backup; or, if its rows are not needed, remove the folder",
         ) from error
 
 
