@@ -28,6 +28,7 @@ from typing import Any, Literal, NoReturn, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
+import rocksdict
 
 from holdfast.chaos.unsynced import Unsynced
 from holdfast.state import rocks
@@ -111,7 +112,7 @@ class Steps:
         for name in ("link", "replace", "rename"):
             self._replace_two(name)
         self._replace_handles()
-        real_open, real_map, real_connect, real_db = io.open, pa.memory_map, sqlite3.connect, rocks.Rdict
+        real_open, real_map, real_connect, real_db = io.open, pa.memory_map, sqlite3.connect, rocksdict.Rdict
 
         def opened(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
             path = self._inside(file)
@@ -137,8 +138,7 @@ class Steps:
             if path is None:
                 return real_connect(database, **named)
             self._take("sql", path)
-            connection = real_connect(database, factory=_Connection, **named)
-            assert isinstance(connection, _Connection)
+            connection: _Connection = real_connect(database, factory=_Connection, **named)
             connection.watch(self, path)
             return connection
 
@@ -148,9 +148,14 @@ class Steps:
             self._take("rocks.open", known)
             return _Rocks(real_db(path, *arguments, **named), known, self)
 
-        io.open = builtins.open = opened
-        pa.memory_map, sqlite3.connect = mapped, connected  # type: ignore[assignment]
-        rocks.Rdict = rocks_opened  # type: ignore[misc,assignment]
+        for module, name, function in (
+            (io, "open", opened),
+            (builtins, "open", opened),
+            (pa, "memory_map", mapped),
+            (sqlite3, "connect", connected),
+            (rocks, "Rdict", rocks_opened),
+        ):
+            setattr(module, name, function)
 
     def take(self, name: str, path: str) -> None:
         """Count one step; raise, or end the process, if the fault strikes it."""
@@ -239,12 +244,11 @@ class Steps:
 
         def called(path: Any, to: Any, **named: Any) -> None:
             known = self._inside(path)
-            if known is None:
-                return real(path, to, **named)
-            self._take(name, known)
+            if known is not None:
+                self._take(name, known)
             real(path, to, **named)
-            self._note(name, known, self._inside(to) or "")
-            return None
+            if known is not None:
+                self._note(name, known, self._inside(to) or "")
 
         setattr(os, name, called)
 
@@ -277,7 +281,8 @@ class Steps:
             if known is not None:
                 self._take("close", known)
 
-        os.open, os.fsync, os.close = opened, synced, closed
+        for name, function in (("open", opened), ("fsync", synced), ("close", closed)):
+            setattr(os, name, function)
 
 
 class _RocksError(Exception):

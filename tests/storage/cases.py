@@ -107,7 +107,8 @@ class Cases:
     def rate(self) -> str:
         """Return how fast it went, for people."""
         took, cpu = max(self.took_s, 0.001), max(self.cpu_s, 0.001)
-        return f"{self.done} cases in {took:.0f} s, {self.done / took:.1f} cases/s, {self.done / cpu:.1f} per CPU second"
+        n = self.done
+        return f"{n} cases in {took:.0f} s and {cpu:.0f} s of CPU: {n / took:.1f} cases/s, {n / cpu:.1f} per CPU second"
 
 
 # In the server
@@ -151,7 +152,8 @@ def make_folders(folder: Path) -> None:
 
 
 def _run_case(case: Case, folder: Path) -> Result:
-    result, told, data = Result(case), [], folder / "data"
+    result, data = Result(case), folder / "data"
+    told: list[dict[str, Any]] = []
     mounted = _mount(data, case)
     make_folders(data)
     try:

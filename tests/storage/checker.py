@@ -165,8 +165,8 @@ def read_object(root: Path, ref: Mapping[str, Any]) -> bytes:
     """Read an object that a manifest or record names."""
     path = root / ref["path"]
     must(path.exists(), f"{ref['path']} is named and missing")
-    data = path.read_bytes()
-    same = len(data) == ref["size"] and hashlib.sha256(data).hexdigest() == ref["sha256"]
+    data: bytes = path.read_bytes()
+    same: bool = len(data) == ref["size"] and hashlib.sha256(data).hexdigest() == ref["sha256"]
     must(same, f"{ref['path']} is not what was written")
     return data
 

@@ -2,8 +2,8 @@
 
 A specimen is a folder that a killed life left, output committed and not delivered in it. For every damage a copy of it
 is damaged and lived in. Then the file is put back, unless the life replaced it, everything is checked, and a last life
-goes on. Where every byte counts, what is read and not refused must be right; which bytes of a RocksDB do not count is found
-out by reading it whole.
+goes on. Where every byte counts, what is read and not refused must be right; which bytes of a RocksDB do not count is
+found out by reading it whole.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def damages(path: str, size: int, flips: int, seed: int) -> Iterator[Damage]:
 class Verdict:
     """What became of one damage.
 
-    `loud`: an error named it, and with the file put back the job went on. `fell back`: another copy was used. `made good`:
-    what was missing was written again. `not read`: nobody needed it. `no matter`: nothing depends on these bytes.
-    `silent` and `wrong` are what must not be.
+    `loud`: an error named it, and with the file put back the job went on. `fell back`: another copy was used. `made
+    good`: what was missing was written again. `not read`: nobody needed it. `no matter`: nothing depends on these
+    bytes. `silent` and `wrong` are what must not be.
     """
 
     kind: str
@@ -196,7 +196,7 @@ def judged(specimen: Path, seed: int, damage: Damage, how: str, mutant: str) -> 
         case = Case(seed, (), mutant)
         lines, killed = _life(data, folder, case, 1, Fault(), True, told)
         over = next((line for line in lines if "over" in line), {"over": "killed" if killed else "lost"})
-        read = next((line["read"] for line in lines if "read" in line), [])
+        read: list[str] = next((line["read"] for line in lines if "read" in line), [])
         verdict.used = damage.path in read or Path(damage.path).parent.name in [line.get("folder") for line in lines]
         told += lines
         _put_back(data, damage, before)

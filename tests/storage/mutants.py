@@ -7,12 +7,13 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 
 from holdfast.checkpoint import joblog, repository
-from holdfast.errors import NotFound
+from holdfast.errors import AlreadyExists, NotFound
 from holdfast.model import ObjectRef, Tag
 from holdfast.ports import ObjectStore
 from holdfast.runtime import compaction, deliveries
@@ -21,6 +22,10 @@ from holdfast.sinks.sqlite import SQLiteTarget
 from holdfast.state import directory
 from holdfast.storage import local
 from holdfast.storage.local import LocalObjects
+
+
+def _replace(module: ModuleType, name: str, value: object) -> None:
+    setattr(module, name, value)
 
 
 def file_not_synced() -> None:
@@ -53,7 +58,7 @@ def written_in_place() -> None:
 
     def create(self: LocalObjects, path: str, data: bytes) -> None:
         if (self.root / path).exists():
-            raise local.AlreadyExists(path)
+            raise AlreadyExists(path)
         put(self, path, data)
 
     LocalObjects.put, LocalObjects.create = put, create  # type: ignore[method-assign]
@@ -68,17 +73,18 @@ def hash_not_verified() -> None:
         except NotFound:
             raise repository._damaged(ref, "is missing") from None
 
-    repository.read_verified = deliveries.read_verified = compaction.read_verified = read
+    for module in (repository, deliveries, compaction):
+        _replace(module, "read_verified", read)
 
 
 def record_hash_not_verified() -> None:
     """A record of the job log is whatever JSON stands there."""
-    joblog.fits_hash = lambda data: True
+    _replace(joblog, "fits_hash", lambda data: True)
 
 
 def damaged_folder_taken_again() -> None:
     """A local folder in which damage was met is offered to the next worker."""
-    directory.DAMAGED = "never there"
+    _replace(directory, "DAMAGED", "never there")
 
 
 def tag_before_its_rows() -> None:

@@ -80,9 +80,13 @@ def shown(verdicts: list[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def settle(server: Cases, specimen: Specimen, kinds: list[str], flips: int, files: int) -> list[Verdict]:
+def settle(
+    server: Cases, specimen: Specimen, kinds: list[str], flips: int, files: int, every: int = 1
+) -> list[Verdict]:
     verdicts = [
-        judge(server, specimen, damage, how) for kind in kinds for damage, how in chosen(specimen, kind, flips, files)
+        judge(server, specimen, damage, how)
+        for number, kind in enumerate(kinds)
+        for damage, how in chosen(specimen, kind, flips, files)[number % every :: every]
     ]
     print(f"\n{shown(verdicts)}\n{server.rate()}")
     wrong = [f"{each.damage}: {each.outcome}, {each.told}" for each in verdicts if each.outcome in NEVER]
@@ -96,7 +100,7 @@ class TestDamage:
         assert {kind_of(path) for path in specimen.files} == set(KINDS) - NOT_LEFT
 
     def test_of_what_counts_is_never_taken_for_the_truth(self, server: Cases, specimen: Specimen) -> None:
-        verdicts = settle(server, specimen, sorted(LOUD), flips=0, files=1)
+        verdicts = settle(server, specimen, sorted(LOUD), flips=0, files=1, every=2)
         missing = LOUD - {each.kind for each in verdicts if each.outcome == "loud"}
         assert not missing, f"no damage of these was ever refused: {missing}"
 
