@@ -5,6 +5,7 @@ SQLite's file is its own affair: its pages carry no checksum, so a flipped bit i
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -42,17 +43,13 @@ def server() -> Iterator[Cases]:
 
 
 @pytest.fixture(scope="module")
-def specimen(server: Cases, tmp_path_factory: pytest.TempPathFactory) -> Specimen:
-    folder = tmp_path_factory.mktemp("specimen") if place() is None else Path(str(place())) / tmp_path_factory.mktemp(
-        "specimen"
-    ).name
-    folder.mkdir(exist_ok=True)
-    left = server.ask({"specimen": str(folder), "seed": SEED})
-    assert not left["problem"], left["problem"]
-    reads = {
-        how: set(server.ask({"of": str(folder), "seed": SEED, "how": how})["read"]) for how in ("elsewhere", "anew")
-    }
-    return Specimen(folder, left["files"], reads)
+def specimen(server: Cases) -> Iterator[Specimen]:
+    with tempfile.TemporaryDirectory(prefix="holdfast-specimen-", dir=place()) as folder:
+        left = server.ask({"specimen": folder, "seed": SEED})
+        assert not left["problem"], left["problem"]
+        asked = {how: {"of": folder, "seed": SEED, "how": how} for how in ("elsewhere", "anew")}
+        reads = {how: set(server.ask(what)["read"]) for how, what in asked.items()}
+        yield Specimen(Path(folder), left["files"], reads)
 
 
 def chosen(specimen: Specimen, kind: str, flips: int, files: int) -> list[tuple[Damage, str]]:
