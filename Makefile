@@ -24,7 +24,7 @@ quick: check ## ruff, types, import rules, tests that need no Spark (2 min at mo
 test: check java ## everything but soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) -m "not slow" tests
 
-soak: java ## hours: the simulator over thousands of seeds, and what a job takes up (HOURS=2, plot in growth-soak)
+soak: java ## hours: the simulator over thousands of seeds, every step of the storage, what a job takes up (HOURS=2, plot in growth-soak)
 	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 -m slow tests
 
 bench: java ## benchmarks at full size

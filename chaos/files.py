@@ -136,7 +136,8 @@ class Steps:
         def connected(database: Any, **named: Any) -> sqlite3.Connection:
             path = self._inside(unquote(os.fspath(database).removeprefix("file:").partition("?")[0]))
             if path is None:
-                return real_connect(database, **named)
+                elsewhere: sqlite3.Connection = real_connect(database, **named)
+                return elsewhere
             self._take("sql", path)
             connection: _Connection = real_connect(database, factory=_Connection, **named)
             connection.watch(self, path)

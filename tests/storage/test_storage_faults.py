@@ -59,7 +59,9 @@ def settle(server: Cases, cases: list[Case]) -> list[Result]:
     """Run the cases and show what is wrong with any."""
     results = [server.run(case) for case in cases]
     print("\n" + "\n".join(rows(results)) + f"\n{server.rate()}")
-    problems = [f"{json.dumps(asdict(r.case))}\n{r.fired} {r.overs}\n{r.problem}" for r in results if (r.problem)]
+    problems = [
+        f"{json.dumps({'case': asdict(r.case)})}\n{r.fired} {r.overs}\n{r.problem}" for r in results if r.problem
+    ]
     assert not problems, f"{len(problems)} of {len(cases)} cases:\n" + "\n\n".join(problems[:5])
     for result in results:
         for fault, over in zip(result.case.faults, result.overs, strict=False):
