@@ -100,7 +100,7 @@ class WorkerLoop:
         self._timer_ids = itertools.count()
         self._deliveries = Deliveries(plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
-        self._turns, self._busy_until = 0, 0.0
+        self._turns, self._busy_until, self._refused = 0, 0.0, ""
         self.exited: str | None = None
 
     # Events
@@ -347,6 +347,7 @@ class WorkerLoop:
         def ended(result: object) -> None:
             if not self._is_current(generation):
                 return
+            self._refused = result.what if isinstance(result, Unavailable) else ""
             if isinstance(result, Unavailable):
                 self._after(SEAL_RETRY_S, lambda: self._store(generation, lane, run, done))
             elif isinstance(result, BaseException):
@@ -393,7 +394,7 @@ class WorkerLoop:
         if active is None:
             return m.Heartbeat(self.worker_id, Generation(0), False, False, delivered, m.Progress())
         run = active.run
-        progress = progress_of(run, active.machine, self._deliveries, active.first_record_at)
+        progress = progress_of(run, active.machine, self._deliveries, active.first_record_at, self._refused)
         return m.Heartbeat(
             self.worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress, run.caught_up()
         )

@@ -126,6 +126,15 @@ class TestAFaultThatStays:
 
 
 @pytest.mark.timeout(1_200)
+class TestAFullRoot:
+    def test_is_named_by_the_epoch_that_waits_for_it(self, server: Cases) -> None:
+        result = server.run(Case(0, (Fault("full", 9, True, "root/life/segments"),)))
+        assert not result.problem, result.problem
+        (waits,) = [found for found in result.findings if found.get("code") == "not_acked"]
+        assert "No space left on device" in waits["what"]
+
+
+@pytest.mark.timeout(1_200)
 class TestAFaultInTheRecovery:
     def test_leaves_what_was_done_before_and_in_between(self, server: Cases, able: dict[str, int]) -> None:
         firsts = spread("kill", able["kill"], 4)
