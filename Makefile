@@ -26,7 +26,7 @@ quick: check ## ruff, types, import rules, tests that need no Spark (2 min at mo
 test: check java ## everything but soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) -m "not slow" tests
 
-soak: java ## hours, HOURS=2 each: simulator and live faults (log in chaos-soak, goes on), what a job takes up (growth-soak)
+soak: java ## hours: simulator and live faults (log in chaos-soak), every step of the storage, what a job takes up (HOURS=2)
 	@$(WITH_JAVA) $(BIN)/holdfast chaos soak --hours $(or $(HOURS),2) --workers 2 --folder chaos-soak $(SOAK_LIVE)
 	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 -m slow tests
 

@@ -28,8 +28,10 @@ import msgspec
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.storage.hashed import fits_hash, with_hash
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Records of format 1 have no hash at their end; they are read, and written no more."""
 SAVEPOINT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 """Begins with a letter, so that a name is never taken for an epoch number."""
 
@@ -232,19 +234,22 @@ class Job:
 
 def encode(record: Record) -> bytes:
     """Return the record as JSON, the form it has in storage."""
-    return msgspec.json.encode(record)
+    data = msgspec.json.encode(record)
+    return data if record.v == 1 else with_hash(data)
 
 
 def decode(data: bytes, path: str) -> Record:
     """Read a record back.
 
     Raises:
-        Damaged: the bytes are not a record.
+        Damaged: the bytes are not a record, or not those that were written.
         ConfigError: they are one of another version.
     """
     try:
-        version = msgspec.json.decode(data, type=_Version).v
-        if version == FORMAT_VERSION:
+        version, fits = msgspec.json.decode(data, type=_Version).v, fits_hash(data)
+        if fits is False or (fits is None and version == FORMAT_VERSION):
+            raise _broken(f"job log record {path} does not match the hash at its end")
+        if 1 <= version <= FORMAT_VERSION:
             return msgspec.json.decode(data, type=Record)
     except msgspec.DecodeError as error:
         raise _broken(f"job log record {path} cannot be read: {error}") from error

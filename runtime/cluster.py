@@ -162,6 +162,8 @@ class Cluster:
         """Launches kept back, if a list."""
         self.hosts = ["here"]
         """Host names that workers come up on, in turn."""
+        self.local: Callable[[], LocalState] = MemoryState
+        """Makes what a new worker keeps its state in."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._lanes = InlineLanes()
         self.repository = Repository(store)
@@ -188,7 +190,7 @@ class Cluster:
             self.held_launches.append(number)
             return
         worker = WorkerId(f"{self._random.getrandbits(48):012x}")
-        ports = MemberPorts(self.clock, self._store, self.network, MemoryState(), self._from(worker))
+        ports = MemberPorts(self.clock, self._store, self.network, self.local(), self._from(worker))
         self.members[worker] = Member(number, WorkerLoop(worker, self._plan, ports, self.limits), ports)
         host = self.hosts[number % len(self.hosts)]
         ports.send(m.Register(worker, number, host, number, "boot", ("here", number)))

@@ -123,9 +123,10 @@ def _epoch(shown: Status) -> Iterator[Finding]:
         if open_["missing"]:
             workers = {each["subtask"]: each["worker"] for each in shown.get("waiting", [])}
             who = ", ".join(f"{subtask} (worker {workers.get(subtask, 'unknown')})" for subtask in open_["missing"])
+            refused = [f": {each['refused']}" for each in shown["workers"] if each.get("refused")]
             yield Finding(
                 "not_acked",
-                f"{since}: subtask {who} has not reported its part as durable",
+                f"{since}: subtask {who} has not reported its part as durable{refused[0] if refused else ''}",
                 "look at these workers: their load, their log, and whether they can write to the root; "
                 f"the epoch is given up after {_span(open_['deadline_ms'])} and merged into the next",
             )

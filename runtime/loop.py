@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.checkpoint.bases import Thresholds, pieces
-from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, SegmentRef, Subtask, WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime import messages as m
@@ -39,7 +39,7 @@ from holdfast.runtime.subtask import SubtaskRun, inputs_of, outputs_of
 from holdfast.state.store import StateStore
 
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
-"""Errors that would come again after a restart."""
+"""Errors that would come again after a restart; a damaged local folder alone is not taken again."""
 SEAL_RETRY_S = 0.2
 LAG_EPOCHS_MAX, LAG_BYTES_MAX = 8, 64 << 20
 """How far the cold store may fall behind before it is served between batches."""
@@ -100,7 +100,7 @@ class WorkerLoop:
         self._timer_ids = itertools.count()
         self._deliveries = Deliveries(plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
-        self._turns, self._busy_until = 0, 0.0
+        self._turns, self._busy_until, self._refused = 0, 0.0, ""
         self.exited: str | None = None
 
     # Events
@@ -129,8 +129,6 @@ class WorkerLoop:
                 self._deliveries.forget(through)
             case m.Exit(reason):
                 self.exited = reason
-            case _:
-                pass
 
     def channel_broken(self, generation: Generation, channel: ChannelId, why: str) -> None:
         """A data channel broke: wait for the driver to start another generation."""
@@ -164,10 +162,9 @@ class WorkerLoop:
         state, now = self._state, self._ports.clock.monotonic()
         if worked:
             self._busy_until = now
-        if state is None or (worked and self._turns % APPLY_EVERY_TURNS != 0):
-            self._turns += 1
-            return False
         self._turns += 1
+        if state is None or (worked and self._turns % APPLY_EVERY_TURNS != 1):
+            return False
         lag = state.lag
         far = lag.epochs >= LAG_EPOCHS_MAX or lag.bytes >= LAG_BYTES_MAX
         if not far and (worked or now - self._busy_until < self._limits.apply_after_idle):
@@ -176,7 +173,9 @@ class WorkerLoop:
             return state.apply()
         except Unavailable:
             self._busy_until = now  # RocksDB is busy with itself: later
-            return False
+        except LocalDamaged as error:
+            self._fail(error)
+        return False
 
     def idle_s(self) -> float:
         """Return how long the loop may sleep unless it is woken, in seconds."""
@@ -348,6 +347,7 @@ class WorkerLoop:
         def ended(result: object) -> None:
             if not self._is_current(generation):
                 return
+            self._refused = result.what if isinstance(result, Unavailable) else ""
             if isinstance(result, Unavailable):
                 self._after(SEAL_RETRY_S, lambda: self._store(generation, lane, run, done))
             elif isinstance(result, BaseException):
@@ -385,7 +385,7 @@ class WorkerLoop:
             self._report(self._active.deploy.generation, error)
 
     def _report(self, generation: Generation, error: HoldfastError) -> None:
-        permanent = isinstance(error, PERMANENT)
+        permanent = isinstance(error, PERMANENT) and not isinstance(error, LocalDamaged)
         self._ports.send(m.Failed(self.worker_id, generation, error.as_json(), permanent))
 
     def _stock(self) -> m.Heartbeat:
@@ -394,7 +394,7 @@ class WorkerLoop:
         if active is None:
             return m.Heartbeat(self.worker_id, Generation(0), False, False, delivered, m.Progress())
         run = active.run
-        progress = progress_of(run, active.machine, self._deliveries, active.first_record_at)
+        progress = progress_of(run, active.machine, self._deliveries, active.first_record_at, self._refused)
         return m.Heartbeat(
             self.worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress, run.caught_up()
         )

@@ -79,6 +79,8 @@ class Progress(msgspec.Struct, frozen=True):
     """What keeps sources from being read at this moment: throttle, delivery, channel, last barrier."""
     first_record_at: int | None = None
     """When the first record of this generation was taken; microseconds since 1970, UTC."""
+    refused: str = ""
+    """Why the root did not take what this worker has to store, at its last attempt."""
 
 
 class Heartbeat(Message, frozen=True):

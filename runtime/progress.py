@@ -17,7 +17,7 @@ from holdfast.runtime.subtask import SubtaskRun
 
 
 def progress_of(
-    run: SubtaskRun, machine: worker.Worker, deliveries: Deliveries, first_record_at: int | None
+    run: SubtaskRun, machine: worker.Worker, deliveries: Deliveries, first_record_at: int | None, refused: str
 ) -> m.Progress:
     """Return how far a subtask is."""
     return msgspec.structs.replace(
@@ -27,6 +27,7 @@ def progress_of(
         sink_errors=deliveries.errors(),
         first_record_at=first_record_at,
         held_by=_held_by(run, machine, deliveries),
+        refused=refused,
     )
 
 

@@ -5,6 +5,7 @@ was made for, so one that comes too late is answered, not carried out by a later
 
 Invariants
     - A request is handed out once; only one that could not be read, or was put back, is handed out again.
+    - A request that was changed since it was written is not carried out.
     - Request and answer are removed an hour after the request was made.
 
 Source: DESIGN section 13 (requests).
@@ -19,8 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.errors import NotFound
+from holdfast.errors import Damaged, NotFound
 from holdfast.ports import ObjectStore
+from holdfast.storage.hashed import fits_hash, with_hash
 
 FOLDER = "requests"
 KEPT_US = 3_600_000_000
@@ -74,23 +76,21 @@ class Inbox:
 
     def answer(self, request: Request, reply: Mapping[str, Any]) -> None:
         """Write the answer beside the request; with every poll again until it is written."""
-        self._write(f"{FOLDER}/{request.id}.reply.json", json.dumps(reply).encode())
+        self._write(f"{FOLDER}/{request.id}.reply.json", with_hash(json.dumps(reply).encode()))
 
     def _read(self, stem: str, now_us: int) -> Request | None:
         """Return the request; None if it was withdrawn or is none that this version can read."""
         try:
-            raw = json.loads(self._store.get(f"{stem}.json"))
+            raw = _read_back(self._store.get(f"{stem}.json"))
         except NotFound:
             return None
-        except ValueError:
-            raw = None
-        told = raw if isinstance(raw, dict) else {}
+        told = raw or {}
         kind, args, generation, at = (told.get(name) for name in ("kind", "args", "generation", "at"))
         self._made_at[stem] = at if isinstance(at, int) else now_us
         if isinstance(kind, str) and isinstance(generation, int) and isinstance(args, dict | None):
             return Request(stem.rpartition("/")[2], kind, args or {}, generation)
         reply = {"accepted": False, "generation": None, "reason": "it is no request that this version can read"}
-        self._write(f"{stem}.reply.json", json.dumps(reply).encode())
+        self._write(f"{stem}.reply.json", with_hash(json.dumps(reply).encode()))
         return None
 
     def _write(self, path: str, data: bytes) -> None:
@@ -109,14 +109,30 @@ def ask(store: ObjectStore, kind: str, args: Mapping[str, Any], generation: int)
     """Write a request; return its id."""
     name = uuid.uuid4().hex
     body = {"kind": kind, "args": dict(args), "generation": generation, "at": time.time_ns() // 1000}
-    store.create(f"{FOLDER}/{name}.json", json.dumps(body).encode())
+    store.create(f"{FOLDER}/{name}.json", with_hash(json.dumps(body).encode()))
     return name
 
 
 def answer_to(store: ObjectStore, name: str) -> Mapping[str, Any] | None:
-    """Return the answer to a request, None if there is none yet."""
+    """Return the answer to a request, None if there is none yet. Raises Damaged."""
+    path = f"{FOLDER}/{name}.reply.json"
     try:
-        reply: Mapping[str, Any] = json.loads(store.get(f"{FOLDER}/{name}.reply.json"))
+        reply = _read_back(store.get(path))
     except NotFound:
         return None
+    if reply is None:
+        raise Damaged(
+            f"the answer {path} is not what was written",
+            not_done="it is not known here whether the request was carried out",
+            next_step="look at the job before asking again: holdfast status JOB, holdfast events JOB",
+        )
     return reply
+
+
+def _read_back(data: bytes) -> dict[str, Any] | None:
+    """Return the object that the JSON says; None if it says none, or was changed since it was written."""
+    try:
+        found = None if fits_hash(data) is False else json.loads(data)
+    except ValueError:
+        return None
+    return {name: value for name, value in found.items() if name != "xxh3"} if isinstance(found, dict) else None

@@ -43,6 +43,7 @@ def of_run(state: master.Master, root: str, mode: str, driver: Mapping[str, Any]
             "lag_epochs": hosted.progress.lag_epochs,
             "how": hosted.how,
             "first_record_at": hosted.progress.first_record_at,
+            "refused": hosted.progress.refused or None,
         }
         for worker, hosted in state.workers.items()
     ]

@@ -6,9 +6,12 @@ written, and a marker among them says which (PROTOCOL P15). Nothing is ingested 
 Invariants
     - A scan that meets a damaged block raises; iterators of rocksdict end silently instead, so
       every scan asks for their status at its end.
+    - A store that could never be written again says so: the worker starts again.
     - A write never waits for compaction inside RocksDB, where it would hold the interpreter
       lock; it is refused, as Unavailable, and may be tried again later.
     - Nothing refers to the database after close(), else its lock stays.
+    - A directory in which damage was met says so in a file, for good: opening it again would meet the damage again,
+      perhaps only after hours.
 
 I/O: local files.
 Source: DESIGN section 5; what rocksdict does was measured, see docs/design.
@@ -16,8 +19,10 @@ Source: DESIGN section 5; what rocksdict does was measured, see docs/design.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +39,11 @@ from rocksdict import (
     WriteOptions,
 )
 
-from holdfast.errors import Damaged, HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, LocalDamaged, Unavailable
 
+STUCK_AFTER_S = 20.0
+"""After a full disk has room again RocksDB goes on by itself, within some seconds."""
+PROBE_BYTES = 64 << 10
 GET_CHUNK = 1_000
 """Keys in one multi-get; it releases the interpreter lock once per chunk."""
 BLOOM_BITS = 10
@@ -43,6 +51,8 @@ WRITE_BUFFER_BYTES = 32 << 20
 RANGES_MAX = 2_048
 """Range tombstones that may gather before the write buffer is changed, in the background: the first read after a write
 to a buffer puts all of its ranges in order, 10 ms for 1,300 of them, 300 ms for 25,600."""
+DAMAGED = "DAMAGED"
+"""Name of the file that says that damage was met in the directory."""
 
 
 class RocksMemory:
@@ -63,7 +73,7 @@ class RocksKeyValue:
 
     Raises:
         Unavailable: another live process, or this one, holds the directory.
-        Damaged: the directory cannot be opened.
+        LocalDamaged: the directory cannot be opened.
     """
 
     def __init__(self, path: Path, memory: RocksMemory | None = None) -> None:
@@ -76,6 +86,8 @@ class RocksKeyValue:
         writing.disable_wal = True  # type: ignore[method-assign,assignment]  # a property, whatever its stub says
         writing.no_slowdown = True
         self._db.set_write_options(writing)
+        self._fine_since: float | None = None
+        """Since when RocksDB refuses to write to a disk that takes writes."""
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """Return one value per key; sorted keys are faster."""
@@ -93,20 +105,45 @@ class RocksKeyValue:
             batch.put(key, value)
         for key in deletes:
             batch.delete(key)
-        with _translated(self.path, "it is not known whether the batch was written; writing it again is safe"):
-            self._db.write(batch)
+        self._write(batch)
+
+    def _write(self, batch: WriteBatch) -> None:
+        try:
+            with _translated(self.path, "it is not known whether the batch was written; writing it again is safe"):
+                self._db.write(batch)
+        except Unavailable as error:
+            self._refuse_if_stuck(error)
+            raise
+        self._fine_since = None
+
+    def _refuse_if_stuck(self, error: Unavailable) -> None:
+        """After some errors of the disk RocksDB refuses every write until it is opened again, however well the disk is.
+
+        What is in its memory cannot be saved then, and rows in it count as applied: only a restore gets them back.
+        """
+        if "IO error" not in error.what or not _takes_writes(self.path):
+            self._fine_since = None
+            return
+        now = time.monotonic()
+        self._fine_since = now if self._fine_since is None else self._fine_since
+        if now - self._fine_since >= STUCK_AFTER_S:
+            raise LocalDamaged(
+                f"RocksDB in {self.path} refuses to write, although the disk takes writes again: {error.what}",
+                not_done="the newest committed values were not written to it; the checkpoint has them",
+                next_step="let the worker start again: it opens the directory anew and restores the rest",
+            ) from error
 
     def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
         """Remove ranges as one batch: a range tombstone each, whatever they hold."""
         batch = WriteBatch(raw_mode=True)
         for first, end in ranges:
             batch.delete_range(first, end)
-        with _translated(self.path, "it is not known whether the ranges were removed; removing them again is safe"):
-            self._db.write(batch)
-            self._ranges += len(ranges)
-            if self._ranges > RANGES_MAX:
+        self._write(batch)
+        self._ranges += len(ranges)
+        if self._ranges > RANGES_MAX:
+            with _translated(self.path, "the ranges are written, and the write buffer is as full as before"):
                 self._db.flush(False)
-                self._ranges = 0
+            self._ranges = 0
 
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """Return all pairs with first <= key < end, in order."""
@@ -133,7 +170,24 @@ class RocksKeyValue:
 
     def close(self) -> None:
         """Release the directory. What was not flushed is lost: the marker knows."""
-        self._db.close()
+        with suppress(Unavailable), _translated(self.path, "what was not flushed is lost"):
+            self._db.close()
+
+
+def _takes_writes(folder: Path) -> bool:
+    """Return whether the disk of a folder takes a small file."""
+    probe = folder / "probe"
+    try:
+        with open(probe, "wb") as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return False
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return True
 
 
 def _options(memory: RocksMemory) -> Options:
@@ -166,7 +220,9 @@ def _translated(path: Path, not_done: str) -> Iterator[None]:
     except Exception as error:  # rocksdict raises no narrower kind
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "orruption" in message or "checksum" in message:
-            raise Damaged(
+            with suppress(OSError):
+                (path / DAMAGED).write_text(message, encoding="utf-8")
+            raise LocalDamaged(
                 f"the local state in {path} is damaged: {message}",
                 not_done=not_done,
                 next_step="let the worker restore from the checkpoint; this directory is not used again",

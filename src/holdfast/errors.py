@@ -75,6 +75,10 @@ class Damaged(HoldfastError):
     exit_status = 4
 
 
+class LocalDamaged(Damaged):
+    """The copy of the state on this machine's disk is not what was written; a restart reads the checkpoint instead."""
+
+
 class Unavailable(HoldfastError):
     """Something outside is not reachable; trying again later may work.
 

@@ -14,6 +14,7 @@ import pytest
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Confirmed, Manifest, OperatorState, decode, encode
 from holdfast.checkpoint.repository import record_path
+from holdfast.errors import ConfigError, Damaged
 from holdfast.model import (
     Epoch,
     Generation,
@@ -75,8 +76,8 @@ MANIFEST_REF = ObjectRef(
 )
 
 
-def record(seq: int, generation: int, body: joblog.Body) -> joblog.Record:
-    return joblog.Record(seq, UUID, Generation(generation), Timeline(1), OWNER, 1_767_312_000_000_000 + seq, body)
+def record(seq: int, generation: int, body: joblog.Body, v: int = 1) -> joblog.Record:
+    return joblog.Record(seq, UUID, Generation(generation), Timeline(1), OWNER, 1_767_312_000_000_000 + seq, body, v)
 
 
 RECORDS = [
@@ -104,6 +105,21 @@ class TestFormatOneOfTheJobLog:
         assert job is not None
         assert (job.generation, job.base_epoch, job.finished) == (2, 7, True)
         assert job.savepoints == (joblog.Savepoint("before-upgrade", Epoch(7)),)
+
+
+class TestFormatTwoOfTheJobLog:
+    def test_a_record_ends_with_its_hash(self) -> None:
+        data = (GOLDEN.with_name("job_v2") / record_path(3)).read_bytes()
+        completed = joblog.CheckpointCompleted(Epoch(7), Epoch(0), MANIFEST_REF, 42, 300, 300)
+        assert joblog.decode(data, record_path(3)) == record(3, 1, completed, v=2)
+        assert joblog.encode(record(3, 1, completed, v=2)) == data
+
+    def test_a_record_with_any_byte_changed_is_refused(self) -> None:
+        data = (GOLDEN.with_name("job_v2") / record_path(3)).read_bytes()
+        for at in range(len(data)):
+            for bit in range(8):
+                with pytest.raises((Damaged, ConfigError)):
+                    joblog.decode(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], record_path(3))
 
 
 class TestFormatOneOfTheManifest:

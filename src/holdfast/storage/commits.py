@@ -14,11 +14,12 @@ Not safe to share between threads.
 
 from __future__ import annotations
 
-from holdfast.errors import NotFound
+from holdfast.errors import Damaged, NotFound
 from holdfast.ports import ObjectStore
 from holdfast.storage.compacted import CompactedSegment, Left
 from holdfast.storage.logformat import (
     COMMITS_FOLDER,
+    META_PATH,
     Commit,
     LogMeta,
     LogSegment,
@@ -31,6 +32,24 @@ from holdfast.storage.logformat import (
 )
 
 CACHED_COMMITS_MAX = 4_096
+
+
+def refuse_remains(store: ObjectStore) -> None:
+    """Refuse to create a log where commits of one are, whose `meta.json` is gone.
+
+    Raises:
+        Damaged: there are commits.
+    """
+    if not (found := store.list(COMMITS_FOLDER)):
+        return
+    try:
+        store.get(META_PATH)  # after the listing, since whoever creates a log begins with this
+    except NotFound as error:
+        raise Damaged(
+            f"{store!r} has commits of a log, {found[0]} for one, but no {META_PATH}",
+            not_done="no log was created in it",
+            next_step=f"restore {META_PATH} from a backup; or, if its rows are not needed, remove the folder",
+        ) from error
 
 
 class Commits:

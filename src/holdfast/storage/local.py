@@ -153,6 +153,8 @@ class LocalObjects:
             advice = f"free space on the disk of {self.root}, then try again"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             advice = f"give this user (id {os.geteuid()}) access to {self.root}, then try again"
+        elif error.errno == errno.EFBIG:
+            advice = "raise the limit on the size of files for this user (ulimit -f), then start again"
         elif error.errno == errno.EIO:
             advice = f"check the disk of {self.root} (the system log names it), then try again"
         else:

@@ -26,7 +26,7 @@ import pyarrow as pa
 from holdfast.errors import AlreadyExists, ConfigError, Unavailable
 from holdfast.model import NO_EPOCH, Tag, Timeline
 from holdfast.ports import ObjectStore
-from holdfast.storage.commits import Commits
+from holdfast.storage.commits import Commits, refuse_remains
 from holdfast.storage.compacted import Compaction
 from holdfast.storage.logformat import (
     META_PATH,
@@ -71,10 +71,12 @@ def create_log(
 
     Raises:
         ConfigError: there is a log already, or schema, partitions or key are not usable.
+        Damaged: there was one.
         Unavailable: the outcome is unknown; creating again tells.
     """
     meta = LogMeta(str(uuid.uuid4()), _plain(schema), partitions, tuple(key or ()))
     check_meta(meta)
+    refuse_remains(store)
     if not _created(store, META_PATH, encode_meta(meta), pause):
         found = existing_meta(store)
         if found.uuid != meta.uuid:
@@ -114,9 +116,7 @@ class LogWriter:
         """
         self.settle()
         draft = self._draft(rows, None)
-        if not draft.segments:
-            return {}
-        return _first_offsets(self._commit(draft))
+        return _first_offsets(self._commit(draft)) if draft.segments else {}
 
     def append_tagged(
         self, rows: Mapping[int, Rows], writer: str, tag: Tag, *, follows: Tag | None = None

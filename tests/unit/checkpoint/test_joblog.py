@@ -27,6 +27,7 @@ from holdfast.checkpoint.joblog import (
 )
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.storage.hashed import with_hash
 
 UUID = JobUuid("6f1d2c9e000040008000000000000001")
 MANIFEST = ObjectRef("manifests/00000001/000000000001-a.json", 2, "0" * 64)
@@ -245,9 +246,13 @@ class TestBytes:
             decode(data, "log/7.json")
 
     def test_a_record_of_a_later_format_is_not_taken_for_damage(self) -> None:
-        later = encode(created()).replace(b'"v":1', b'"v":2').replace(b"JobCreated", b"SomethingNew")
-        with pytest.raises(ConfigError, match="has format 2"):
-            decode(later, "log/7.json")
+        later = msgspec.json.encode(created()).replace(b'"v":2', b'"v":3').replace(b"JobCreated", b"SomethingNew")
+        with pytest.raises(ConfigError, match="has format 3"):
+            decode(with_hash(later), "log/7.json")
+
+    def test_a_record_that_still_is_one_with_a_digit_changed_is_damaged(self) -> None:
+        with pytest.raises(Damaged, match="does not match the hash"):
+            decode(encode(created()).replace(b'"at":17', b'"at":18'), "log/7.json")
 
 
 def replace_seq(each: Record, seq: int) -> Record:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from holdfast.errors import Unavailable
+from holdfast.errors import Damaged, Unavailable
 from holdfast.runtime.requests import FOLDER, KEPT_US, Inbox, answer_to, ask
 from holdfast.storage.objects import MemoryObjects
 
@@ -52,6 +52,24 @@ class TestInbox:
         inbox.answer(inbox.poll()[0], {"accepted": True})
         assert answer_to(store, name) == {"accepted": True}
         assert Inbox(store).poll() == []
+
+    def test_one_that_was_changed_since_it_was_written_is_refused(self) -> None:
+        store = MemoryObjects()
+        name, inbox = ask(store, "rewind", {"epoch": 12}, 1), Inbox(store)
+        path = f"{FOLDER}/{name}.json"
+        store.put(path, store.get(path).replace(b"12", b"13", 1))
+        assert inbox.poll() == []
+        reply = answer_to(store, name)
+        assert reply is not None and not reply["accepted"]
+
+    def test_an_answer_that_was_changed_since_it_was_written_is_not_believed(self) -> None:
+        store = MemoryObjects()
+        name, inbox = ask(store, "stop", {}, 1), Inbox(store)
+        inbox.answer(inbox.poll()[0], {"accepted": True})
+        path = f"{FOLDER}/{name}.reply.json"
+        store.put(path, store.get(path).replace(b"true", b"null"))
+        with pytest.raises(Damaged, match="is not what was written"):
+            answer_to(store, name)
 
     def test_one_that_was_put_back_comes_again(self) -> None:
         store = MemoryObjects()

@@ -178,3 +178,44 @@ class TestRocksKeyValue:
         with pytest.raises(Damaged, match="damaged"):
             damaged.scan(b"", b"\xff")
         damaged.close()
+
+STUCK = """
+import resource, signal, sys
+from pathlib import Path
+from holdfast.errors import LocalDamaged, Unavailable
+from holdfast.state import rocks
+
+def refused(kind):
+    try:
+        store.write([(b"%d" % i, bytes(50)) for i in range(100)], [])
+        store.flush()
+    except kind as error:
+        assert isinstance(error, LocalDamaged) == (kind is LocalDamaged), error
+        return
+    raise AssertionError("not refused")
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+rocks.STUCK_AFTER_S = 0.0
+store = rocks.RocksKeyValue(Path(sys.argv[1]))
+store.write([(b"kept", b"1")], [])
+store.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, resource.RLIM_INFINITY))
+refused(Unavailable)  # in the background, which is found out by the flush
+refused(Unavailable)  # the disk is no better
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+refused(LocalDamaged)
+store.close()
+store = rocks.RocksKeyValue(Path(sys.argv[1]))
+store.write([(b"new", b"2")], [])
+assert [key for key, _ in store.scan(b"k", b"z")] == [b"kept", b"new"]
+store.close()
+"""
+"""In a process of its own, which alone may grow no file."""
+
+
+class TestRocksAfterAnErrorOfTheDisk:
+    def test_says_that_it_must_be_opened_again_once_the_disk_takes_writes(self, tmp_path: Path) -> None:
+        run = subprocess.run(
+            [sys.executable, "-c", STUCK, str(tmp_path / "db")], capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stderr

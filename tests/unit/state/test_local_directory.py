@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from holdfast.errors import LocalDamaged
 from holdfast.model import Epoch, JobUuid, Stretch, Timeline
 from holdfast.state.directory import LocalDirectory, claim, create, discard, unheld
 from holdfast.state.marker import Marker, write_marker
@@ -42,6 +45,20 @@ class TestUnheldDirectories:
 
     def test_are_not_those_that_are_damaged(self, tmp_path: Path) -> None:
         (left_behind(tmp_path, 7, (0, 64)) / "CURRENT").write_bytes(b"nonsense\n")
+        assert unheld(tmp_path) == []
+
+
+    def test_are_not_those_in_which_damage_was_met_while_they_were_in_use(self, tmp_path: Path) -> None:
+        directory = create(tmp_path)
+        directory.store.write([(b"%05d" % i, bytes(100)) for i in range(1_000)], [])
+        directory.store.flush()
+        directory.store.close()
+        (sst,) = directory.path.glob("*.sst")
+        sst.write_bytes(b"?" + sst.read_bytes()[1:])
+        (again,) = unheld(tmp_path)  # its marker lies in another block
+        with pytest.raises(LocalDamaged):
+            again.store.scan(b"", b"9")
+        again.store.close()
         assert unheld(tmp_path) == []
 
 

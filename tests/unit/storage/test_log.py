@@ -78,6 +78,13 @@ class TestCreatingALog:
             create_log(store, SCHEMA, partitions=9)
         assert read_meta(store) == before
 
+    def test_nothing_is_created_over_the_commits_of_a_log_that_lost_its_meta(self, store: ObjectStore) -> None:
+        LogWriter(store).seal()
+        store.delete("meta.json")
+        with pytest.raises(Damaged, match=r"has commits of a log, commits/0+1\.json for one, but no meta\.json"):
+            create_log(store, SCHEMA, 1)
+        assert store.list("") == ["commits/00000000000000000001.json"]
+
     def test_a_create_whose_reply_was_lost_succeeds(self) -> None:
         class LostReply(MemoryObjects):
             def create(self, path: str, data: bytes) -> None:

@@ -178,8 +178,9 @@ class TestApply:
             other.execute("BEGIN IMMEDIATE")
             arguments = ("--to-epoch", str(words.epochs[0]), "--apply", "--timeout", "1s")
             assert words.rewind(words.file, *arguments) == 5
-        assert "is rewound, but not all targets are repaired" in capsys.readouterr().err
-        assert words.job().repair_due and words.table() == {"a": 11, "b": 2, "c": 3}
+            assert "is rewound, but not all targets are repaired" in capsys.readouterr().err
+            # As soon as the target is free its lane may get through, as long as the process lives.
+            assert words.job().repair_due and words.table() == {"a": 11, "b": 2, "c": 3}
         words.cluster.replace_driver()
         words.say(b=20)
         assert words.table() == {"a": 11, "b": 22, "c": 3} and not words.job().repair_due

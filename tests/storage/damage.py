@@ -1,0 +1,277 @@
+"""Damages the files that a life left, one at a time, and says what the next life made of it.
+
+A specimen is a folder that a killed life left, output committed and not delivered in it. For every damage a copy of it
+is damaged and lived in. Then the file is put back, unless the life replaced it, everything is checked, and a last life
+goes on. Where every byte counts, what is read and not refused must be right; which bytes of a RocksDB do not count is
+found out by reading it whole.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+KINDS = {
+    "job log record": r"root/life/log/\d{20}\.json",
+    "manifest": r"root/life/manifests/.*\.json",
+    "segment": r"root/life/segments/.*\.segment",
+    "base segment": r"root/life/base/.*\.segment",
+    "merged segment": r"root/life/merged/.*\.segment",
+    "staged output": r"root/life/staged/.*\.arrow",
+    "request": r"root/life/requests/[0-9a-f]{32}\.json",
+    "answer": r"root/life/requests/[0-9a-f]{32}\.reply\.json",
+    "status": r"root/life/live\.json",
+    "log meta": r"(input|output)/meta\.json",
+    "log commit": r"(input|output)/commits/\d{20}\.json",
+    "log segment": r"(input|output)/data/\d+/[0-9a-f]{32}\.arrow",
+    "rocks sst": r"local/.*/\d{6}\.sst",
+    "rocks wal": r"local/.*/\d{6}\.log",
+    "rocks current": r"local/.*/CURRENT",
+    "rocks manifest": r"local/.*/MANIFEST-\d{6}",
+    "rocks options": r"local/.*/OPTIONS-\d{6}",
+    "rocks identity": r"local/.*/IDENTITY",
+    "rocks lock": r"local/.*/LOCK",
+    "rocks messages": r"local/.*/LOG(\.old\.\d+)?",
+    "rocksdict config": r"local/.*/rocksdict-config\.json",
+    "temporary": r"(root|input|output)/(.*/)?\.tmp-[^/]*",
+    "sqlite": r"target/.*",
+}
+"""Every kind of file that a life leaves. SQLite's are its own affair: its pages have no checksum."""
+NOT_OURS = {"sqlite"}
+UNCHECKED = {"status", "request", "answer", "temporary", "rocks messages"}
+"""Nothing is decided by what these say, or what they say was carried out."""
+
+
+def kind_of(path: str) -> str:
+    """Return what kind of file this is. Raises KeyError for one that nobody has listed."""
+    for kind, pattern in KINDS.items():
+        if re.fullmatch(pattern, path):
+            return kind
+    raise KeyError(f"{path}: a kind of file that nobody has listed")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What is done to one file: a bit flipped, the end cut off, or all of it gone."""
+
+    path: str
+    how: str
+    """`flip`, `cut` or `gone`."""
+    at: int = 0
+    """The byte."""
+    bit: int = 0
+
+    def apply(self, folder: Path) -> bytes:
+        """Damage the file; return what was in it."""
+        place = folder / self.path
+        data = place.read_bytes()
+        if self.how == "gone":
+            place.unlink()
+        elif self.how == "cut":
+            place.write_bytes(data[: self.at])
+        else:
+            place.write_bytes(data[: self.at] + bytes([data[self.at] ^ 1 << self.bit]) + data[self.at + 1 :])
+        return data
+
+
+def damages(path: str, size: int, flips: int, seed: int) -> Iterator[Damage]:
+    """Return damages of one file: structural ones, and flips at seeded places."""
+    rng = random.Random(f"{seed}/{kind_of(path)}/{size}")
+    yield Damage(path, "gone")
+    if size == 0:
+        return
+    yield from (Damage(path, "cut", at) for at in sorted({0, size // 2, size - 1}))
+    places = [0, size - 1, max(0, size - 9), max(0, size - 21), *(rng.randrange(size) for _ in range(flips))]
+    yield from (Damage(path, "flip", at, rng.randrange(8)) for at in dict.fromkeys(places))
+
+
+@dataclass
+class Verdict:
+    """What became of one damage.
+
+    `loud`: an error named it, and with the file put back the job went on. `fell back`: another copy was used. `made
+    good`: what was missing was written again. `not read`: nobody needed it. `no matter`: nothing depends on these
+    bytes. `silent` and `wrong` are what must not be.
+    """
+
+    kind: str
+    damage: Damage
+    outcome: str
+    told: str = ""
+    """What was said about it, or what is wrong."""
+    used: bool = False
+
+
+# In the server of cases.py
+
+
+def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a specimen, or damage a copy of one."""
+    if "specimen" in asked:
+        return asdict(make_specimen(Path(asked["specimen"]), asked["seed"]))
+    specimen, seed, how, mutant = Path(asked["of"]), asked["seed"], asked["how"], asked.get("mutant", "")
+    if "damage" not in asked:
+        return {"read": reads(specimen, seed, how)}
+    return asdict(judged(specimen, seed, Damage(**asked["damage"]), how, mutant))
+
+
+def copied(specimen: Path, data: Path, how: str) -> list[dict[str, Any]]:
+    """Copy a specimen for the next life; return what earlier lives were told that still holds.
+
+    Args:
+        how: `here`: on the same machine. `elsewhere`: without local state. `anew`: another job on the same input.
+    """
+    shutil.copytree(specimen / "data", data, symlinks=True)
+    told: list[dict[str, Any]] = json.loads((specimen / "told.json").read_text())
+    if how == "here":
+        return told
+    gone = ("local",) if how == "elsewhere" else ("local", "root", "output", "target")
+    for name in gone:
+        shutil.rmtree(data / name)
+        (data / name).mkdir(mode=0o700)
+    return told if how == "elsewhere" else [line for line in told if {"created", "append", "appended"} & line.keys()]
+
+
+def reads(specimen: Path, seed: int, how: str) -> list[str]:
+    """Return the files that the next life reads if nothing is damaged."""
+    from cases import Case, Fault, _life, place
+
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-damage-", dir=place()))
+    try:
+        told = copied(specimen, folder / "data", how)
+        lines, _ = _life(folder / "data", folder, Case(seed, ()), 1, Fault(), True, told)
+        read: list[str] = next(line["read"] for line in lines if "read" in line)
+        return read
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Specimen:
+    """What a life left."""
+
+    files: dict[str, int] = field(default_factory=dict)
+    problem: str = ""
+
+
+def make_specimen(folder: Path, seed: int) -> Specimen:
+    """Play a life that is killed while its last output is delivered; keep its files and what it was told."""
+    from cases import Case, Fault, _checked, _life, make_folders
+
+    data = folder / "data"
+    make_folders(data)
+    case = Case(seed, ())
+    whole = Path(tempfile.mkdtemp(dir=folder)) / "data"
+    make_folders(whole)
+    lines, _ = _life(whole, folder, case, 0, Fault("kill", 10**9, below="target"), False, [])
+    able = next(line["able"] for line in lines if "able" in line)
+    told, killed = _life(data, folder, case, 0, Fault("kill", able - 20, below="target"), False, [])
+    shutil.rmtree(whole.parent)
+    (folder / "told.json").write_text(json.dumps(told))
+    problem = "" if killed else "the life was not killed"
+    files = {str(path.relative_to(data)): path.stat().st_size for path in sorted(data.rglob("*")) if path.is_file()}
+    return Specimen(files, problem or _checked(data, told, False))
+
+
+def judged(specimen: Path, seed: int, damage: Damage, how: str, mutant: str) -> Verdict:
+    """Damage a copy, live in it, put the file back, check, and live on."""
+    from cases import Case, Fault, _checked, _life, place
+
+    kind = kind_of(damage.path)
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-damage-", dir=place()))
+    data, verdict = folder / "data", Verdict(kind, damage, "")
+    try:
+        told = copied(specimen, data, how)
+        before = damage.apply(data)
+        if kind.startswith("rocks"):
+            verdict.outcome, verdict.told = _read_whole(specimen / "data", data, damage.path)
+        case = Case(seed, (), mutant)
+        lines, killed = _life(data, folder, case, 1, Fault(), True, told)
+        over = next((line for line in lines if "over" in line), {"over": "killed" if killed else "lost"})
+        read: list[str] = next((line["read"] for line in lines if "read" in line), [])
+        verdict.used = damage.path in read or Path(damage.path).parent.name in [line.get("folder") for line in lines]
+        told += lines
+        _put_back(data, damage, before)
+        wrong = _checked(data, told, over["over"] == "well")
+        if not wrong and over["over"] != "well":
+            lines, _ = _life(data, folder, case, 2, Fault(), True, told)
+            last = next((line for line in lines if "over" in line), {"over": "lost"})
+            wrong = "" if last["over"] == "well" else f"after the file was put back: {last}"
+            wrong = wrong or _checked(data, told + lines, True)
+        _judge(verdict, over, wrong, [line["swept"] for line in lines if "swept" in line])
+        return verdict
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _judge(verdict: Verdict, over: Mapping[str, Any], wrong: str, swept: list[dict[str, Any]]) -> None:
+    findings = over.get("findings", [])
+    if wrong or over["over"] not in ("well", "raised", "stalled"):
+        verdict.outcome, verdict.told = "silent" if over["over"] == "well" else "wrong", wrong or json.dumps(over)
+    elif over["over"] != "well":
+        named = [each for each in findings if each.get("what") and each.get("next")]
+        verdict.outcome = "loud" if named else "wrong"
+        verdict.told = " / ".join(str(each["what"]) for each in named) or json.dumps(over)
+    elif verdict.outcome:  # RocksDB, read whole
+        other = verdict.outcome if verdict.used else "fell back"
+        verdict.outcome = "no matter" if verdict.outcome == "same" else other
+    elif swept:
+        verdict.outcome, verdict.told = "loud", str(swept[0]["what"])
+    elif not verdict.used:
+        verdict.outcome = "not read"
+    elif verdict.damage.how == "gone":
+        verdict.outcome = "made good"  # the output of an epoch that is still pending is delivered again
+    else:
+        verdict.outcome = "no matter" if verdict.kind in UNCHECKED else "silent"
+
+
+def _put_back(data: Path, damage: Damage, before: bytes) -> None:
+    """Bring the file back as an operator would, if it is still the damaged one."""
+    place = data / damage.path
+    if damage.path.startswith("local/"):
+        return
+    if damage.how == "gone":
+        if not place.exists() and place.parent.exists():
+            place.write_bytes(before)
+    elif place.exists() and place.stat().st_size == (damage.at if damage.how == "cut" else len(before)):
+        place.write_bytes(before)
+
+
+def _read_whole(good: Path, data: Path, path: str) -> tuple[str, str]:
+    """Read every row of a copy of a damaged RocksDB: `same`, `older`, `refused` or `silent`."""
+    from cases import forked
+
+    folder = str(Path(path).parent)
+
+    def child(tell: Callable[[Mapping[str, Any]], None]) -> None:
+        try:
+            rows = [_rows(root / folder) for root in (good, data)]
+            tell({"read": "same" if rows[0] == rows[1] else "other", "why": ""})
+        except Exception as error:  # noqa: BLE001 - told, and judged by whoever asked
+            kind = type(error).__name__
+            tell({"read": "refused" if kind in ("Damaged", "Unavailable") else kind, "why": traceback.format_exc()})
+
+    lines, _ = forked(child)
+    return (lines[0]["read"], lines[0]["why"]) if lines else ("died", "")
+
+
+def _rows(folder: Path) -> list[tuple[bytes, bytes]]:
+    from holdfast.state.rocks import RocksKeyValue
+
+    copy = Path(tempfile.mkdtemp(dir=folder.parents[2])) / "copy"
+    shutil.copytree(folder, copy)
+    try:
+        store = RocksKeyValue(copy)
+        rows = store.scan(b"", b"\xff" * 40)
+        store.close()
+        return rows
+    finally:
+        shutil.rmtree(copy.parent)

@@ -1,0 +1,125 @@
+"""Wrong versions of the storage, one mistake each, that cases of this tier must catch."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.checkpoint import joblog, repository
+from holdfast.errors import AlreadyExists, NotFound
+from holdfast.model import ObjectRef, Tag
+from holdfast.ports import ObjectStore
+from holdfast.runtime import compaction, deliveries
+from holdfast.sinks.contract import Outcome
+from holdfast.sinks.sqlite import SQLiteTarget
+from holdfast.state import directory
+from holdfast.storage import local
+from holdfast.storage.local import LocalObjects
+
+
+def _replace(module: ModuleType, name: str, value: object) -> None:
+    setattr(module, name, value)
+
+
+def file_not_synced() -> None:
+    """An object gets its name before its bytes are durable."""
+
+    def written(folder: Path, data: bytes) -> Path:
+        temporary = folder / f".tmp-{uuid.uuid4().hex}"
+        with open(temporary, "xb") as file:
+            file.write(data)
+        return temporary
+
+    local._write_temporary = written
+
+
+def folder_not_synced() -> None:
+    """A name is reported as created before the folder is durable."""
+    local._sync_folder = lambda folder: None
+
+
+def written_in_place() -> None:
+    """An object is written under its final name."""
+
+    def put(self: LocalObjects, path: str, data: bytes) -> None:
+        target = self._writable_target(path, data)
+        with open(target, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        local._sync_folder(target.parent)
+
+    def create(self: LocalObjects, path: str, data: bytes) -> None:
+        if (self.root / path).exists():
+            raise AlreadyExists(path)
+        put(self, path, data)
+
+    LocalObjects.put, LocalObjects.create = put, create  # type: ignore[method-assign]
+
+
+def hash_not_verified() -> None:
+    """What a manifest names is read without a look at size and hash."""
+
+    def read(store: ObjectStore, ref: ObjectRef) -> bytes:
+        try:
+            return store.get(ref.path)
+        except NotFound:
+            raise repository._damaged(ref, "is missing") from None
+
+    for module in (repository, deliveries, compaction):
+        _replace(module, "read_verified", read)
+
+
+def record_hash_not_verified() -> None:
+    """A record of the job log is whatever JSON stands there."""
+    _replace(joblog, "fits_hash", lambda data: True)
+
+
+def damaged_folder_taken_again() -> None:
+    """A local folder in which damage was met is offered to the next worker."""
+    _replace(directory, "DAMAGED", "never there")
+
+
+def tag_before_its_rows() -> None:
+    """SQLite commits the tag first, and then the rows."""
+    real = SQLiteTarget.deliver
+
+    def deliver(self: SQLiteTarget, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+        def fault(point: Any) -> None:
+            if point == "after_tag":
+                db = self._db
+                assert isinstance(db, sqlite3.Connection)
+                db.execute("COMMIT")
+                db.execute("BEGIN IMMEDIATE")
+
+        self._fault = fault
+        return real(self, tag, batches)
+
+    SQLiteTarget.deliver = deliver  # type: ignore[method-assign]
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    each.__name__: each
+    for each in (
+        file_not_synced,
+        folder_not_synced,
+        written_in_place,
+        hash_not_verified,
+        record_hash_not_verified,
+        damaged_folder_taken_again,
+        tag_before_its_rows,
+    )
+}
+
+
+def install(name: str) -> None:
+    """Make this process a wrong one, or leave it as it is."""
+    if name:
+        MUTANTS[name]()

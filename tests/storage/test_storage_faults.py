@@ -1,0 +1,196 @@
+"""A job's storage at every step of its disk: what was reported as done is there, whole and once, and the job goes on.
+
+Every test takes a slice; `make soak` takes every step. A failure shows the case, which `python tests/storage/cases.py`
+plays again from its line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from cases import Case, Cases, Fault, Result, rows
+
+SEEDS = 7
+FAULTS = ("kill", "power", "torn", "full", "broken")
+TOUCHED = ("root/life/log", "root/life/manifests", "root/life", "output", "target", "local")
+"""Where a fault that stays strikes: a disk of its own for each, or, with none of them, one for all."""
+ALLOWED = {
+    "kill": {"killed"},
+    "power": {"killed"},
+    "torn": {"killed"},
+    "full": {"well", "raised", "stalled"},
+    "broken": {"well", "raised", "stalled"},
+    "timed": {"killed", "well"},  # a quick machine has lived by then
+    "limit": {"well", "raised", "stalled"},
+    "disk": {"well", "raised", "stalled"},
+}
+"""How a life may end that met a fault: never with an error that is none of ours."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cases]:
+    with Cases() as cases:
+        yield cases
+
+
+@pytest.fixture(scope="module")
+def able(server: Cases) -> dict[str, int]:
+    """How many steps of a life can fail, by fault."""
+    return {what: server.run(Case(0, (Fault(what, 10**9),))).able[0] for what in FAULTS}
+
+
+def spread(what: str, steps: int, count: int, lasting: bool = False) -> list[Case]:
+    """Return cases whose steps are spread over the whole life, none at the same place twice."""
+    rng = random.Random(f"{what}/{steps}/{count}")
+    count = min(count, steps)
+    places = [steps * i // count + rng.randrange(max(1, steps // count)) for i in range(count)]
+    return [Case(at % SEEDS, (Fault(what, 1 + min(at, steps - 1), lasting),)) for at in places]
+
+
+def settle(server: Cases, cases: list[Case]) -> list[Result]:
+    """Run the cases and show what is wrong with any."""
+    results = [server.run(case) for case in cases]
+    print("\n" + "\n".join(rows(results)) + f"\n{server.rate()}")
+    problems = [
+        f"{json.dumps({'case': asdict(r.case)})}\n{r.fired} {r.overs}\n{r.problem}" for r in results if r.problem
+    ]
+    assert not problems, f"{len(problems)} of {len(cases)} cases:\n" + "\n\n".join(problems[:5])
+    for result in results:
+        for fault, over in zip(result.case.faults, result.overs, strict=False):
+            assert over in ALLOWED[fault.what], f"{result.case} ended as {over}: {result.findings}"
+    return results
+
+
+def fired(results: list[Result]) -> None:
+    """Prove that every fault of every case struck."""
+    idle = [result.case for result in results if not all(result.fired)]
+    assert not idle, f"faults that never struck: {idle}"
+
+
+def said(result: Result) -> bool:
+    """Tell whether a life said what is wrong and what to do about it."""
+    return any(found.get("what") and found.get("next") for found in result.findings)
+
+
+@pytest.mark.timeout(1_200)
+class TestOneFault:
+    @pytest.mark.parametrize(("what", "count"), [("kill", 7), ("power", 7), ("torn", 4), ("full", 5), ("broken", 6)])
+    def test_at_a_step_leaves_what_was_done_and_lets_the_next_life_go_on(
+        self, server: Cases, able: dict[str, int], what: str, count: int
+    ) -> None:
+        results = settle(server, spread(what, able[what], count))
+        # A life with other numbers has a few steps more or less: only the last step may be missed.
+        fired([result for result in results if result.case.faults[0].at < 0.9 * able[what]])
+        assert any(result.fired[0] for result in results)
+
+    def test_that_makes_files_too_large_leaves_what_was_done(self, server: Cases) -> None:
+        results = settle(server, [Case(size % SEEDS, (Fault("limit", size),)) for size in (300, 6_000, 30_000, 45_000)])
+        assert all(said(result) for result in results if result.overs[0] != "well")
+        assert any(result.overs[0] != "well" for result in results)
+
+    def test_in_the_middle_of_what_rocksdb_does_leaves_what_was_done(self, server: Cases) -> None:
+        results = settle(server, [Case(at % SEEDS, (Fault("timed", at),)) for at in (500, 900, 1_700, 2_600)])
+        assert any(result.fired[0] for result in results)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="missing: the right to mount a tmpfs, which only root has")
+    def test_of_a_really_full_disk_leaves_what_was_done(self, server: Cases) -> None:
+        if (missing := why_no_tmpfs()) is not None:
+            pytest.skip(f"missing: a tmpfs ({missing})")
+        results = settle(server, [Case(left % SEEDS, (Fault("disk", left),)) for left in (60, 200, 350)])
+        assert all(said(result) for result in results if result.overs[0] != "well")
+        assert any(result.overs[0] != "well" for result in results)
+
+
+@pytest.mark.timeout(1_200)
+class TestAFaultThatStays:
+    @pytest.mark.parametrize("what", ["full", "broken"])
+    def test_is_told_with_what_to_do_and_healed_the_job_goes_on(
+        self, server: Cases, able: dict[str, int], what: str
+    ) -> None:
+        cases = spread(what, able[what] * 9 // 10, 2, lasting=True)
+        places = TOUCHED[what == "broken" :: 2]  # each is struck by one of the two
+        cases += [Case(n, (Fault(what, 3 + n, True, below),)) for n, below in enumerate(places)]
+        results = settle(server, cases)
+        fired(results)
+        for result in results:
+            below = result.case.faults[0].below
+            assert said(result) or below == "local", f"{result.case} said nothing of it: {result.findings}"
+
+
+@pytest.mark.timeout(1_200)
+class TestAFullRoot:
+    def test_is_named_by_the_epoch_that_waits_for_it(self, server: Cases) -> None:
+        result = server.run(Case(0, (Fault("full", 9, True, "root/life/segments"),)))
+        assert not result.problem, result.problem
+        (waits,) = [found for found in result.findings if found.get("code") == "not_acked"]
+        assert "No space left on device" in waits["what"]
+
+
+@pytest.mark.timeout(1_200)
+class TestAFaultInTheRecovery:
+    def test_leaves_what_was_done_before_and_in_between(self, server: Cases, able: dict[str, int]) -> None:
+        firsts = spread("kill", able["kill"], 4)
+        cases = [
+            Case(case.seed, (*case.faults, Fault(what, 40 + 60 * n)))
+            for n, (case, what) in enumerate(zip(firsts, ("kill", "power", "broken", "full"), strict=True))
+        ]
+        settle(server, cases)
+
+
+@pytest.mark.timeout(1_200)
+class TestWrongVersions:
+    @pytest.mark.parametrize(
+        ("mutant", "what"),
+        [
+            ("file_not_synced", "power"),
+            ("folder_not_synced", "power"),
+            ("written_in_place", "torn"),
+            ("tag_before_its_rows", "kill"),
+        ],
+    )
+    def test_are_caught(self, server: Cases, able: dict[str, int], mutant: str, what: str) -> None:
+        below = "target" if mutant == "tag_before_its_rows" else ""
+        steps = server.run(Case(0, (Fault(what, 10**9, below=below),), mutant)).able[0]
+        for at in random.Random(mutant).sample(range(1, steps), min(40, steps - 1)):
+            if server.run(Case(at % SEEDS, (Fault(what, at, below=below),), mutant)).problem:
+                return
+        raise AssertionError(f"{mutant} passes")
+
+
+@pytest.mark.slow
+class TestEveryStep:
+    """Hours; `make soak`."""
+
+    @pytest.mark.parametrize("lasting", [False, True])
+    @pytest.mark.parametrize("what", FAULTS)
+    def test_may_fail(self, server: Cases, able: dict[str, int], what: str, lasting: bool) -> None:
+        if lasting and what not in ("full", "broken"):
+            pytest.skip("a process is killed once")
+        stride = 5 if lasting else 1
+        fired(settle(server, spread(what, able[what] * 9 // 10, able[what] // stride, lasting)))
+
+    def test_and_any_moment_may_be_the_last(self, server: Cases) -> None:
+        results = settle(server, [Case(at % SEEDS, (Fault("timed", at),)) for at in range(500, 3_500, 10)])
+        assert sum(bool(result.fired[0]) for result in results) > len(results) // 2
+
+
+def why_no_tmpfs() -> str | None:
+    """Return why no tmpfs can be mounted here, None if one can."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "tmpfs"
+        place.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], capture_output=True, text=True, check=False
+        )
+        if mounted.returncode == 0:
+            subprocess.run(["umount", str(place)], check=True)
+            return None
+        return mounted.stderr.strip()
