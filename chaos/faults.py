@@ -13,7 +13,11 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+
+from holdfast.chaos.draws import Chance
+from holdfast.chaos.schedule import Schedule
 
 
 class Fault(StrEnum):
@@ -98,27 +102,64 @@ RATES = (0.05, 0.2, 0.6, 1.0)
 """From rare to the highest: a world that always fails completes no epoch that could be spoilt."""
 
 
-class Faults:
-    """The faults of one run: what is armed, what struck."""
+@dataclass(frozen=True)
+class Strike:
+    """One fault that could strike, told from all others of a run, also of a run that goes differently elsewhere."""
 
-    def __init__(self, armed: Mapping[Fault, float], rng: random.Random) -> None:
+    fault: Fault
+    who: str
+    """In whose event it is decided, or what brings it about."""
+    nth: int
+    """The how-many-th decision about this fault there, from 0."""
+
+
+class Faults:
+    """The faults of one run: what is armed, what struck.
+
+    Args:
+        armed: Probability, or number of moments, by fault.
+        chance: Decides.
+        schedule: Tells in whose event something is decided, and notes what strikes.
+        only: The strikes that may happen; None: all that the seed decides on.
+    """
+
+    def __init__(
+        self,
+        armed: Mapping[Fault, float],
+        chance: Chance,
+        schedule: Schedule,
+        only: frozenset[Strike] | None = None,
+    ) -> None:
         self.armed = dict(armed)
         self.fired: Counter[Fault] = Counter()
-        self._random = rng
+        self.made: list[Strike] = []
+        """In the order in which they happened; a strike's number is its place here."""
+        self._chance, self._schedule, self._only = chance, schedule, only
+        self._decisions: Counter[tuple[Fault, str]] = Counter()
         self._healed = False
         self._down: Counter[Fault] = Counter()
 
-    def strikes(self, fault: Fault) -> bool:
-        """Decide, by the seed, whether the fault happens now."""
+    def strikes(self, fault: Fault, who: str | None = None) -> bool:
+        """Decide, by the seed, whether the fault happens now, to `who` if it is not whose event this is."""
         rate = 0.0 if self._healed else self.armed.get(fault, 0.0)
-        if rate == 0.0 or self._random.random() >= rate:
+        if rate == 0.0:
             return False
-        self.fired[fault] += 1
-        return True
+        who = who or self._schedule.running
+        nth = self._decisions[fault, who]
+        self._decisions[fault, who] += 1
+        self._schedule.deciding = fault.name
+        decided = self._chance.random() < rate
+        self._schedule.deciding = ""
+        return decided and self.struck(Strike(fault, who, nth))
 
-    def struck(self, fault: Fault) -> None:
-        """Count a fault that the schedule brought about."""
-        self.fired[fault] += 1
+    def struck(self, strike: Strike) -> bool:
+        """Let a fault strike that is decided on, and count it; return False if this one may not happen."""
+        if self._only is not None and strike not in self._only:
+            return False
+        self.fired[strike.fault] += 1
+        self._schedule.journal.say(strike.who, f"FAULT {len(self.made)}: {strike.fault}")
+        self.made.append(strike)
+        return True
 
     def outage(self, fault: Fault, begins: bool) -> None:
         """Something outside goes down, or comes back; outages may overlap."""

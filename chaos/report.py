@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.chaos.faults import Fault
+from holdfast.chaos.replays import Original
+from holdfast.chaos.shrink import NOTHING_LEFT_OUT, Reduction, Shrunk
 from holdfast.chaos.simulator import Run
 
 VACUOUS_AFTER = 20
@@ -73,6 +75,17 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
+def shrunk_lines(original: Original, shrunk: Shrunk, mutant: str | None = None) -> list[str]:
+    """Return what is left of a failure, and the command that plays it."""
+    strikes, reduction = original.run.strikes, shrunk.reduction
+    left = range(len(strikes)) if reduction.strikes is None else reduction.strikes
+    return [
+        f"shrunk by {shrunk.replays} runs, from {len(strikes)} strikes to {len(left)}:",
+        *(f"  strike {number}: {strikes[number].who}: {strikes[number].fault}" for number in left),
+        f"play that: {replay_command(original.run.seed, mutant, reduction)}",
+    ]
+
+
 def failure_lines(run: Run) -> list[str]:
     """Return a failed run: what led to it, what does not hold, and the command that plays it again."""
     return [
@@ -83,6 +96,7 @@ def failure_lines(run: Run) -> list[str]:
     ]
 
 
-def replay_command(seed: int, mutant: str | None = None) -> str:
-    """Return the command that plays a seed again."""
-    return f"holdfast chaos replay --seed {seed}" + (f" --mutant {mutant}" if mutant else "")
+def replay_command(seed: int, mutant: str | None = None, reduction: Reduction = NOTHING_LEFT_OUT) -> str:
+    """Return the command that plays a seed again, with something left out."""
+    schedule = "" if reduction == NOTHING_LEFT_OUT else f" --schedule {reduction}"
+    return f"holdfast chaos replay --seed {seed}{schedule}" + (f" --mutant {mutant}" if mutant else "")

@@ -106,6 +106,10 @@ class Schedule:
         self.clock = VirtualClock()
         self.journal = Journal(self.clock)
         self.events = 0
+        self.running = "world"
+        """Whose event is happening."""
+        self.deciding = ""
+        """The fault that is being decided on."""
         self._heap: list[tuple[float, int, Process | None, str, Action]] = []
         self._made = 0
 
@@ -137,7 +141,7 @@ class Schedule:
                 owner.backlog.append((what, action))
                 return True
         self.events += 1
-        who = "world" if owner is None else owner.name
+        who = self.running = "world" if owner is None else owner.name
         if what:
             self.journal.say(who, what)
         else:

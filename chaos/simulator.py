@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults import Fault, Strike
 from holdfast.chaos.workload import scenario
 from holdfast.chaos.world import World
 
@@ -38,6 +38,8 @@ class Run:
     armed: frozenset[Fault]
     fired: Mapping[Fault, int]
     counts: Mapping[str, int]
+    strikes: tuple[Strike, ...] = field(repr=False, default=())
+    """In the order in which they happened; a strike's number is its place here."""
     journal: tuple[str, ...] = field(repr=False, default=())
 
     @property
@@ -60,7 +62,11 @@ def simulate(seed: int, journal_lines: int = JOURNAL_LINES, *, keep_journal: boo
     Args:
         keep_journal: Keep the last events also of a run in which everything held.
     """
-    world = World(scenario(seed))
+    return play(World(scenario(seed)), journal_lines, keep_journal=keep_journal)
+
+
+def play(world: World, journal_lines: int = JOURNAL_LINES, *, keep_journal: bool = False) -> Run:
+    """Run a world to its end, or to the first thing that does not hold."""
     checks, schedule = world.checks, world.schedule
     limit = world.scenario.heal_at + FINISH_WITHIN_S
     world.begin()
@@ -80,13 +86,14 @@ def simulate(seed: int, journal_lines: int = JOURNAL_LINES, *, keep_journal: boo
     if not checks.violations:
         checks.at_end()
     return Run(
-        seed=seed,
+        seed=world.scenario.seed,
         violations=tuple(checks.violations),
         trace=schedule.journal.hash,
         events=schedule.events,
         virtual_s=world.elapsed,
         armed=frozenset(world.scenario.armed),
         fired=dict(world.faults.fired),
+        strikes=tuple(world.faults.made),
         counts=_counts(world),
         journal=tuple(schedule.journal.last(journal_lines)) if checks.violations or keep_journal else (),
     )

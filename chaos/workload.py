@@ -24,6 +24,7 @@ import pyarrow as pa
 
 import holdfast as hf
 from holdfast.chaos import faults
+from holdfast.chaos.draws import Chance
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.oracle import PARTITION_STRIDE, Input
 from holdfast.checkpoint.bases import Thresholds
@@ -306,7 +307,7 @@ class ArrivingSource:
         batches: tuple[pa.RecordBatch, ...],
         arrivals: tuple[tuple[float, ...], ...],
         clock: Clock | None,
-        rng: random.Random,
+        rng: Chance,
         rows_max: int,
         schema: pa.Schema = SCHEMA,
     ) -> None:

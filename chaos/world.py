@@ -20,8 +20,9 @@ from functools import partial
 
 from holdfast.chaos.checkers import Checks
 from holdfast.chaos.disks import Disk
+from holdfast.chaos.draws import Chance
 from holdfast.chaos.driver_process import DriverProcess, Errand
-from holdfast.chaos.faults import Fault, Faults
+from holdfast.chaos.faults import Fault, Faults, Strike
 from holdfast.chaos.namings import NamingProcess
 from holdfast.chaos.network import Address, Endpoint
 from holdfast.chaos.schedule import Process, Schedule
@@ -41,13 +42,23 @@ CALLS_MAX = 400
 
 
 class World:
-    """Everything in one run."""
+    """Everything in one run.
 
-    def __init__(self, scenario: Scenario) -> None:
+    Args:
+        chance: Makes of the seed's numbers, and the schedule, what decides.
+        only: The strikes of faults that may happen; None: all.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        chance: Callable[[random.Random, Schedule], Chance] = lambda source, _: source,
+        only: frozenset[Strike] | None = None,
+    ) -> None:
         self.scenario = scenario
         self.schedule = Schedule()
-        self.random = random.Random(scenario.seed ^ 0x5EED)
-        self.faults = Faults(scenario.armed, self.random)
+        self.random = chance(random.Random(scenario.seed ^ 0x5EED), self.schedule)
+        self.faults = Faults(scenario.armed, self.random, self.schedule, only)
         self.drivers: list[DriverProcess] = []
         self.workers: list[WorkerProcess] = []
         self.endpoints: dict[Address, Endpoint] = {}
@@ -78,8 +89,9 @@ class World:
     def begin(self) -> None:
         """Start a driver, and let the scenario's faults strike at their moments."""
         self._supervise()
-        for moment in self.scenario.moments:
-            self.schedule.after(moment.at, None, "", lambda moment=moment: self._strike(moment))  # type: ignore[misc]
+        for number, moment in enumerate(self.scenario.moments):
+            strike = Strike(moment.fault, "moment", number)
+            self.schedule.after(moment.at, None, "", partial(self._strike, moment, strike))
         for number, asked in enumerate(self.scenario.savepoints):
             self.schedule.after(asked.at, None, "", partial(self._want_savepoint, f"s{number}", asked.delay))
         for rewind in self.scenario.rewinds:
@@ -158,29 +170,31 @@ class World:
 
     def _doom(self, process: Process, fault: Fault) -> None:
         """Let a process be born with the port call at which it ends."""
-        if self.faults.strikes(fault):
+        if self.faults.strikes(fault, process.name):
             process.crash_at = int(math.exp(self.random.uniform(0.0, math.log(CALLS_MAX))))
 
-    def _strike(self, moment: Moment) -> None:
+    def _strike(self, moment: Moment, strike: Strike) -> None:
         if moment.fault in (Fault.STORE_DOWN, Fault.SINK_DOWN) and not self.faults.healed:
-            self._go_down(moment)
+            self._go_down(moment, strike)
         else:
-            self._strike_process(moment)
+            self._strike_process(moment, strike)
 
-    def _go_down(self, moment: Moment) -> None:
-        self.faults.struck(moment.fault)
+    def _go_down(self, moment: Moment, strike: Strike) -> None:
+        if not self.faults.struck(strike):
+            return
         self.faults.outage(moment.fault, begins=True)
         self.schedule.journal.say("world", f"{moment.fault} ({moment.seconds} s)")
         self._later(moment.seconds, lambda: self.faults.outage(moment.fault, begins=False))
 
-    def _strike_process(self, moment: Moment) -> None:
+    def _strike_process(self, moment: Moment, strike: Strike) -> None:
         workers = [worker for worker in self.workers if worker.alive and not worker.paused and not worker.left]
         drivers = [driver for driver in self.drivers if driver.alive and not driver.paused and not driver.left]
         victims: list[Process] = [*drivers] if moment.fault.name.startswith("DRIVER") else [*workers]
         if self.faults.healed or not victims:
             return
         victim = self.random.choice(victims)
-        self.faults.struck(moment.fault)
+        if not self.faults.struck(strike):
+            return
         match moment.fault:
             case Fault.WORKER_KILLED | Fault.DRIVER_KILLED:
                 victim.end("killed")
