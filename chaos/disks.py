@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Process
 from holdfast.model import WorkerId
 from holdfast.runtime.local import Opened, identity_of
@@ -44,7 +45,7 @@ class HeldFolder:
 
     def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
         """See KeyValue.write."""
-        self._process.call(lambda: self._folder.store.write(puts, deletes))
+        self._process.call(lambda: self._folder.store.write(puts, deletes), _applying)
 
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """See KeyValue.scan."""
@@ -58,6 +59,10 @@ class HeldFolder:
         """See KeyValue.close."""
         self._folder.store.flush()
         self._folder.holder = None
+
+
+def _applying() -> tuple[Point, ...]:
+    return (Point.APPLY,)
 
 
 class Disk:
@@ -89,6 +94,10 @@ class Disk:
         self._world.checks.folder_taken(deploy.timeline, (marker.applied, marker.applying))
         covered = usable(marker, deploy.job_uuid, lineage, target, owned)
         return Opened(store, marker.applied, covered, held.close)
+
+    def unflushed(self, process: Process) -> int:
+        """Return how many writes of a process a kill could still take away."""
+        return sum(folder.store.unflushed for folder in self._folders if folder.holder is process)
 
     def lost(self, process: Process) -> None:
         """A process was killed: of what it had written a prefix survives."""

@@ -14,9 +14,9 @@ Source: Hypothesis' choice sequences; docs/design/0019-coverage.md.
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Noting:
         who: Returns who asks just now.
     """
 
-    def __init__(self, source: random.Random, who: Callable[[], str]) -> None:
+    def __init__(self, source: Random, who: Callable[[], str]) -> None:
         self._source, self._who = source, who
         self.notes: defaultdict[Question, list[float]] = defaultdict(list)
 
@@ -79,15 +79,15 @@ class Noted:
     def __init__(self, seed: int, notes: Notes, who: Callable[[], str]) -> None:
         self._seed, self._notes, self._who = seed, notes, who
         self._given: defaultdict[Question, int] = defaultdict(int)
-        self._beyond: dict[Question, random.Random] = {}
+        self._beyond: dict[Question, Random] = {}
 
     def random(self) -> float:
         """See random.Random.random."""
-        return self._next("random", None, random.Random.random)
+        return self._next("random", None, Random.random)
 
     def uniform(self, a: float, b: float, /) -> float:
         """See random.Random.uniform."""
-        return a + (b - a) * self._next("uniform", a, random.Random.random)
+        return a + (b - a) * self._next("uniform", a, Random.random)
 
     def choice(self, seq: Sequence[T], /) -> T:
         """See random.Random.choice; from another number of things another one."""
@@ -101,14 +101,14 @@ class Noted:
         """See random.Random.getrandbits."""
         return int(self._next("getrandbits", k, lambda more: more.getrandbits(k)))
 
-    def _next(self, kind: str, constant: Any, draw: Callable[[random.Random], float]) -> float:
+    def _next(self, kind: str, constant: Any, draw: Callable[[Random], float]) -> float:
         question = self._who(), kind, constant
         at, noted = self._given[question], self._notes.get(question, ())
         self._given[question] = at + 1
         if at < len(noted):
             return noted[at]
         if question not in self._beyond:
-            self._beyond[question] = random.Random(f"{self._seed}/{question}")
+            self._beyond[question] = Random(f"{self._seed}/{question}")
         return draw(self._beyond[question])
 
 

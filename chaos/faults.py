@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.chaos.draws import Chance
+from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Schedule
 
 
@@ -97,6 +98,20 @@ PER_RUN: Mapping[Fault, int] = {
 }
 """Faults that strike at some moments of a run, with how often at most."""
 
+CODES: Mapping[Fault, tuple[str, ...]] = {
+    Fault.WORKER_KILLED: ("F1",), Fault.WORKER_CRASH: ("F1",), Fault.DRIVER_KILLED: ("F4",),
+    Fault.DRIVER_CRASH: ("F4",), Fault.WORKER_PAUSED: ("F5",), Fault.DRIVER_PAUSED: ("F5",),
+    Fault.DRIVER_DOUBLED: ("F5",), Fault.READ_REFUSED: ("F7",), Fault.WRITE_REFUSED: ("F7",),
+    Fault.STORE_DOWN: ("F7",), Fault.SINK_DOWN: ("F7",), Fault.SINK_REFUSED: ("F7",), Fault.SINK_ROLLED_BACK: ("F7",),
+    Fault.LAUNCH_FAILED: ("F7",), Fault.WRITE_REPLY_LOST: ("F8",), Fault.APPEND_IN_DOUBT: ("F8",),
+    Fault.SINK_REPLY_LOST: ("F8", "F18"), Fault.SINK_LATE: ("F18",), Fault.WRITE_LATE: (),
+    Fault.CHANNEL_BROKEN: ("F15",), Fault.CHANNEL_HALF_BROKEN: ("F15",), Fault.STREAM_BROKEN: ("F15",),
+    Fault.STREAM_SILENT: ("F15",), Fault.FRAME_DELAYED: ("F15",), Fault.MESSAGE_DELAYED: ("F16",),
+    Fault.MESSAGE_LOST: ("F16",), Fault.MESSAGE_REPEATED: ("F16",), Fault.COMMIT_UNHEARD: ("F16",),
+    Fault.CLOCK_JUMP: ("F21",), Fault.LANE_SLOW: ("F22",),
+}  # fmt: skip
+"""Rows in which a fault counts. F9 and F24 are counted where they are seen to be such."""
+
 
 RATES = (0.05, 0.2, 0.6, 1.0)
 """From rare to the highest: a world that always fails completes no epoch that could be spoilt."""
@@ -132,6 +147,8 @@ class Faults:
     ) -> None:
         self.armed = dict(armed)
         self.fired: Counter[Fault] = Counter()
+        self.hits: Counter[tuple[str, Point]] = Counter()
+        """By row of the coverage table and protocol point."""
         self.made: list[Strike] = []
         """In the order in which they happened; a strike's number is its place here."""
         self._chance, self._schedule, self._only = chance, schedule, only
@@ -139,8 +156,12 @@ class Faults:
         self._healed = False
         self._down: Counter[Fault] = Counter()
 
-    def strikes(self, fault: Fault, who: str | None = None) -> bool:
-        """Decide, by the seed, whether the fault happens now, to `who` if it is not whose event this is."""
+    def strikes(self, fault: Fault, at: Callable[[], Iterable[Point]], who: str | None = None) -> bool:
+        """Decide, by the seed, whether the fault happens now, to `who` if it is not whose event this is.
+
+        Args:
+            at: Returns the protocol points that it strikes at.
+        """
         rate = 0.0 if self._healed else self.armed.get(fault, 0.0)
         if rate == 0.0:
             return False
@@ -150,16 +171,23 @@ class Faults:
         self._schedule.deciding = fault.name
         decided = self._chance.random() < rate
         self._schedule.deciding = ""
-        return decided and self.struck(Strike(fault, who, nth))
+        return decided and self.struck(Strike(fault, who, nth), at())
 
-    def struck(self, strike: Strike) -> bool:
+    def struck(self, strike: Strike, at: Iterable[Point]) -> bool:
         """Let a fault strike that is decided on, and count it; return False if this one may not happen."""
         if self._only is not None and strike not in self._only:
             return False
         self.fired[strike.fault] += 1
         self._schedule.journal.say(strike.who, f"FAULT {len(self.made)}: {strike.fault}")
         self.made.append(strike)
+        self.hit(strike.fault, at)
         return True
+
+    def hit(self, fault: Fault, at: Iterable[Point]) -> None:
+        """Count at which protocol points a fault has struck."""
+        points = tuple(at)
+        for code in CODES[fault]:
+            self.hits.update((code, point) for point in points)
 
     def outage(self, fault: Fault, begins: bool) -> None:
         """Something outside goes down, or comes back; outages may overlap."""

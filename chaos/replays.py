@@ -25,7 +25,7 @@ from holdfast.checkpoint.catalogue import Retention
 
 PLAIN: dict[str, Any] = {
     "rewinds": (), "savepoints": (), "windowing": None, "at_once": False, "folders": False,
-    "merging": Thresholds(), "retention": Retention(), "above": None, "earlier_job": False,
+    "aims": (), "merging": Thresholds(), "retention": Retention(), "above": None, "earlier_job": False,
 }  # fmt: skip
 """A scenario without a feature, by its name."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.chaos.faults import Fault, Strike
+from holdfast.chaos.points import Point
 from holdfast.chaos.workload import scenario
 from holdfast.chaos.world import World
 
@@ -38,6 +39,8 @@ class Run:
     armed: frozenset[Fault]
     fired: Mapping[Fault, int]
     counts: Mapping[str, int]
+    hits: Mapping[tuple[str, Point], int] = field(repr=False, default_factory=dict)
+    """By row of the coverage table and protocol point."""
     strikes: tuple[Strike, ...] = field(repr=False, default=())
     """In the order in which they happened; a strike's number is its place here."""
     journal: tuple[str, ...] = field(repr=False, default=())
@@ -93,6 +96,7 @@ def play(world: World, journal_lines: int = JOURNAL_LINES, *, keep_journal: bool
         virtual_s=world.elapsed,
         armed=frozenset(world.scenario.armed),
         fired=dict(world.faults.fired),
+        hits=dict(world.faults.hits),
         strikes=tuple(world.faults.made),
         counts=_counts(world),
         journal=tuple(schedule.journal.last(journal_lines)) if checks.violations or keep_journal else (),

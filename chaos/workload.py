@@ -23,7 +23,8 @@ import polars as pl
 import pyarrow as pa
 
 import holdfast as hf
-from holdfast.chaos import faults
+from holdfast.chaos import aims, faults
+from holdfast.chaos.aims import Aim
 from holdfast.chaos.draws import Chance
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.oracle import PARTITION_STRIDE, Input
@@ -118,6 +119,7 @@ class Scenario:
     """Workers keep committed state in folders that outlive them."""
     armed: dict[Fault, float]
     moments: tuple[Moment, ...]
+    aims: tuple[Aim, ...]
     heal_at: float
 
     @property
@@ -179,6 +181,7 @@ def scenario(seed: int) -> Scenario:
         armed=armed,
         moments=tuple(sorted([*_moments(rng, armed, heal_at), *cut_short], key=lambda moment: moment.at)),
         heal_at=heal_at,
+        aims=aims.draw(random.Random(f"{seed}/aims")),
     )
 
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
+from holdfast.chaos import points
+from holdfast.chaos.aims import Aim, Aiming
 from holdfast.chaos.checkers import Checks
 from holdfast.chaos.disks import Disk
 from holdfast.chaos.draws import Chance
@@ -25,6 +27,7 @@ from holdfast.chaos.driver_process import DriverProcess, Errand
 from holdfast.chaos.faults import Fault, Faults, Strike
 from holdfast.chaos.namings import NamingProcess
 from holdfast.chaos.network import Address, Endpoint
+from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Process, Schedule
 from holdfast.chaos.stores import WatchedObjects
 from holdfast.chaos.targets import SharedTable
@@ -96,6 +99,9 @@ class World:
             self.schedule.after(asked.at, None, "", partial(self._want_savepoint, f"s{number}", asked.delay))
         for rewind in self.scenario.rewinds:
             self.schedule.after(rewind.at, None, "", partial(self._want_rewind, rewind))
+        if self.scenario.aims:
+            aiming = Aiming(self.scenario.aims, self.points_of, self._strike_aimed)
+            self.schedule.watch = lambda process: aiming.look(process, isinstance(process, DriverProcess))
         self.schedule.after(self.scenario.heal_at, None, "THE WORLD HEALS", self._heal)
 
     def over(self) -> bool:
@@ -136,6 +142,22 @@ class World:
         assert isinstance(process, WorkerProcess | DriverProcess)
         return process.generation
 
+    def points_of(self, process: Process) -> frozenset[Point]:
+        """Return the protocol points at which a process is."""
+        if isinstance(process, WorkerProcess):
+            return points.of_worker(process)
+        return points.of_driver(process) if isinstance(process, DriverProcess) else frozenset({Point.BETWEEN})
+
+    def hit(self, fault: Fault, at: Iterable[Point]) -> None:
+        """A process that was born with it ends at these points."""
+        self.faults.hit(fault, at)
+        self._fails_again(fault, at)
+
+    def _fails_again(self, fault: Fault, at: Iterable[Point]) -> None:
+        """Count a failure that comes while the job recovers from an earlier one (F24)."""
+        if Point.RECOVER in at and self.checks.history.generation > 1:
+            self.faults.hits["F24", Point.RECOVER] += 1
+
     def _supervise(self) -> None:
         """Somebody, a person or a scheduler, starts the job again as long as it is not finished."""
         if not self.checks.finished and not any(driver.alive and not driver.paused for driver in self.drivers):
@@ -170,7 +192,7 @@ class World:
 
     def _doom(self, process: Process, fault: Fault) -> None:
         """Let a process be born with the port call at which it ends."""
-        if self.faults.strikes(fault, process.name):
+        if self.faults.strikes(fault, tuple, process.name):
             process.crash_at = int(math.exp(self.random.uniform(0.0, math.log(CALLS_MAX))))
 
     def _strike(self, moment: Moment, strike: Strike) -> None:
@@ -180,7 +202,7 @@ class World:
             self._strike_process(moment, strike)
 
     def _go_down(self, moment: Moment, strike: Strike) -> None:
-        if not self.faults.struck(strike):
+        if not self.faults.struck(strike, ()):
             return
         self.faults.outage(moment.fault, begins=True)
         self.schedule.journal.say("world", f"{moment.fault} ({moment.seconds} s)")
@@ -192,9 +214,18 @@ class World:
         victims: list[Process] = [*drivers] if moment.fault.name.startswith("DRIVER") else [*workers]
         if self.faults.healed or not victims:
             return
-        victim = self.random.choice(victims)
-        if not self.faults.struck(strike):
+        self._strike_at(moment, strike, self.random.choice(victims))
+
+    def _strike_aimed(self, number: int, aim: Aim, victim: Process) -> None:
+        if not self.faults.healed and victim.alive and not victim.paused:
+            moment = Moment(self.elapsed, aim.fault, aim.seconds)
+            self._strike_at(moment, Strike(aim.fault, "aimed", number), victim)
+
+    def _strike_at(self, moment: Moment, strike: Strike, victim: Process) -> None:
+        at = self.points_of(victim)
+        if not self.faults.struck(strike, at):
             return
+        self._fails_again(moment.fault, at)
         match moment.fault:
             case Fault.WORKER_KILLED | Fault.DRIVER_KILLED:
                 victim.end("killed")
@@ -212,7 +243,8 @@ class World:
     def _landed(self, path: str, data: bytes) -> None:
         epochs = len(self.checks.history.cuts)
         self.checks.landed(path, data)
-        if len(self.checks.history.cuts) > epochs and self.faults.strikes(Fault.COMMIT_UNHEARD):
+        completed = len(self.checks.history.cuts) > epochs
+        if completed and self.faults.strikes(Fault.COMMIT_UNHEARD, lambda: (Point.DELIVER,)):
             self._cut_off()
 
     def _cut_off(self) -> None:

@@ -10,7 +10,7 @@ from holdfast.chaos import mutants
 from holdfast.chaos.cli import play_all
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.mutants import MUTANTS, Mutant
-from holdfast.chaos.report import Summary, failure_lines, replay_command
+from holdfast.chaos.report import Summary, failure_lines, replay_command, summary_lines
 from holdfast.chaos.simulator import simulate
 
 SEEDS_QUICK, SEEDS_SLOW = 200, 4_000
@@ -32,6 +32,9 @@ class TestSimulatedJobs:
 
     def test_every_kind_of_fault_has_struck(self, summary: Summary) -> None:
         assert [fault for fault in Fault if not summary.fired[fault]] == []
+
+    def test_faults_have_struck_at_every_point_where_they_must(self, summary: Summary) -> None:
+        assert summary.empty == [], "\n".join(summary_lines(summary))
 
     def test_epochs_complete_and_drivers_are_fenced_meanwhile(self, summary: Summary) -> None:
         counts = summary.counts

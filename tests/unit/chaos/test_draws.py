@@ -22,7 +22,7 @@ def some(chance: Chance) -> list[float]:
 
 class TestNoting:
     def test_it_changes_no_number(self) -> None:
-        assert some(Noting(random.Random(7), Somebody())) == some(random.Random(7))  # type: ignore[arg-type]
+        assert some(Noting(random.Random(7), Somebody())) == some(random.Random(7))
 
 
 class TestNoted:
