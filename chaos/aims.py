@@ -32,7 +32,7 @@ class Aim:
     @property
     def at_driver(self) -> bool:
         """Return whether it waits for a driver, not for a worker."""
-        return self.fault.name.startswith("DRIVER")
+        return self.fault.name.startswith("DRIVER") or self.fault is Fault.RESCALED
 
 
 TARGETS: tuple[tuple[Fault, tuple[Point, ...]], ...] = (
@@ -41,6 +41,7 @@ TARGETS: tuple[tuple[Fault, tuple[Point, ...]], ...] = (
     (Fault.DRIVER_KILLED, (Point.COMMIT, Point.DELIVER, Point.SWEEP, Point.RECOVER)),
     (Fault.DRIVER_PAUSED, (Point.COMMIT, Point.SWEEP)),
     (Fault.DRIVER_DOUBLED, (Point.COMMIT, Point.RECOVER)),
+    (Fault.RESCALED, (Point.RECOVER,)),
 )
 
 

@@ -17,9 +17,10 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from holdfast.chaos import mutants, replays
+from holdfast.chaos import mutation, replays
 from holdfast.chaos.faults import Fault, Strike
-from holdfast.chaos.mutants import MUTANTS, Mutant
+from holdfast.chaos.mutants import MUTANTS
+from holdfast.chaos.mutation import Mutant
 from holdfast.chaos.report import Summary, failure_lines, replay_command, shrunk_lines, summary_lines
 from holdfast.chaos.shrink import Reduction, Shrunk, parsed
 from holdfast.chaos.simulator import Run, simulate
@@ -86,7 +87,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 def run_replay(args: argparse.Namespace) -> int:
     """Play one seed again."""
-    with nullcontext() if args.mutant is None else mutants.applied(_mutant(args.mutant)):
+    with nullcontext() if args.mutant is None else mutation.applied(_mutant(args.mutant)):
         original = replays.noted(args.seed)
         reduction = _reduction(args, original.run.strikes)
         run = replays.replay(original, reduction, args.lines, keep_journal=True)
@@ -104,13 +105,13 @@ def run_mutants(args: argparse.Namespace) -> int:
     chosen = MUTANTS if args.mutant is None else (_mutant(args.mutant),)
     hunts = []
     for mutant in chosen:
-        hunt = mutants.hunt(mutant, args.first, args.seeds)
+        hunt = mutation.hunt(mutant, args.first, args.seeds)
         hunts.append(hunt)
         if not args.json:
             found = "SURVIVED" if hunt.caught is None else f"{hunt.caught.violations[0]:.90}"
             print(f"{mutant.name:<34} {mutant.rules:<16} {hunt.seeds:>4} seeds  {found}", flush=True)
             if hunt.caught is not None and args.mutant is not None:
-                with mutants.applied(mutant):
+                with mutation.applied(mutant):
                     shrunk = shrunk_lines(*replays.smallest(hunt.caught.seed), mutant.name)
                 print("\n".join(shrunk))
                 advise(f"play it again: {replay_command(hunt.caught.seed, mutant.name)}")

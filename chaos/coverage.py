@@ -67,12 +67,13 @@ NEEDS: Mapping[str, tuple[Callable[[], bool], str]] = {
 _PRIORITY: Mapping[str, tuple[Point, ...]] = {
     "F1": (Point.ALIGN, Point.APPLY), "F4": (Point.COMMIT, Point.DELIVER, Point.SWEEP),
     "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM), "F6": (Point.ALIGN,),
+    "F10": (Point.RESTORE,), "F12": (Point.APPLY, Point.UPLOAD),
     "F8": (Point.COMMIT, Point.DELIVER), "F9": (Point.UPLOAD, Point.COMMIT, Point.SWEEP), "F15": (Point.ALIGN,),
     "F16": (Point.ACK, Point.DELIVER), "F17": (Point.DELIVER,), "F18": (Point.DELIVER,), "F20": (Point.REPLAY,),
     "F24": (Point.RECOVER,),
 }  # fmt: skip
 MUST_BE_HIT: tuple[Cell, ...] = tuple((code, point) for code, points in _PRIORITY.items() for point in points)
-ANYWHERE: tuple[str, ...] = ()
+ANYWHERE: tuple[str, ...] = ("F2", "F11", "F13", "F14", "F23")
 """Rows that must be hit at some point, whichever."""
 
 

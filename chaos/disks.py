@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from holdfast.chaos.faults import Fault
 from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Process
+from holdfast.errors import Unavailable
 from holdfast.model import WorkerId
 from holdfast.runtime.local import Opened, identity_of
 from holdfast.runtime.messages import Deploy
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 class Folder:
     """One folder; `holder` has it locked."""
 
+    boot: int
+    """The machine's boot in which it was made; a folder of an earlier one is never used."""
     store: MemoryKeyValue = field(default_factory=MemoryKeyValue)
     holder: Process | None = None
 
@@ -36,8 +40,8 @@ class Folder:
 class HeldFolder:
     """The KeyValue port of whoever holds a folder."""
 
-    def __init__(self, folder: Folder, process: Process) -> None:
-        self._folder, self._process = folder, process
+    def __init__(self, world: World, folder: Folder, process: Process) -> None:
+        self._world, self._folder, self._process = world, folder, process
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """See KeyValue.get_many."""
@@ -45,7 +49,18 @@ class HeldFolder:
 
     def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
         """See KeyValue.write."""
-        self._process.call(lambda: self._folder.store.write(puts, deletes), _applying)
+        self._process.call(lambda: self._write(puts, deletes), _applying)
+
+    def _write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
+        faults = self._world.faults
+        if faults.down(Fault.DISK_FULL):
+            faults.hit(Fault.DISK_FULL, _applying())
+            raise Unavailable("no space left for local state", next_step="make room")
+        if faults.strikes(Fault.DISK_ERROR, _applying):
+            if self._world.random.random() < 0.5:
+                self._folder.store.write(puts, deletes)
+            raise Unavailable("input/output error in local state", next_step="try again")
+        self._folder.store.write(puts, deletes)
 
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """See KeyValue.scan."""
@@ -71,6 +86,7 @@ class Disk:
     def __init__(self, world: World) -> None:
         self._world = world
         self._folders: list[Folder] = []
+        self._boot = 0
         self.reused = 0
 
     def take(self, plan: Plan, deploy: Deploy, worker: WorkerId, process: Process) -> Opened:
@@ -78,14 +94,14 @@ class Disk:
         lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
         found = []
         for folder in self._folders:
-            marker = read_marker(folder.store) if folder.holder is None else None
+            marker = read_marker(folder.store) if folder.holder is None and self._is_of_now(folder) else None
             if usable(marker, deploy.job_uuid, lineage, target, owned) is not None:
                 found.append(folder)
-        folder = self._world.random.choice(found) if found else Folder()
+        folder = self._world.random.choice(found) if found else Folder(self._boot)
         if not found:
             self._folders.append(folder)
         folder.holder = process
-        held, marker = HeldFolder(folder, process), read_marker(folder.store)
+        held, marker = HeldFolder(self._world, folder, process), read_marker(folder.store)
         store = StateStore(identity_of(deploy, worker), [o.table for o in plan.operators], plan.key_groups, owned, held)
         if marker is None:
             return Opened(store, None, None, held.close)
@@ -98,6 +114,18 @@ class Disk:
     def unflushed(self, process: Process) -> int:
         """Return how many writes of a process a kill could still take away."""
         return sum(folder.store.unflushed for folder in self._folders if folder.holder is process)
+
+    def power_lost(self) -> None:
+        """The machine starts again: of what was not flushed any part may be there, in no order."""
+        self._boot += 1
+        for folder in self._folders:
+            chance = self._world.random
+            kept = [number for number in range(folder.store.unflushed) if chance.random() < 0.5]
+            folder.store = folder.store.after_power_loss(kept)
+
+    def _is_of_now(self, folder: Folder) -> bool:
+        """See runtime/local.py: folders lie below the machine's boot id."""
+        return folder.boot == self._boot
 
     def lost(self, process: Process) -> None:
         """A process was killed: of what it had written a prefix survives."""

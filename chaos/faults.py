@@ -54,6 +54,16 @@ class Fault(StrEnum):
     STORE_DOWN = "store down for a while"
     SINK_DOWN = "sinks down for a while"
     CLOCK_JUMP = "wall clock jumped"
+    CREATE_CONFLICT = "create refused: another one is under way (409)"
+    CREATE_TAKEN = "create done, then told that the name is taken"
+    STORE_BUSY = "store refuses a process for a while (503)"
+    READ_DAMAGED = "object damaged in one read"
+    OBJECT_DAMAGED = "object damaged for good"
+    DISK_FULL = "disks full for a while"
+    DISK_ERROR = "disk error in a write"
+    DAEMON_KILLED = "all workers killed at once"
+    POWER_LOST = "power lost, and what was not synced"
+    RESCALED = "restarted with another parallelism in recovery"
 
 
 PER_CALL: Mapping[Fault, float] = {
@@ -77,6 +87,12 @@ PER_CALL: Mapping[Fault, float] = {
     Fault.SINK_REPLY_LOST: 0.3,
     Fault.SINK_LATE: 0.3,
     Fault.CLOCK_JUMP: 0.2,
+    Fault.CREATE_CONFLICT: 0.4,
+    Fault.CREATE_TAKEN: 0.5,
+    Fault.STORE_BUSY: 0.15,
+    Fault.READ_DAMAGED: 0.12,
+    Fault.OBJECT_DAMAGED: 0.05,
+    Fault.DISK_ERROR: 0.3,
 }
 """Faults that may strike at every call of their kind, with the highest probability that a seed gives them."""
 
@@ -95,6 +111,9 @@ PER_RUN: Mapping[Fault, int] = {
     Fault.DRIVER_DOUBLED: 3,
     Fault.STORE_DOWN: 2,
     Fault.SINK_DOWN: 3,
+    Fault.DISK_FULL: 3,
+    Fault.DAEMON_KILLED: 3,
+    Fault.POWER_LOST: 2,
 }
 """Faults that strike at some moments of a run, with how often at most."""
 
@@ -109,6 +128,10 @@ CODES: Mapping[Fault, tuple[str, ...]] = {
     Fault.STREAM_SILENT: ("F15",), Fault.FRAME_DELAYED: ("F15",), Fault.MESSAGE_DELAYED: ("F16",),
     Fault.MESSAGE_LOST: ("F16",), Fault.MESSAGE_REPEATED: ("F16",), Fault.COMMIT_UNHEARD: ("F16",),
     Fault.CLOCK_JUMP: ("F21",), Fault.LANE_SLOW: ("F22",),
+    Fault.CREATE_CONFLICT: ("F11",), Fault.CREATE_TAKEN: ("F8", "F11"), Fault.STORE_BUSY: ("F11",),
+    Fault.READ_DAMAGED: ("F10",), Fault.OBJECT_DAMAGED: ("F10",), Fault.DISK_FULL: ("F12",),
+    Fault.DISK_ERROR: ("F13",), Fault.DAEMON_KILLED: ("F2", "F3"), Fault.POWER_LOST: ("F14",),
+    Fault.RESCALED: ("F23",),
 }  # fmt: skip
 """Rows in which a fault counts. F9 and F24 are counted where they are seen to be such."""
 
@@ -225,12 +248,38 @@ CELLS: tuple[tuple[Fault, ...], ...] = (
 """Faults that are worst together: at the commit point, at the fence, at the retry."""
 
 
+MORE_CELLS: tuple[tuple[Fault, ...], ...] = (
+    (Fault.CREATE_CONFLICT, Fault.CREATE_TAKEN, Fault.STORE_BUSY),
+    (Fault.CREATE_TAKEN, Fault.DRIVER_KILLED),
+    (Fault.READ_DAMAGED, Fault.WORKER_KILLED),
+    (Fault.READ_DAMAGED, Fault.DAEMON_KILLED),
+    (Fault.OBJECT_DAMAGED, Fault.WORKER_KILLED),
+    (Fault.DISK_FULL, Fault.DISK_ERROR),
+    (Fault.DISK_ERROR, Fault.DAEMON_KILLED),
+    (Fault.POWER_LOST, Fault.DISK_FULL),
+)
+MORE_SHARE = 0.25
+NOT_IN_SWARM = frozenset({
+    Fault.CREATE_CONFLICT, Fault.CREATE_TAKEN, Fault.STORE_BUSY, Fault.READ_DAMAGED, Fault.OBJECT_DAMAGED,
+    Fault.DISK_FULL, Fault.DISK_ERROR, Fault.DAEMON_KILLED, Fault.POWER_LOST, Fault.RESCALED,
+})  # fmt: skip
+"""Chosen from numbers of their own, so that what a seed drew before stays as it is."""
+SWARM = tuple(fault for fault in Fault if fault not in NOT_IN_SWARM)
+
+
 def draw(rng: random.Random) -> dict[Fault, float]:
     """Choose what a seed arms: a cell of faults at high rates, or any few kinds, rarely all, from rare to frequent."""
     if rng.random() < 0.5:
         return {fault: _highest(fault) * rng.choice((0.6, 1.0)) for fault in rng.choice(CELLS)}
     share = rng.choice((0.08, 0.12, 0.15, 0.2, 0.2, 0.3, 0.5, 1.0))
-    return {fault: _highest(fault) * rng.choice(RATES) for fault in Fault if rng.random() < share}
+    return {fault: _highest(fault) * rng.choice(RATES) for fault in SWARM if rng.random() < share}
+
+
+def draw_more(rng: random.Random) -> dict[Fault, float]:
+    """Choose what a seed arms besides, if anything, of the faults that are not in the swarm."""
+    if rng.random() >= MORE_SHARE:
+        return {}
+    return {fault: _highest(fault) * rng.choice((0.3, 0.6, 1.0)) for fault in rng.choice(MORE_CELLS)}
 
 
 def times(armed: Mapping[Fault, float], fault: Fault) -> int:

@@ -3,33 +3,29 @@
 A checker that never found anything proves nothing. A mutant swaps a function or two while its context is open; nothing
 but the simulator opens one.
 
-Invariants
-    - A mutant changes what it names and nothing else, and leaves no trace when its context closes.
-
 Source: PROTOCOL, list of mutants; research section 2b, checker validation.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from holdfast.chaos import network, simulator, wrong_times, wrong_writes
+from holdfast.chaos import network, wrong_reads, wrong_times, wrong_writes
 from holdfast.chaos import rewind_mutants as wrong
 from holdfast.chaos.at_once import ProcessWrites
+from holdfast.chaos.disks import Disk
+from holdfast.chaos.mutation import Mutant, Right, Swap
 from holdfast.chaos.stores import ProcessStore
 from holdfast.chaos.targets import SharedTable
-from holdfast.chaos.workload import scenario
 from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
 from holdfast.runtime import (
+    compaction,
     deliveries,
     deployment,
     immediate,
@@ -49,69 +45,6 @@ from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.state import marker
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.table import Table
-
-Right = Callable[..., Any]
-"""The function that a mutant replaces."""
-
-
-@dataclass(frozen=True)
-class Swap:
-    """One function of one module or class, and what makes its wrong version from the right one."""
-
-    owner: Any
-    name: str
-    wrong: Callable[[Right], Right]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One wrong version."""
-
-    name: str
-    rules: str
-    """The rules of PROTOCOL that it negates."""
-    does: str
-    swaps: tuple[Swap, ...]
-    rare: bool = False
-    """It takes more seeds to catch than a quick test run plays."""
-    first: int = 0
-    """Where a quick test run begins to play; who begins at 0 catches it later."""
-    needs: str = ""
-    """What only some scenarios have, by its name there; others cannot catch it and are not played."""
-
-
-@contextmanager
-def applied(mutant: Mutant) -> Iterator[None]:
-    """Run with the mutant in place."""
-    rights = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
-    for swap, right in zip(mutant.swaps, rights, strict=True):
-        setattr(swap.owner, swap.name, swap.wrong(right))
-    try:
-        yield
-    finally:
-        for swap, right in zip(mutant.swaps, rights, strict=True):
-            setattr(swap.owner, swap.name, right)
-
-
-@dataclass(frozen=True)
-class Hunt:
-    """How many seeds were played until a mutant was caught, and by what; None if it survived."""
-
-    mutant: Mutant
-    seeds: int
-    caught: simulator.Run | None
-
-
-def hunt(mutant: Mutant, first: int, seeds: int) -> Hunt:
-    """Play seeds until one catches the mutant."""
-    fit = (seed for seed in itertools.count(first) if not mutant.needs or getattr(scenario(seed), mutant.needs))
-    with applied(mutant):
-        for played, seed in enumerate(itertools.islice(fit, seeds)):
-            run = simulator.simulate(seed)
-            if not run.passed:
-                return Hunt(mutant, played + 1, run)
-    return Hunt(mutant, seeds, None)
-
 
 # State and output of unfinished epochs
 
@@ -393,5 +326,11 @@ MUTANTS = (
            (Swap(ImmediateTable, "is_newer", wrong_writes.applies_anything),), needs="at_once"),
     Mutant("ack-before-immediate-writes", "P22, DESIGN 4.4", "an epoch is acked while its rows are not written yet",
            (Swap(immediate.ImmediateWrites, "when_in", wrong_writes.waits_for_nothing),), needs="at_once"),
+    Mutant("restored-unverified", "P16, DESIGN 5", "a restore takes the bytes of a segment as they come",
+           (Swap(compaction, "read_verified", wrong_reads.trusts_every_byte),), needs="reads_damaged"),
+    Mutant("owner-token-ignored", "P4", "a number that is taken is taken by somebody else",
+           (Swap(Repository, "create_record", wrong_reads.takes_taken_for_lost),)),
+    Mutant("folder-of-earlier-boot", "P15, DESIGN 5", "a folder is used although the power was lost since",
+           (Swap(Disk, "_is_of_now", wrong_reads.takes_any_boot),), needs="loses_power"),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""

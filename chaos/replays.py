@@ -24,6 +24,7 @@ from holdfast.checkpoint.bases import Thresholds
 from holdfast.checkpoint.catalogue import Retention
 
 PLAIN: dict[str, Any] = {
+    "ledger": False, "regroups": False,
     "rewinds": (), "savepoints": (), "windowing": None, "at_once": False, "folders": False,
     "aims": (), "merging": Thresholds(), "retention": Retention(), "above": None, "earlier_job": False,
 }  # fmt: skip
@@ -79,6 +80,8 @@ def smallest(seed: int) -> tuple[Original, Shrunk]:
 def reduced(whole: Scenario, reduction: Reduction) -> Scenario:
     """Return what is left of a scenario."""
     records, workers = reduction.records, reduction.workers
+    if "windowing" in reduction.without:
+        whole = replace(whole, regroups=False)
     return replace(
         whole,
         partitions=tuple(each[:records] for each in whole.partitions),

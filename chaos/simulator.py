@@ -74,7 +74,7 @@ def play(world: World, journal_lines: int = JOURNAL_LINES, *, keep_journal: bool
     limit = world.scenario.heal_at + FINISH_WITHIN_S
     world.begin()
     ended_at: float | None = None
-    while not checks.violations and not world.over():
+    while not checks.violations and not world.over() and not world.damage.ended:
         if checks.finished and ended_at is None:
             ended_at = world.elapsed
         if ended_at is not None and world.elapsed > ended_at + AFTERMATH_S:
@@ -86,7 +86,7 @@ def play(world: World, journal_lines: int = JOURNAL_LINES, *, keep_journal: bool
             schedule.step()
         except Exception as error:  # noqa: BLE001 - the loops refuse by value; what they raise is a finding
             checks.raised(error)
-    if not checks.violations:
+    if not checks.violations and not world.damage.ended:
         checks.at_end()
     return Run(
         seed=world.scenario.seed,
@@ -118,4 +118,7 @@ def _counts(world: World) -> dict[str, int]:
         "workers": len(world.workers),
         "checkpoints_restored": world.checks.restored,
         "folders_reused": world.disk.reused,
+        "ledgers": int(world.scenario.ledger),
+        "regrouped": int(world.scenario.regroups),
+        "ended_damaged": int(world.damage.ended),
     }

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 At = Callable[[], Iterable[Point]]
+STAGING = ("segments/", "base/", "merged/", "staged/")
+"""What workers write; where the root is a folder, to a disk that may be full."""
 LATE_S = (0.05, 0.4, 2.0, 6.0)
 
 
@@ -80,7 +82,9 @@ class ProcessStore:
 
     def get(self, path: str) -> bytes:
         """See ObjectStore.get."""
-        return self._read("get", path, lambda: self._world.objects.get(path))
+        effect = partial(self._world.objects.get, path)
+        at = partial(points.of_read, path, self._process.on_lane)
+        return self._read("get", path, lambda: self._world.damage.read(path, effect, at))
 
     def list(self, prefix: str) -> list[str]:
         """See ObjectStore.list."""
@@ -107,6 +111,7 @@ class ProcessStore:
         faults, say = self._world.faults, self._world.schedule.journal.say
         if self._out_of_reach(at) or faults.strikes(Fault.WRITE_REFUSED, at):
             raise self._unavailable(f"{what} {path}: refused, nothing was written")
+        self._answer_oddly(what, path, effect, at)
         in_doubt = path.startswith("log/") and faults.strikes(Fault.APPEND_IN_DOUBT, at)
         if in_doubt:
             self._unreachable_until = self._world.schedule.now + self._world.random.choice((0.15, 0.5, 1.0))
@@ -121,6 +126,22 @@ class ProcessStore:
             raise self._unavailable(f"{what} {path}: done, but the reply is lost")
         say(self._process.name, f"{what} {path}")
         effect()
+
+    def _answer_oddly(self, what: str, path: str, effect: Callable[[], None], at: At) -> None:
+        """Let a store answer as S3 does under load or after its client's own retry, or a disk be full."""
+        faults = self._world.faults
+        if path.startswith(STAGING) and faults.down(Fault.DISK_FULL):
+            faults.hit(Fault.DISK_FULL, at())
+            raise self._unavailable(f"{what} {path}: no space left")
+        if faults.strikes(Fault.STORE_BUSY, at):
+            self._unreachable_until = self._world.schedule.now + self._world.random.choice((0.1, 0.3, 1.0))
+            raise self._unavailable(f"{what} {path}: 503, slow down")
+        if what == "create" and faults.strikes(Fault.CREATE_CONFLICT, at):
+            raise self._unavailable(f"{what} {path}: 409, another one is under way; nothing was written")
+        if what == "create" and faults.strikes(Fault.CREATE_TAKEN, at):
+            effect()
+            self._world.schedule.journal.say(self._process.name, f"{what} {path}: done, but said to be taken")
+            raise AlreadyExists(path)
 
     def _late(self, path: str, effect: Callable[[], None], at: At) -> Callable[[], None]:
         """Return what lets a write land; if a later attempt was first, that is what the fault is about (F9)."""

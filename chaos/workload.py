@@ -23,7 +23,7 @@ import polars as pl
 import pyarrow as pa
 
 import holdfast as hf
-from holdfast.chaos import aims, faults
+from holdfast.chaos import aims, faults, ledger
 from holdfast.chaos.aims import Aim
 from holdfast.chaos.draws import Chance
 from holdfast.chaos.faults import Fault
@@ -46,7 +46,9 @@ UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
 """Upsert sinks, each behind an operator, with their key column."""
 APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """How long somebody who names a checkpoint looks at the log before he appends."""
-TIMED_SHARE, RESCALED_SHARE = 0.5, 0.3
+TIMED_SHARE, RESCALED_SHARE, LEDGER_SHARE, REGROUPED_SHARE = 0.5, 0.3, 0.15, 0.25
+ON_DISK = frozenset({Fault.DISK_FULL, Fault.DISK_ERROR, Fault.POWER_LOST})
+"""What strikes folders of workers."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,10 @@ class Scenario:
     savepoints: tuple[SavepointAsked, ...]
     at_once: bool
     """There is a sink that is written at once: the last record of every place."""
+    ledger: bool
+    """There are accounts between which records move their values."""
+    regroups: bool
+    """The results of windows are gathered a second time, behind a second shuffle."""
     rewinds: tuple[RewindAsked, ...]
     folders: bool
     """Workers keep committed state in folders that outlive them."""
@@ -126,6 +132,16 @@ class Scenario:
     def rescales(self) -> bool:
         """Return whether key groups move between subtasks, and with them what a writer writes."""
         return len(set(self.parallelisms)) > 1
+
+    @property
+    def reads_damaged(self) -> bool:
+        """Return whether what is restored may be damaged."""
+        return Fault.READ_DAMAGED in self.armed or Fault.OBJECT_DAMAGED in self.armed
+
+    @property
+    def loses_power(self) -> bool:
+        """Return whether the power may be lost."""
+        return Fault.POWER_LOST in self.armed
 
     @property
     def records(self) -> int:
@@ -157,6 +173,12 @@ def scenario(seed: int) -> Scenario:
     if rewinds and backwards.random() < 0.4:
         armed = {**armed, Fault.SINK_LATE: 0.3}  # what comes late meets another timeline
     cut_short = _cut_short(backwards, rewinds)
+    aimed = aims.draw(random.Random(f"{seed}/aims"))
+    if any(aim.fault is Fault.RESCALED for aim in aimed) and not rescaled:
+        rescaled = (parallelism % 3 + 1,)
+    besides = random.Random(f"{seed}/more")
+    more = faults.draw_more(besides)
+    cut_short += _moments(besides, more, heal_at)
     return Scenario(
         seed=seed,
         partitions=records,
@@ -175,13 +197,15 @@ def scenario(seed: int) -> Scenario:
         windowing=windowing,
         parallelisms=(parallelism, *rescaled),
         rewinds=rewinds,
-        folders=rng.random() < 0.4,
+        folders=rng.random() < 0.4 or bool(ON_DISK & more.keys()),
         # What was written at once cannot be taken back, so such a job is never rewound.
         at_once=not rewinds and random.Random(seed ^ 0xA70).random() < 0.5,
-        armed=armed,
+        ledger=random.Random(f"{seed}/ledger").random() < LEDGER_SHARE,
+        regroups=windowing is not None and random.Random(f"{seed}/regroups").random() < REGROUPED_SHARE,
+        armed={**more, **armed},
         moments=tuple(sorted([*_moments(rng, armed, heal_at), *cut_short], key=lambda moment: moment.at)),
         heal_at=heal_at,
-        aims=aims.draw(random.Random(f"{seed}/aims")),
+        aims=aimed,
     )
 
 
@@ -258,7 +282,12 @@ def operator_of(sink: str) -> str:
 
 @cache
 def plan_of(
-    upserts: tuple[str, ...], above: int | None, windowing: Windowing | None = None, at_once: bool = False
+    upserts: tuple[str, ...],
+    above: int | None,
+    windowing: Windowing | None = None,
+    at_once: bool = False,
+    with_ledger: bool = False,
+    regroups: bool = False,
 ) -> Plan:
     """Return the job's plan; its source and sinks are stand-ins that every worker replaces by its own."""
     app = hf.App("simulated", key_groups=16)
@@ -271,7 +300,9 @@ def plan_of(
         records = app.source(
             SOURCE, source, event_time="at", out_of_orderness=delay, idle_after=idle_after, partitioned_by=by
         )
-        _count_in_windows(records, windowing)
+        counted = _count_in_windows(records, windowing)
+        if regroups:
+            ledger.regroup(counted)
     kept = records if above is None else records.filter(pl.col("value") > above)
     kept.sink(ADDED, MemorySink())
     if at_once:
@@ -282,10 +313,12 @@ def plan_of(
             operator_of(name), n=hf.count(), total=hf.sum("value"), low=hf.min("value"), high=hf.max("value")
         )
         totals.sink(name, MemorySink(key=[key]))
+    if with_ledger:
+        ledger.keep_ledger(records)
     return app.plan()
 
 
-def _count_in_windows(records: Stream, windowing: Windowing) -> None:
+def _count_in_windows(records: Stream, windowing: Windowing) -> Stream:
     lateness = f"{windowing.lateness_s}s"
     window = records.key_by("bucket").window(hf.tumbling(f"{windowing.size_s}s"), allowed_lateness=lateness)
     counted = window.agg(
@@ -294,6 +327,7 @@ def _count_in_windows(records: Stream, windowing: Windowing) -> None:
     )  # fmt: skip
     counted.sink(WINDOWS, MemorySink())
     counted.late.sink(LATE, MemorySink())
+    return counted
 
 
 class ArrivingSource:

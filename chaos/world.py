@@ -21,6 +21,7 @@ from functools import partial
 from holdfast.chaos import points
 from holdfast.chaos.aims import Aim, Aiming
 from holdfast.chaos.checkers import Checks
+from holdfast.chaos.damage import Damage
 from holdfast.chaos.disks import Disk
 from holdfast.chaos.draws import Chance
 from holdfast.chaos.driver_process import DriverProcess, Errand
@@ -40,6 +41,7 @@ from holdfast.sinks.memory_immediate import ImmediateTable
 
 SUPERVISE_S = 0.1
 EARLIER_EPOCHS = 57
+OUTAGES = (Fault.STORE_DOWN, Fault.SINK_DOWN, Fault.DISK_FULL)
 CALLS_MAX = 400
 """A crash at a port call strikes among the first so many of a process."""
 
@@ -65,11 +67,12 @@ class World:
         self.drivers: list[DriverProcess] = []
         self.workers: list[WorkerProcess] = []
         self.endpoints: dict[Address, Endpoint] = {}
-        self.disk = Disk(self)
+        self.disk, self.damage = Disk(self), Damage(self.faults, self.random)
         self._start = self.schedule.now
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max
-        plan = plan_of(scenario.upserts, scenario.above, scenario.windowing, scenario.at_once)
+        s = scenario
+        plan = plan_of(s.upserts, s.above, s.windowing, s.at_once, s.ledger, s.regroups)
         schema = plan.sources[0].source.schema
         batches = batches_of(scenario.partitions, schema)
         source = ArrivingSource(batches, arrivals, clock, self.random, rows_max, schema)
@@ -79,6 +82,7 @@ class World:
         for spec in plan.sinks:
             (self.tables[spec.name] if spec.path is None else self.lasts).prepare(spec.schema, spec.upsert_key)
         self.checks = Checks(scenario, self.plan, self.tables, self.lasts, self.schedule.journal)
+        self.checks.explained = self.damage.explains
         self.objects = WatchedObjects(self._landed, self.checks.history.deleted)
         self.checks.objects = self.objects
         if scenario.earlier_job:
@@ -196,7 +200,7 @@ class World:
             process.crash_at = int(math.exp(self.random.uniform(0.0, math.log(CALLS_MAX))))
 
     def _strike(self, moment: Moment, strike: Strike) -> None:
-        if moment.fault in (Fault.STORE_DOWN, Fault.SINK_DOWN) and not self.faults.healed:
+        if moment.fault in OUTAGES and not self.faults.healed:
             self._go_down(moment, strike)
         else:
             self._strike_process(moment, strike)
@@ -222,13 +226,18 @@ class World:
             self._strike_at(moment, Strike(aim.fault, "aimed", number), victim)
 
     def _strike_at(self, moment: Moment, strike: Strike, victim: Process) -> None:
-        at = self.points_of(victim)
+        everybody = [p for p in (*self.drivers, *self.workers) if p.alive]
+        workers = [p for p in everybody if isinstance(p, WorkerProcess)]
+        struck = {Fault.DAEMON_KILLED: workers, Fault.POWER_LOST: everybody}.get(moment.fault, [victim])
+        at = frozenset(point for process in struck for point in self.points_of(process))
         if not self.faults.struck(strike, at):
             return
         self._fails_again(moment.fault, at)
         match moment.fault:
-            case Fault.WORKER_KILLED | Fault.DRIVER_KILLED:
+            case Fault.WORKER_KILLED | Fault.DRIVER_KILLED | Fault.RESCALED:
                 victim.end("killed")
+            case Fault.DAEMON_KILLED | Fault.POWER_LOST:
+                self._end_all(struck, moment.fault)
             case Fault.WORKER_PAUSED | Fault.DRIVER_PAUSED:
                 self.schedule.pause(victim)
                 self._later(moment.seconds, lambda: self.schedule.resume(victim))
@@ -240,7 +249,14 @@ class World:
             case _:
                 raise AssertionError(f"{moment.fault} has no moment")
 
+    def _end_all(self, struck: Iterable[Process], fault: Fault) -> None:
+        if fault is Fault.POWER_LOST:
+            self.disk.power_lost()  # before the kills: these keep what the machine had not synced
+        for process in struck:
+            process.end(fault.value)
+
     def _landed(self, path: str, data: bytes) -> None:
+        self.damage.written(path)
         epochs = len(self.checks.history.cuts)
         self.checks.landed(path, data)
         completed = len(self.checks.history.cuts) > epochs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos import mutants, replays
+from holdfast.chaos import mutation, replays
 from holdfast.chaos.mutants import MUTANTS
 from holdfast.chaos.replays import Original
 from holdfast.chaos.report import replay_command, shrunk_lines
@@ -21,9 +21,9 @@ CAUGHT = ("unfinished-epoch-drops-its-delta", "pending-not-carried", "check-then
 @cache
 def shrunk(name: str) -> tuple[Run, Original, Shrunk]:
     [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
-    caught = mutants.hunt(mutant, mutant.first, SEEDS).caught
+    caught = mutation.hunt(mutant, mutant.first, SEEDS).caught
     assert caught is not None
-    with mutants.applied(mutant):
+    with mutation.applied(mutant):
         return caught, *replays.smallest(caught.seed)
 
 
@@ -42,7 +42,7 @@ class TestShrunkFailure:
         assert small.reduction.strikes is not None
         assert len(small.reduction.strikes) <= max(3, len(caught.strikes) // 3)
         [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
-        with mutants.applied(mutant):
+        with mutation.applied(mutant):
             again = replays.replay(original, small.reduction)
         assert rule_of(again) == rule_of(caught)
         assert again.events < caught.events

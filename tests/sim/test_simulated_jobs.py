@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from holdfast.chaos import mutants
+from holdfast.chaos import mutation
 from holdfast.chaos.cli import play_all
 from holdfast.chaos.faults import Fault
-from holdfast.chaos.mutants import MUTANTS, Mutant
+from holdfast.chaos.mutants import MUTANTS
+from holdfast.chaos.mutation import Mutant
 from holdfast.chaos.report import Summary, failure_lines, replay_command, summary_lines
 from holdfast.chaos.simulator import simulate
 
@@ -73,18 +74,18 @@ class TestDeterminism:
 class TestMutants:
     @pytest.mark.parametrize("mutant", [m for m in MUTANTS if not m.rare], ids=lambda mutant: mutant.name)
     def test_a_wrong_version_of_the_protocol_is_caught(self, mutant: Mutant) -> None:
-        caught = mutants.hunt(mutant, mutant.first, SEEDS_PER_MUTANT).caught
+        caught = mutation.hunt(mutant, mutant.first, SEEDS_PER_MUTANT).caught
         assert caught is not None, f"{mutant.name} ({mutant.rules}) survived"
 
     @pytest.mark.slow
     @pytest.mark.parametrize("first", [20_000, 30_000])
     @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
     def test_it_is_caught_wherever_one_begins(self, mutant: Mutant, first: int) -> None:
-        assert mutants.hunt(mutant, first, 5 * SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} survived"
+        assert mutation.hunt(mutant, first, 5 * SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} survived"
 
     def test_a_failure_names_its_seed_and_the_command_that_plays_it_again(self) -> None:
         [mutant] = [m for m in MUTANTS if m.name == "commit-before-manifest"]
-        caught = mutants.hunt(mutant, 0, SEEDS_PER_MUTANT).caught
+        caught = mutation.hunt(mutant, 0, SEEDS_PER_MUTANT).caught
         assert caught is not None
         lines = failure_lines(caught)
         assert lines[0].startswith(f"seed {caught.seed} failed")
@@ -94,6 +95,6 @@ class TestMutants:
     def test_a_mutant_leaves_no_trace_behind(self) -> None:
         for mutant in MUTANTS:
             before = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
-            with mutants.applied(mutant):
+            with mutation.applied(mutant):
                 during = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
             assert [getattr(swap.owner, swap.name) for swap in mutant.swaps] == before != during
