@@ -327,10 +327,10 @@ MUTANTS = (
     Mutant("ack-before-immediate-writes", "P22, DESIGN 4.4", "an epoch is acked while its rows are not written yet",
            (Swap(immediate.ImmediateWrites, "when_in", wrong_writes.waits_for_nothing),), needs="at_once"),
     Mutant("restored-unverified", "P16, DESIGN 5", "a restore takes the bytes of a segment as they come",
-           (Swap(compaction, "read_verified", wrong_reads.trusts_every_byte),), needs="reads_damaged"),
+           (Swap(compaction, "read_verified", wrong_reads.trusts_every_byte),), needs="reads_damaged", first=100),
     Mutant("owner-token-ignored", "P4", "a number that is taken is taken by somebody else",
            (Swap(Repository, "create_record", wrong_reads.takes_taken_for_lost),)),
     Mutant("folder-of-earlier-boot", "P15, DESIGN 5", "a folder is used although the power was lost since",
-           (Swap(Disk, "_is_of_now", wrong_reads.takes_any_boot),), needs="loses_power"),
+           (Swap(Disk, "_is_of_now", wrong_reads.takes_any_boot),), needs="loses_power", first=500),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""

@@ -20,6 +20,7 @@ from functools import partial
 
 from holdfast.chaos import points
 from holdfast.chaos.aims import Aim, Aiming
+from holdfast.chaos.arriving import ArrivingSource, batches_of
 from holdfast.chaos.checkers import Checks
 from holdfast.chaos.damage import Damage
 from holdfast.chaos.disks import Disk
@@ -33,7 +34,7 @@ from holdfast.chaos.schedule import Process, Schedule
 from holdfast.chaos.stores import WatchedObjects
 from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.worker_process import WorkerProcess
-from holdfast.chaos.workload import SOURCE, ArrivingSource, Moment, RewindAsked, Scenario, batches_of, plan_of
+from holdfast.chaos.workload import SOURCE, Moment, RewindAsked, Scenario, plan_of
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
 from holdfast.runtime import master
 from holdfast.runtime.cluster import rules_of
@@ -226,9 +227,7 @@ class World:
             self._strike_at(moment, Strike(aim.fault, "aimed", number), victim)
 
     def _strike_at(self, moment: Moment, strike: Strike, victim: Process) -> None:
-        everybody = [p for p in (*self.drivers, *self.workers) if p.alive]
-        workers = [p for p in everybody if isinstance(p, WorkerProcess)]
-        struck = {Fault.DAEMON_KILLED: workers, Fault.POWER_LOST: everybody}.get(moment.fault, [victim])
+        struck = self._struck_with(moment.fault, victim)
         at = frozenset(point for process in struck for point in self.points_of(process))
         if not self.faults.struck(strike, at):
             return
@@ -248,6 +247,14 @@ class World:
                 self._silence(victim, moment.seconds)
             case _:
                 raise AssertionError(f"{moment.fault} has no moment")
+
+    def _struck_with(self, fault: Fault, victim: Process) -> list[Process]:
+        """Return who all is struck: with a daemon all its workers end, with the power everybody."""
+        workers: list[Process] = [worker for worker in self.workers if worker.alive]
+        drivers: list[Process] = [driver for driver in self.drivers if driver.alive]
+        if fault is Fault.DAEMON_KILLED:
+            return workers
+        return [*drivers, *workers] if fault is Fault.POWER_LOST else [victim]
 
     def _end_all(self, struck: Iterable[Process], fault: Fault) -> None:
         if fault is Fault.POWER_LOST:
