@@ -50,8 +50,9 @@ def draw(rng: random.Random) -> tuple[Aim, ...]:
     if rng.random() >= AIMED_SHARE:
         return ()
     cells = [(fault, point) for fault, points in TARGETS for point in points]
+    nths = {Point.SWEEP: (1, 1, 2)}  # it takes a few epochs to come there once
     return tuple(
-        Aim(fault, point, rng.choice((1, 1, 1, 2, 4)), rng.choice((0.6, 1.5, 3.0, 8.0)))
+        Aim(fault, point, rng.choice(nths.get(point, (1, 1, 1, 2, 4))), rng.choice((0.6, 1.5, 3.0, 8.0)))
         for fault, point in rng.sample(cells, rng.choice((1, 2, 3)))
     )
 

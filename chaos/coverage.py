@@ -55,6 +55,11 @@ def growing_source() -> bool:
     return "assignment" in messages.Trigger.__struct_fields__
 
 
+def standby() -> bool:
+    """Return whether warm spare workers follow the changelog."""
+    return find_spec("holdfast.state.standby") is not None
+
+
 def _always() -> bool:
     return True
 
@@ -64,6 +69,11 @@ NEEDS: Mapping[str, tuple[Callable[[], bool], str]] = {
     "F20": (retained_source, "retention of source logs"),
 }  # fmt: skip
 """What a row is about, where that may not exist."""
+BESIDES: Mapping[str, Callable[[], bool]] = {
+    "B1-B6 (microbatch mode)": microbatch, "partitions added while running (P12)": growing_source,
+    "standbys, promoted or lost": standby,
+}  # fmt: skip
+"""What else the fault matrix is about. Who builds it gives it cells here."""
 _PRIORITY: Mapping[str, tuple[Point, ...]] = {
     "F1": (Point.ALIGN, Point.APPLY), "F4": (Point.COMMIT, Point.DELIVER, Point.SWEEP),
     "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM), "F6": (Point.ALIGN,),
@@ -86,7 +96,8 @@ def empty_cells(hits: Mapping[Cell, int]) -> list[str]:
     """Return what must have been hit and was not."""
     cells = [f"{code} x {point}" for code, point in MUST_BE_HIT if built(code) and not hits.get((code, point))]
     rows = {code for (code, _), count in hits.items() if count}
-    return cells + [f"{code} x any" for code in ANYWHERE if built(code) and code not in rows]
+    cells += [f"{code} x any" for code in ANYWHERE if built(code) and code not in rows]
+    return cells + [what for what, exists in BESIDES.items() if exists()]
 
 
 def table_lines(hits: Mapping[Cell, int]) -> list[str]:
@@ -98,10 +109,7 @@ def table_lines(hits: Mapping[Cell, int]) -> list[str]:
             lines.append(f"{row}  not built: {NEEDS[code][1]}")
             continue
         lines.append(row + "".join(_shown(code, point, hits.get((code, point), 0)) for point in Point))
-    if not microbatch():
-        lines.append("  B1-B6: not built: microbatch mode")
-    if not growing_source():
-        lines.append("  partitions added while running: not built: assignments on a trigger (P12)")
+    lines += [f"  {what}: {'built, and not covered' if exists() else 'not built'}" for what, exists in BESIDES.items()]
     names = ", ".join(f"{point} {MEANS[point]}" for point in Point)
     return [*lines, *_wrapped(f"  columns: {names}; ! must be hit and was not")]
 
@@ -111,7 +119,7 @@ def as_json(hits: Mapping[Cell, int]) -> dict[str, dict[str, int] | str]:
     return {
         code: {point.value: hits.get((code, point), 0) for point in Point} if built(code) else "not built"
         for code in ROWS
-    } | ({} if microbatch() else {"B1-B6": "not built"})
+    } | {what: "built, and not covered" if exists() else "not built" for what, exists in BESIDES.items()}
 
 
 def _shown(code: str, point: Point, count: int) -> str:

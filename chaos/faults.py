@@ -90,8 +90,8 @@ PER_CALL: Mapping[Fault, float] = {
     Fault.CREATE_CONFLICT: 0.4,
     Fault.CREATE_TAKEN: 0.5,
     Fault.STORE_BUSY: 0.15,
-    Fault.READ_DAMAGED: 0.12,
-    Fault.OBJECT_DAMAGED: 0.05,
+    Fault.READ_DAMAGED: 0.4,
+    Fault.OBJECT_DAMAGED: 0.4,
     Fault.DISK_ERROR: 0.3,
 }
 """Faults that may strike at every call of their kind, with the highest probability that a seed gives them."""

@@ -118,7 +118,7 @@ class ProcessStore:
         late = in_doubt and self._world.random.random() < 0.5
         if late or faults.strikes(Fault.WRITE_LATE, at):
             delay = self._world.random.choice(LATE_S)
-            land = self._late(path, effect, at)
+            land = self._late(what, path, effect, at)
             self._world.schedule.after(delay, None, f"{what} {path} of {self._process.name} lands late", land)
             raise self._unavailable(f"{what} {path}: no reply, it lands in {delay} s")
         if in_doubt or faults.strikes(Fault.WRITE_REPLY_LOST, at):
@@ -143,13 +143,14 @@ class ProcessStore:
             self._world.schedule.journal.say(self._process.name, f"{what} {path}: done, but said to be taken")
             raise AlreadyExists(path)
 
-    def _late(self, path: str, effect: Callable[[], None], at: At) -> Callable[[], None]:
+    def _late(self, what: str, path: str, effect: Callable[[], None], at: At) -> Callable[[], None]:
         """Return what lets a write land; if a later attempt was first, that is what the fault is about (F9)."""
         generation = self._world.checks.history.generation
 
         def land() -> None:
             world = self._world
-            if world.checks.history.generation > generation or world.objects.holds(path):
+            repeated = world.objects.holds(path) != (what == "delete")
+            if repeated or world.checks.history.generation > generation:
                 world.faults.hits.update(("F9", point) for point in at())
             _quiet(effect)()
 

@@ -27,6 +27,7 @@ from holdfast.chaos.aims import Aim
 from holdfast.chaos.arriving import ArrivingSource
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.oracle import PARTITION_STRIDE, Input
+from holdfast.chaos.points import Point
 from holdfast.checkpoint.bases import Thresholds
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.runtime.dataflow import Stream
@@ -171,13 +172,7 @@ def scenario(seed: int) -> Scenario:
     if rewinds and backwards.random() < 0.4:
         armed = {**armed, Fault.SINK_LATE: 0.3}  # what comes late meets another timeline
     cut_short = _cut_short(backwards, rewinds)
-    aimed = aims.draw(random.Random(f"{seed}/aims"))
-    if any(aim.fault is Fault.RESCALED for aim in aimed) and not rescaled:
-        rescaled = (parallelism % 3 + 1,)
-    besides = random.Random(f"{seed}/more")
-    more = faults.draw_more(besides)
-    cut_short += _moments(besides, more, heal_at)
-    return Scenario(
+    whole = Scenario(
         seed=seed,
         partitions=records,
         arrivals=arrivals,
@@ -195,16 +190,37 @@ def scenario(seed: int) -> Scenario:
         windowing=windowing,
         parallelisms=(parallelism, *rescaled),
         rewinds=rewinds,
-        folders=rng.random() < 0.4 or bool(ON_DISK & more.keys()),
+        folders=rng.random() < 0.4,
         # What was written at once cannot be taken back, so such a job is never rewound.
         at_once=not rewinds and random.Random(seed ^ 0xA70).random() < 0.5,
         ledger=random.Random(f"{seed}/ledger").random() < LEDGER_SHARE,
         regroups=windowing is not None and random.Random(f"{seed}/regroups").random() < REGROUPED_SHARE,
-        armed={**more, **armed},
+        armed=armed,
         moments=tuple(sorted([*_moments(rng, armed, heal_at), *cut_short], key=lambda moment: moment.at)),
         heal_at=heal_at,
-        aims=aimed,
+        aims=(),
     )
+    return _with_more(whole)
+
+
+def _with_more(whole: Scenario) -> Scenario:
+    """Add what is drawn from numbers of its own: aims, and faults that are not in the swarm."""
+    seed, rng = whole.seed, random.Random(f"{whole.seed}/more")
+    more, aimed = faults.draw_more(rng), aims.draw(random.Random(f"{seed}/aims"))
+    whole = replace(
+        whole,
+        aims=aimed,
+        armed={**more, **whole.armed},
+        moments=tuple(sorted((*whole.moments, *_moments(rng, more, whole.heal_at)), key=lambda moment: moment.at)),
+        folders=whole.folders or bool(ON_DISK & more.keys()),
+    )
+    if any(aim.fault is Fault.RESCALED for aim in aimed) and len(whole.parallelisms) == 1:
+        whole = replace(whole, parallelisms=(*whole.parallelisms, whole.parallelisms[0] % 3 + 1))
+    if any(aim.point is Point.SWEEP for aim in aimed):
+        # Something has to be completed before anything expires: nothing else is wrong in this world.
+        calm = {**more, Fault.WRITE_LATE: 0.2}
+        whole = replace(whole, armed=calm, moments=(), checkpoint_every=0.12, retention=Retention(1, 0, 2))
+    return whole
 
 
 def _windowing(rng: random.Random) -> Windowing | None:
