@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -8,11 +9,14 @@ import pytest
 
 from holdfast.chaos import mutation
 from holdfast.chaos.cli import play_all
+from holdfast.chaos.coverage import ROWS, built
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.mutants import MUTANTS
 from holdfast.chaos.mutation import Mutant
+from holdfast.chaos.points import Point
 from holdfast.chaos.report import Summary, failure_lines, replay_command, summary_lines
 from holdfast.chaos.simulator import simulate
+from holdfast.runtime.cli.main import main
 
 SEEDS_QUICK, SEEDS_SLOW = 200, 4_000
 SEEDS_PER_MUTANT = 400
@@ -98,3 +102,17 @@ class TestMutants:
             with mutation.applied(mutant):
                 during = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
             assert [getattr(swap.owner, swap.name) for swap in mutant.swaps] == before != during
+
+
+class TestCommand:
+    def test_it_shows_which_faults_struck_where(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["chaos", "simulate", "--seeds", "3"]) == 0
+        shown = capsys.readouterr().out
+        assert "strikes by fault and protocol point" in shown
+        assert "F17 Kafka transaction times out     not built" in shown or built("F17")
+
+    def test_as_json_too(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["chaos", "simulate", "--seeds", "3", "--json"]) == 0
+        coverage = json.loads(capsys.readouterr().out)["coverage"]
+        assert set(coverage) >= set(ROWS)
+        assert set(coverage["F1"]) == {point.value for point in Point}
