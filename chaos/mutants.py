@@ -293,7 +293,7 @@ MUTANTS = (
     Mutant("sweep-of-savepoints", "P16", "what expires takes the savepoints before it along",
            (Swap(joblog, "_outlives", _expires_savepoints),)),
     Mutant("watermark-reset-in-windows", "P11", "a restored window operator starts from no watermark",
-           (Swap(WindowOperator, "_read_clock", wrong_times.starts_without_clock),), needs="windowing", first=440),
+           (Swap(WindowOperator, "_read_clock", wrong_times.starts_without_clock),), needs="windowing", first=606),
     Mutant("watermark-reset-in-sources", "P11", "a restored source partition starts from no watermark",
            (Swap(EventTime, "__init__", wrong_times.starts_without_watermarks),), needs="windowing"),
     Mutant("watermark-before-its-rows", "P11", "a watermark is sent before the rows that raised it",
