@@ -1,7 +1,8 @@
 """Makes a failure small: the fewest strikes, features, records and workers with which the same rule is still broken.
 
 Strikes are dropped by the minimising form of delta debugging: all, then kind by kind, then ever smaller parts, until no
-single one can go. What remains is tried with less of everything else. A step that breaks another rule is no step.
+single one can go. What remains is tried with less of everything else. A step that breaks another rule is no step, nor
+is one that only trades a feature for a longer run.
 
 Invariants
     - What is returned was played and broke the same rule.
@@ -78,6 +79,8 @@ class Broken(Protocol):
 
     @property
     def violations(self) -> tuple[str, ...]: ...
+    @property
+    def events(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -108,15 +111,16 @@ def shrink(
         features: What its scenario can be played without.
         play: Plays it with something left out.
     """
-    return _Shrinking(rule_of(failed), kinds, play, replays_max).result(features)
+    return _Shrinking(failed, kinds, play, replays_max).result(features)
 
 
 class _Shrinking:
     def __init__(
-        self, rule: str | None, kinds: Sequence[str], play: Callable[[Reduction], Broken], replays_max: int
+        self, failed: Broken, kinds: Sequence[str], play: Callable[[Reduction], Broken], replays_max: int
     ) -> None:
-        assert rule is not None, "there is nothing to shrink"
-        self._rule, self._kinds, self._play, self._replays_max = rule, kinds, play, replays_max
+        self._rule, self._events = rule_of(failed), failed.events
+        assert self._rule is not None, "there is nothing to shrink"
+        self._kinds, self._play, self._replays_max = kinds, play, replays_max
         self._replays = 0
         self._best = Reduction()
 
@@ -141,9 +145,11 @@ class _Shrinking:
         if self._replays >= self._replays_max or reduction == self._best:
             return False
         self._replays += 1
-        if rule_of(self._play(reduction)) != self._rule:
+        run = self._play(reduction)
+        fewer_strikes = reduction.strikes != self._best.strikes
+        if rule_of(run) != self._rule or (run.events > self._events and not fewer_strikes):
             return False
-        self._best = reduction
+        self._best, self._events = reduction, run.events
         return True
 
     def _fails_with(self, strikes: tuple[int, ...]) -> bool:

@@ -13,6 +13,7 @@ from holdfast.chaos.shrink import Reduction, parsed, rule_of, shrink
 @dataclass(frozen=True)
 class Played:
     violations: tuple[str, ...]
+    events: int = 100
 
 
 def fails_with(*needed: int, rule: str = "I1 loss", otherwise: str = "") -> Callable[[Reduction], Played]:
@@ -52,6 +53,12 @@ class TestShrinking:
 
         reduction = shrink(WHOLE, [], ("rewinds",), play).reduction
         assert (reduction.records, reduction.workers, reduction.without) == (3, 2, ())
+
+    def test_a_feature_stays_if_the_run_is_longer_without_it(self) -> None:
+        def play(reduction: Reduction) -> Played:
+            return Played(("I1 loss: a row",), events=200 if reduction.without else 50)
+
+        assert shrink(WHOLE, [], ("rewinds",), play).reduction.without == ()
 
     @given(st.integers(0, 60), st.sets(st.integers(0, 39), max_size=5))
     def test_no_more_runs_are_played_than_allowed_and_the_result_fails(self, most: int, needed: set[int]) -> None:
