@@ -6,7 +6,7 @@ has it, for RocksDB locks it. Whether its content may be used is decided by its 
 
 Invariants
     - Two live processes never hold the same directory.
-    - A directory that is damaged is never offered.
+    - A directory that is damaged, or was found to be while it was read, is never offered.
 
 I/O: local files.
 Carries out PROTOCOL P14, P15.
@@ -22,7 +22,7 @@ from pathlib import Path
 from holdfast.errors import Damaged, Unavailable
 from holdfast.model import Epoch, JobUuid
 from holdfast.state.marker import Lineage, Marker, read_marker, usable
-from holdfast.state.rocks import RocksKeyValue, RocksMemory
+from holdfast.state.rocks import SPOILT, RocksKeyValue, RocksMemory
 
 __all__ = ["LocalDirectory", "claim", "create", "discard", "unheld", "usable"]
 
@@ -54,7 +54,7 @@ def unheld(root: Path, memory: RocksMemory | None = None) -> list[LocalDirectory
     """
     opened = []
     for path in sorted(root.iterdir()) if root.is_dir() else []:
-        if path.name.startswith(_REMOVED) or not (path / _LOCK).exists():
+        if path.name.startswith(_REMOVED) or not (path / _LOCK).exists() or (path / SPOILT).exists():
             continue
         try:
             store = RocksKeyValue(path, memory)

@@ -17,7 +17,7 @@ Source: DESIGN section 5; what rocksdict does was measured, see docs/design.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ from rocksdict import (
 
 from holdfast.errors import Damaged, HoldfastError, Unavailable
 
+SPOILT = "holdfast-spoilt"
+"""A file in a directory that was found damaged: RocksDB opens such a directory again as if nothing were wrong."""
 GET_CHUNK = 1_000
 """Keys in one multi-get; it releases the interpreter lock once per chunk."""
 BLOOM_BITS = 10
@@ -150,6 +152,8 @@ def _translated(path: Path, not_done: str) -> Iterator[None]:
     except Exception as error:  # rocksdict raises no narrower kind
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "orruption" in message or "checksum" in message:
+            with suppress(OSError):  # unmarked, it is found damaged once more
+                (path / SPOILT).touch()
             raise Damaged(
                 f"the local state in {path} is damaged: {message}",
                 not_done=not_done,

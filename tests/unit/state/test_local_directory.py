@@ -2,9 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from holdfast.errors import Damaged
 from holdfast.model import Epoch, JobUuid, Stretch, Timeline
 from holdfast.state.directory import LocalDirectory, claim, create, discard, unheld
 from holdfast.state.marker import Marker, write_marker
+from holdfast.state.rocks import RocksKeyValue
 
 JOB = JobUuid("job")
 LINEAGE = (Stretch(Timeline(1), Epoch(1), Epoch(100)),)
@@ -25,6 +29,12 @@ def claimed(root: Path, target: int = 50) -> LocalDirectory:
     return directory
 
 
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes(data)
+
+
 class TestUnheldDirectories:
     def test_are_none_below_a_root_that_is_not_there(self, tmp_path: Path) -> None:
         assert unheld(tmp_path / "nowhere") == []
@@ -42,6 +52,20 @@ class TestUnheldDirectories:
 
     def test_are_not_those_that_are_damaged(self, tmp_path: Path) -> None:
         (left_behind(tmp_path, 7, (0, 64)) / "CURRENT").write_bytes(b"nonsense\n")
+        assert unheld(tmp_path) == []
+
+
+    def test_are_not_those_in_which_a_worker_has_met_a_changed_bit(self, tmp_path: Path) -> None:
+        path = left_behind(tmp_path, 7, (0, 64))
+        store = RocksKeyValue(path)
+        store.write([(number.to_bytes(4, "big"), bytes(100)) for number in range(9_000)], [])
+        store.flush()
+        store.close()
+        flip_a_bit(max(path.glob("*.sst"), key=lambda file: file.stat().st_size))
+        (found,) = unheld(tmp_path)  # RocksDB opens it, and finds out when it reads there
+        with pytest.raises(Damaged, match="damaged"):
+            found.store.scan(b"\x00", b"\x01")
+        found.store.close()
         assert unheld(tmp_path) == []
 
 
