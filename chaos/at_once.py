@@ -13,6 +13,7 @@ Source: PROTOCOL P22; docs/design/0012.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -20,8 +21,10 @@ import pyarrow as pa
 from holdfast.chaos import oracle
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.oracle import PARTITION_STRIDE, Cut
+from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import LATE_S
+from holdfast.chaos.targets import is_refused
 from holdfast.chaos.workload import Scenario
 from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Writer
@@ -79,11 +82,12 @@ class ProcessWrites:
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
         """See ImmediateTarget.fence."""
-        self._process.call(lambda: self._heard("fence", lambda: self.table.fence(self.owner, starts)))
+        effect = partial(self.table.fence, self.owner, starts)
+        self._process.call(lambda: self._heard("fence", effect, _fencing), _fencing)
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
         """See ImmediateTarget.write."""
-        return self._process.call(lambda: self._send(origin, offset, batches))
+        return self._process.call(lambda: self._send(origin, offset, batches), _writing)
 
     def forget(self, committed: Mapping[Origin, int]) -> None:
         """See ImmediateTarget.forget."""
@@ -94,19 +98,19 @@ class ProcessWrites:
 
     def _send(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
         what = f"write of partition {origin.partition} below {offset}"
-        if self._world.faults.strikes(Fault.SINK_LATE):
+        if self._world.faults.strikes(Fault.SINK_LATE, _writing):
             delay = self._world.random.choice(LATE_S)
             late = f"{self._process.name}'s {what} lands late"
             self._world.schedule.after(delay, None, late, lambda: self._land_unheard(origin, offset, batches))
             raise self._unavailable(f"{what}: no reply, it lands in {delay} s")
-        return self._heard(what, lambda: self._land(origin, offset, batches))
+        return self._heard(what, lambda: self._land(origin, offset, batches), _writing)
 
-    def _heard(self, what: str, effect: Callable[[], T]) -> T:
+    def _heard(self, what: str, effect: Callable[[], T], at: Callable[[], tuple[Point, ...]]) -> T:
         faults = self._world.faults
-        if faults.down(Fault.SINK_DOWN) or faults.strikes(Fault.SINK_REFUSED):
+        if is_refused(faults, at):
             raise self._unavailable(f"{what}: refused")
         result = effect()
-        if faults.strikes(Fault.SINK_REPLY_LOST):
+        if faults.strikes(Fault.SINK_REPLY_LOST, at):
             raise self._unavailable(f"{what}: done, but the reply is lost")
         return result
 
@@ -128,6 +132,14 @@ class ProcessWrites:
     def _unavailable(self, what: str) -> Unavailable:
         self._say(what)
         return Unavailable(what, next_step="try again")
+
+
+def _fencing() -> tuple[Point, ...]:
+    return (Point.FENCE,)
+
+
+def _writing() -> tuple[Point, ...]:
+    return (Point.DELIVER,)
 
 
 class Lasts:

@@ -15,14 +15,17 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from holdfast.chaos import evidence_cli, mutants
-from holdfast.chaos.mutants import MUTANTS, Mutant
-from holdfast.chaos.report import Summary, failure_lines, replay_command, summary_lines
+from holdfast.chaos import evidence_cli, mutation, replays
+from holdfast.chaos.faults import Fault, Strike
+from holdfast.chaos.mutants import MUTANTS
+from holdfast.chaos.mutation import Mutant
+from holdfast.chaos.report import Summary, failure_lines, replay_command, shrunk_lines, summary_lines
+from holdfast.chaos.shrink import Reduction, Shrunk, parsed
 from holdfast.chaos.simulator import Run, simulate
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.reporting import advise, print_json
@@ -50,6 +53,10 @@ def add_parser(subparsers: Subparsers) -> None:
     again = _command(commands, "replay", run_replay, "play one seed again and show its events")
     again.add_argument("--seed", type=int, required=True, metavar="S")
     again.add_argument("--mutant", metavar="NAME", help="play a wrong version of the protocol")
+    left = again.add_mutually_exclusive_group()
+    left.add_argument("--only", metavar="STRIKES", help="let only these faults strike: 3,7 or worker-killed")
+    left.add_argument("--without", metavar="STRIKES", help="let all but these faults strike")
+    left.add_argument("--schedule", metavar="S", help="what a shrunk failure says")
     again.add_argument("--lines", type=int, default=REPLAY_LINES, metavar="N", help="events to show at most")
     evidence_cli.add_commands(commands, _command, play_all)
     prove = _command(commands, "mutants", run_mutants, "play wrong versions of the protocol until each is caught")
@@ -63,14 +70,20 @@ def run_simulate(args: argparse.Namespace) -> int:
     _require(args.seeds >= 1 and args.workers >= 1 and args.first >= 0, "--seeds and --workers are at least 1")
     seeds, began = range(args.first, args.first + args.seeds), time.monotonic()
 
+    shrunk: dict[int, Shrunk] = {}
+
     def show(run: Run, nth: int) -> None:
-        if nth <= FAILURES_SHOWN and not args.json:
-            print("\n".join(failure_lines(run)), flush=True)
+        if nth > FAILURES_SHOWN:
+            return
+        original, shrunk[run.seed] = replays.smallest(run.seed)
+        if not args.json:
+            print("\n".join([*failure_lines(run), *shrunk_lines(original, shrunk[run.seed])]), flush=True)
 
     summary = play_all(seeds, args.workers, show)
     took = time.monotonic() - began
     if args.json:
-        print_json({**summary.as_json(), "took_s": round(took, 2)})
+        smaller = {str(seed): str(each.reduction) for seed, each in shrunk.items()}
+        print_json({**summary.as_json(), "shrunk": smaller, "took_s": round(took, 2)})
     else:
         print("\n".join(summary_lines(summary)))
         advise(f"{took:.1f} s, {1000 * took / len(seeds):.0f} ms per seed")
@@ -79,8 +92,10 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 def run_replay(args: argparse.Namespace) -> int:
     """Play one seed again."""
-    with nullcontext() if args.mutant is None else mutants.applied(_mutant(args.mutant)):
-        run = simulate(args.seed, journal_lines=args.lines, keep_journal=True)
+    with nullcontext() if args.mutant is None else mutation.applied(_mutant(args.mutant)):
+        original = replays.noted(args.seed)
+        reduction = _reduction(args, original.run.strikes)
+        run = replays.replay(original, reduction, args.lines, keep_journal=True)
     if args.json:
         print_json({**run.as_json(), "journal": list(run.journal)})
     else:
@@ -95,12 +110,15 @@ def run_mutants(args: argparse.Namespace) -> int:
     chosen = MUTANTS if args.mutant is None else (_mutant(args.mutant),)
     hunts = []
     for mutant in chosen:
-        hunt = mutants.hunt(mutant, args.first, args.seeds)
+        hunt = mutation.hunt(mutant, args.first, args.seeds)
         hunts.append(hunt)
         if not args.json:
             found = "SURVIVED" if hunt.caught is None else f"{hunt.caught.violations[0]:.90}"
             print(f"{mutant.name:<34} {mutant.rules:<16} {hunt.seeds:>4} seeds  {found}", flush=True)
             if hunt.caught is not None and args.mutant is not None:
+                with mutation.applied(mutant):
+                    shrunk = shrunk_lines(*replays.smallest(hunt.caught.seed), mutant.name)
+                print("\n".join(shrunk))
                 advise(f"play it again: {replay_command(hunt.caught.seed, mutant.name)}")
     if args.json:
         print_json([
@@ -159,6 +177,36 @@ def _mutant(name: str) -> Mutant:
     found = [mutant for mutant in MUTANTS if mutant.name == name]
     _require(bool(found), f"there is no mutant {name!r}; there are {', '.join(m.name for m in MUTANTS)}")
     return found[0]
+
+
+def _reduction(args: argparse.Namespace, strikes: Sequence[Strike]) -> Reduction:
+    """Read what is to be left out."""
+    try:
+        if args.schedule is not None:
+            reduction = parsed(args.schedule)
+            _require(set(reduction.without) <= set(replays.PLAIN), f"a schedule is without {', '.join(replays.PLAIN)}")
+            return reduction
+        numbers = _numbers(args.only or args.without or "", strikes)
+    except ValueError as error:
+        raise ConfigError(str(error), not_done="nothing was played", next_step="see holdfast chaos --help") from error
+    if args.only is not None:
+        return Reduction(strikes=tuple(sorted(numbers)))
+    if args.without is not None:
+        return Reduction(strikes=tuple(number for number in range(len(strikes)) if number not in numbers))
+    return Reduction()
+
+
+def _numbers(text: str, strikes: Sequence[Strike]) -> set[int]:
+    """Return the numbers of the strikes that are listed by number or by kind."""
+    kinds = {fault.name.lower().replace("_", "-"): fault for fault in Fault}
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        if part in kinds:
+            found |= {number for number, strike in enumerate(strikes) if strike.fault == kinds[part]}
+        else:
+            _require(part.isdigit(), f"{part!r} is no strike; kinds are {', '.join(kinds)}")
+            found.add(int(part))
+    return found
 
 
 def _require(holds: bool, what: str) -> None:

@@ -8,10 +8,14 @@ Source: PROTOCOL P14, P15; runtime/local.py, which chooses among the same folder
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from holdfast.chaos.faults import Fault
+from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Process
+from holdfast.errors import Unavailable
 from holdfast.model import WorkerId
 from holdfast.runtime.local import Opened, identity_of
 from holdfast.runtime.messages import Deploy
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 class Folder:
     """One folder; `holder` has it locked."""
 
+    boot: int
+    """The machine's boot in which it was made; a folder of an earlier one is never used."""
     store: MemoryKeyValue = field(default_factory=MemoryKeyValue)
     holder: Process | None = None
 
@@ -35,8 +41,8 @@ class Folder:
 class HeldFolder:
     """The KeyValue port of whoever holds a folder."""
 
-    def __init__(self, folder: Folder, process: Process) -> None:
-        self._folder, self._process = folder, process
+    def __init__(self, world: World, folder: Folder, process: Process) -> None:
+        self._world, self._folder, self._process = world, folder, process
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """See KeyValue.get_many."""
@@ -44,11 +50,22 @@ class HeldFolder:
 
     def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
         """See KeyValue.write."""
-        self._process.call(lambda: self._folder.store.write(puts, deletes))
+        self._process.call(lambda: self._change(lambda: self._folder.store.write(puts, deletes)), _applying)
+
+    def _change(self, effect: Callable[[], None]) -> None:
+        faults = self._world.faults
+        if faults.down(Fault.DISK_FULL):
+            faults.hit(Fault.DISK_FULL, _applying())
+            raise Unavailable("no space left for local state", next_step="make room")
+        if faults.strikes(Fault.DISK_ERROR, _applying):
+            if self._world.random.random() < 0.5:
+                effect()
+            raise Unavailable("input/output error in local state", next_step="try again")
+        effect()
 
     def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
         """See KeyValue.erase."""
-        self._process.call(lambda: self._folder.store.erase(ranges))
+        self._process.call(lambda: self._change(lambda: self._folder.store.erase(ranges)), _applying)
 
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """See KeyValue.scan."""
@@ -64,12 +81,17 @@ class HeldFolder:
         self._folder.holder = None
 
 
+def _applying() -> tuple[Point, ...]:
+    return (Point.APPLY,)
+
+
 class Disk:
     """All folders of the machine."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._folders: list[Folder] = []
+        self._boot = 0
         self.reused = 0
 
     def take(self, plan: Plan, deploy: Deploy, worker: WorkerId, process: Process) -> Opened:
@@ -77,14 +99,14 @@ class Disk:
         lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
         found = []
         for folder in self._folders:
-            marker = read_marker(folder.store) if folder.holder is None else None
+            marker = read_marker(folder.store) if folder.holder is None and self._is_of_now(folder) else None
             if usable(marker, deploy.job_uuid, lineage, target, owned) is not None:
                 found.append(folder)
-        folder = self._world.random.choice(found) if found else Folder()
+        folder = self._world.random.choice(found) if found else Folder(self._boot)
         if not found:
             self._folders.append(folder)
         folder.holder = process
-        held, marker = HeldFolder(folder, process), read_marker(folder.store)
+        held, marker = HeldFolder(self._world, folder, process), read_marker(folder.store)
         store = StateStore(identity_of(deploy, worker), [o.table for o in plan.operators], plan.key_groups, owned, held)
         if marker is None:
             return Opened(store, None, None, held.close)
@@ -93,6 +115,22 @@ class Disk:
         self._world.checks.folder_taken(deploy.timeline, (marker.applied, marker.applying))
         covered = usable(marker, deploy.job_uuid, lineage, target, owned)
         return Opened(store, marker.applied, covered, held.close)
+
+    def unflushed(self, process: Process) -> int:
+        """Return how many writes of a process a kill could still take away."""
+        return sum(folder.store.unflushed for folder in self._folders if folder.holder is process)
+
+    def power_lost(self) -> None:
+        """The machine starts again: of what was not flushed any part may be there, in no order."""
+        self._boot += 1
+        for folder in self._folders:
+            chance = self._world.random
+            kept = [number for number in range(folder.store.unflushed) if chance.random() < 0.5]
+            folder.store = folder.store.after_power_loss(kept)
+
+    def _is_of_now(self, folder: Folder) -> bool:
+        """See runtime/local.py: folders lie below the machine's boot id."""
+        return folder.boot == self._boot
 
     def lost(self, process: Process) -> None:
         """A process was killed: of what it had written a prefix survives."""

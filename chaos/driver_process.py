@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from holdfast.chaos import points
 from holdfast.chaos.faults import Fault
+from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import ProcessStore
 from holdfast.chaos.targets import ProcessSink
@@ -52,7 +54,7 @@ class DriverProcess(Process):
     def __init__(self, world: World, name: str, errand: Errand | None = None) -> None:
         super().__init__(name, world.schedule.journal)
         self._world, self._errand = world, errand
-        self.clock: Clock = ProcessClock(world)
+        self.clock: Clock = ProcessClock(world, self)
         self.repository = Repository(ProcessStore(world, self))
         # The driver does nothing to a sink that is written at once.
         self.sinks = tuple(
@@ -113,11 +115,11 @@ class DriverProcess(Process):
             self._world.checks.triggered(message.generation, message.barrier.epoch, self.owner)
         process = self._workers.get(worker)
         if process is not None:
-            self.call(lambda: process.stream.to_worker(message))
+            self.call(lambda: process.stream.to_worker(message), lambda: points.of_message(message))
 
     def launch(self, number: int) -> None:
         """See DriverPorts.launch."""
-        if self._world.faults.strikes(Fault.LAUNCH_FAILED):
+        if self._world.faults.strikes(Fault.LAUNCH_FAILED, lambda: (Point.RECOVER,)):
             self._world.schedule.after(0.2, self, "", lambda: self.launch_ended(number, "no slot"))
             return
         worker = self._world.new_worker(self, number)
@@ -181,6 +183,25 @@ class DriverProcess(Process):
                 args = {"epoch": epoch, "timeline": job.timeline, "stop": back % 2 == 0}
                 self.loop.asked("rewind", args, job.generation, job.generation)
                 self._look()
+
+    @property
+    def lanes(self) -> tuple[ProcessLane, ...]:
+        """Return its lanes."""
+        return tuple(self._lanes.values())
+
+    @property
+    def decides(self) -> bool:
+        """Return whether there is a master that knows something."""
+        return self.loop._master is not None
+
+    def alive_workers(self) -> list[WorkerProcess]:
+        """Return the workers that speak with it."""
+        return [worker for worker in self._workers.values() if worker.alive]
+
+    def crashed(self) -> None:
+        """See Process.crashed."""
+        self._world.hit(Fault.DRIVER_CRASH, self.crashed_at)
+        super().crashed()
 
     def ended(self, why: str) -> None:
         """The streams break, and Spark ends what it ran for this driver, sooner or later."""

@@ -12,8 +12,13 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+
+from holdfast.chaos.draws import Chance
+from holdfast.chaos.points import Point
+from holdfast.chaos.schedule import Schedule
 
 
 class Fault(StrEnum):
@@ -49,6 +54,16 @@ class Fault(StrEnum):
     STORE_DOWN = "store down for a while"
     SINK_DOWN = "sinks down for a while"
     CLOCK_JUMP = "wall clock jumped"
+    CREATE_CONFLICT = "create refused: another one is under way (409)"
+    CREATE_TAKEN = "create done, then told that the name is taken"
+    STORE_BUSY = "store refuses a process for a while (503)"
+    READ_DAMAGED = "object damaged in one read"
+    OBJECT_DAMAGED = "object damaged for good"
+    DISK_FULL = "disks full for a while"
+    DISK_ERROR = "disk error in a write"
+    DAEMON_KILLED = "all workers killed at once"
+    POWER_LOST = "power lost, and what was not synced"
+    RESCALED = "restarted with another parallelism in recovery"
 
 
 PER_CALL: Mapping[Fault, float] = {
@@ -72,6 +87,12 @@ PER_CALL: Mapping[Fault, float] = {
     Fault.SINK_REPLY_LOST: 0.3,
     Fault.SINK_LATE: 0.3,
     Fault.CLOCK_JUMP: 0.2,
+    Fault.CREATE_CONFLICT: 0.4,
+    Fault.CREATE_TAKEN: 0.5,
+    Fault.STORE_BUSY: 0.15,
+    Fault.READ_DAMAGED: 0.4,
+    Fault.OBJECT_DAMAGED: 0.4,
+    Fault.DISK_ERROR: 0.3,
 }
 """Faults that may strike at every call of their kind, with the highest probability that a seed gives them."""
 
@@ -90,35 +111,106 @@ PER_RUN: Mapping[Fault, int] = {
     Fault.DRIVER_DOUBLED: 3,
     Fault.STORE_DOWN: 2,
     Fault.SINK_DOWN: 3,
+    Fault.DISK_FULL: 3,
+    Fault.DAEMON_KILLED: 3,
+    Fault.POWER_LOST: 2,
 }
 """Faults that strike at some moments of a run, with how often at most."""
+
+CODES: Mapping[Fault, tuple[str, ...]] = {
+    Fault.WORKER_KILLED: ("F1",), Fault.WORKER_CRASH: ("F1",), Fault.DRIVER_KILLED: ("F4",),
+    Fault.DRIVER_CRASH: ("F4",), Fault.WORKER_PAUSED: ("F5",), Fault.DRIVER_PAUSED: ("F5",),
+    Fault.DRIVER_DOUBLED: ("F5",), Fault.READ_REFUSED: ("F7",), Fault.WRITE_REFUSED: ("F7",),
+    Fault.STORE_DOWN: ("F7",), Fault.SINK_DOWN: ("F7",), Fault.SINK_REFUSED: ("F7",), Fault.SINK_ROLLED_BACK: ("F7",),
+    Fault.LAUNCH_FAILED: ("F7",), Fault.WRITE_REPLY_LOST: ("F8",), Fault.APPEND_IN_DOUBT: ("F8",),
+    Fault.SINK_REPLY_LOST: ("F8", "F18"), Fault.SINK_LATE: ("F18",), Fault.WRITE_LATE: (),
+    Fault.CHANNEL_BROKEN: ("F15",), Fault.CHANNEL_HALF_BROKEN: ("F15",), Fault.STREAM_BROKEN: ("F15",),
+    Fault.STREAM_SILENT: ("F15",), Fault.FRAME_DELAYED: ("F15",), Fault.MESSAGE_DELAYED: ("F16",),
+    Fault.MESSAGE_LOST: ("F16",), Fault.MESSAGE_REPEATED: ("F16",), Fault.COMMIT_UNHEARD: ("F16",),
+    Fault.CLOCK_JUMP: ("F21",), Fault.LANE_SLOW: ("F22",),
+    Fault.CREATE_CONFLICT: ("F11",), Fault.CREATE_TAKEN: ("F8", "F11"), Fault.STORE_BUSY: ("F11",),
+    Fault.READ_DAMAGED: ("F10",), Fault.OBJECT_DAMAGED: ("F10",), Fault.DISK_FULL: ("F12",),
+    Fault.DISK_ERROR: ("F13",), Fault.DAEMON_KILLED: ("F2", "F3"), Fault.POWER_LOST: ("F14",),
+    Fault.RESCALED: ("F23",),
+}  # fmt: skip
+"""Rows in which a fault counts. F9 and F24 are counted where they are seen to be such."""
 
 
 RATES = (0.05, 0.2, 0.6, 1.0)
 """From rare to the highest: a world that always fails completes no epoch that could be spoilt."""
 
 
-class Faults:
-    """The faults of one run: what is armed, what struck."""
+@dataclass(frozen=True)
+class Strike:
+    """One fault that could strike, told from all others of a run, also of a run that goes differently elsewhere."""
 
-    def __init__(self, armed: Mapping[Fault, float], rng: random.Random) -> None:
+    fault: Fault
+    who: str
+    """In whose event it is decided, or what brings it about."""
+    nth: int
+    """The how-many-th decision about this fault there, from 0."""
+
+
+class Faults:
+    """The faults of one run: what is armed, what struck.
+
+    Args:
+        armed: Probability, or number of moments, by fault.
+        chance: Decides.
+        schedule: Tells in whose event something is decided, and notes what strikes.
+        only: The strikes that may happen; None: all that the seed decides on.
+    """
+
+    def __init__(
+        self,
+        armed: Mapping[Fault, float],
+        chance: Chance,
+        schedule: Schedule,
+        only: frozenset[Strike] | None = None,
+    ) -> None:
         self.armed = dict(armed)
         self.fired: Counter[Fault] = Counter()
-        self._random = rng
+        self.hits: Counter[tuple[str, Point]] = Counter()
+        """By row of the coverage table and protocol point."""
+        self.made: list[Strike] = []
+        """In the order in which they happened; a strike's number is its place here."""
+        self._chance, self._schedule, self._only = chance, schedule, only
+        self._decisions: Counter[tuple[Fault, str]] = Counter()
         self._healed = False
         self._down: Counter[Fault] = Counter()
 
-    def strikes(self, fault: Fault) -> bool:
-        """Decide, by the seed, whether the fault happens now."""
+    def strikes(self, fault: Fault, at: Callable[[], Iterable[Point]], who: str | None = None) -> bool:
+        """Decide, by the seed, whether the fault happens now, to `who` if it is not whose event this is.
+
+        Args:
+            at: Returns the protocol points that it strikes at.
+        """
         rate = 0.0 if self._healed else self.armed.get(fault, 0.0)
-        if rate == 0.0 or self._random.random() >= rate:
+        if rate == 0.0:
             return False
-        self.fired[fault] += 1
+        who = who or self._schedule.running
+        nth = self._decisions[fault, who]
+        self._decisions[fault, who] += 1
+        self._schedule.deciding = fault.name
+        decided = self._chance.random() < rate
+        self._schedule.deciding = ""
+        return decided and self.struck(Strike(fault, who, nth), at())
+
+    def struck(self, strike: Strike, at: Iterable[Point]) -> bool:
+        """Let a fault strike that is decided on, and count it; return False if this one may not happen."""
+        if self._only is not None and strike not in self._only:
+            return False
+        self.fired[strike.fault] += 1
+        self._schedule.journal.say(strike.who, f"FAULT {len(self.made)}: {strike.fault}")
+        self.made.append(strike)
+        self.hit(strike.fault, at)
         return True
 
-    def struck(self, fault: Fault) -> None:
-        """Count a fault that the schedule brought about."""
-        self.fired[fault] += 1
+    def hit(self, fault: Fault, at: Iterable[Point]) -> None:
+        """Count at which protocol points a fault has struck."""
+        points = tuple(at)
+        for code in CODES[fault]:
+            self.hits.update((code, point) for point in points)
 
     def outage(self, fault: Fault, begins: bool) -> None:
         """Something outside goes down, or comes back; outages may overlap."""
@@ -156,12 +248,38 @@ CELLS: tuple[tuple[Fault, ...], ...] = (
 """Faults that are worst together: at the commit point, at the fence, at the retry."""
 
 
+MORE_CELLS: tuple[tuple[Fault, ...], ...] = (
+    (Fault.CREATE_CONFLICT, Fault.CREATE_TAKEN, Fault.STORE_BUSY),
+    (Fault.CREATE_TAKEN, Fault.DRIVER_KILLED),
+    (Fault.READ_DAMAGED, Fault.WORKER_KILLED),
+    (Fault.READ_DAMAGED, Fault.DAEMON_KILLED),
+    (Fault.OBJECT_DAMAGED, Fault.WORKER_KILLED),
+    (Fault.DISK_FULL, Fault.DISK_ERROR),
+    (Fault.DISK_ERROR, Fault.DAEMON_KILLED),
+    (Fault.POWER_LOST, Fault.DISK_FULL),
+)
+MORE_SHARE = 0.25
+NOT_IN_SWARM = frozenset({
+    Fault.CREATE_CONFLICT, Fault.CREATE_TAKEN, Fault.STORE_BUSY, Fault.READ_DAMAGED, Fault.OBJECT_DAMAGED,
+    Fault.DISK_FULL, Fault.DISK_ERROR, Fault.DAEMON_KILLED, Fault.POWER_LOST, Fault.RESCALED,
+})  # fmt: skip
+"""Chosen from numbers of their own, so that what a seed drew before stays as it is."""
+SWARM = tuple(fault for fault in Fault if fault not in NOT_IN_SWARM)
+
+
 def draw(rng: random.Random) -> dict[Fault, float]:
     """Choose what a seed arms: a cell of faults at high rates, or any few kinds, rarely all, from rare to frequent."""
     if rng.random() < 0.5:
         return {fault: _highest(fault) * rng.choice((0.6, 1.0)) for fault in rng.choice(CELLS)}
     share = rng.choice((0.08, 0.12, 0.15, 0.2, 0.2, 0.3, 0.5, 1.0))
-    return {fault: _highest(fault) * rng.choice(RATES) for fault in Fault if rng.random() < share}
+    return {fault: _highest(fault) * rng.choice(RATES) for fault in SWARM if rng.random() < share}
+
+
+def draw_more(rng: random.Random) -> dict[Fault, float]:
+    """Choose what a seed arms besides, if anything, of the faults that are not in the swarm."""
+    if rng.random() >= MORE_SHARE:
+        return {}
+    return {fault: _highest(fault) * rng.choice((0.3, 0.6, 1.0)) for fault in rng.choice(MORE_CELLS)}
 
 
 def times(armed: Mapping[Fault, float], fault: Fault) -> int:

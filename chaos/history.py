@@ -31,6 +31,8 @@ class History:
         self.job_uuid: str | None = None
         self.owner: str | None = None
         self.generation = 0
+        self.first_epochs: dict[int, int] = {}
+        """By generation."""
         self._records = 0
         self._log_start = 0
         self.named: dict[int, set[str]] = {}
@@ -131,6 +133,7 @@ class History:
         if self._triggers and body["first_epoch"] <= max(self._triggers):
             self._fail("I6 epochs", f"generation {record['generation']} begins at a number used before")
         self.generation, self.owner = record["generation"], record["owner"]
+        self.first_epochs[self.generation] = body["first_epoch"]
 
     def _rewound(self, record: dict[str, Any]) -> None:
         base = record["body"]["base_epoch"]

@@ -3,31 +3,27 @@
 A checker that never found anything proves nothing. A mutant swaps a function or two while its context is open; nothing
 but the simulator opens one.
 
-Invariants
-    - A mutant changes what it names and nothing else, and leaves no trace when its context closes.
-
 Source: PROTOCOL, list of mutants; research section 2b, checker validation.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from holdfast.chaos import audit_mutants, network, simulator, wrong_expiry, wrong_times, wrong_writes
+from holdfast.chaos import audit_mutants, network, wrong_expiry, wrong_reads, wrong_times, wrong_writes
 from holdfast.chaos import rewind_mutants as wrong
 from holdfast.chaos.at_once import ProcessWrites
+from holdfast.chaos.disks import Disk
+from holdfast.chaos.mutation import Mutant, Right, Swap
 from holdfast.chaos.targets import SharedTable
-from holdfast.chaos.workload import scenario
 from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
 from holdfast.runtime import (
+    compaction,
     deliveries,
     deployment,
     immediate,
@@ -48,69 +44,6 @@ from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.state import marker
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.table import Table
-
-Right = Callable[..., Any]
-"""The function that a mutant replaces."""
-
-
-@dataclass(frozen=True)
-class Swap:
-    """One function of one module or class, and what makes its wrong version from the right one."""
-
-    owner: Any
-    name: str
-    wrong: Callable[[Right], Right]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One wrong version."""
-
-    name: str
-    rules: str
-    """The rules of PROTOCOL that it negates."""
-    does: str
-    swaps: tuple[Swap, ...]
-    rare: bool = False
-    """It takes more seeds to catch than a quick test run plays."""
-    first: int = 0
-    """Where a quick test run begins to play; who begins at 0 catches it later."""
-    needs: str = ""
-    """What only some scenarios have, by its name there; others cannot catch it and are not played."""
-
-
-@contextmanager
-def applied(mutant: Mutant) -> Iterator[None]:
-    """Run with the mutant in place."""
-    rights = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
-    for swap, right in zip(mutant.swaps, rights, strict=True):
-        setattr(swap.owner, swap.name, swap.wrong(right))
-    try:
-        yield
-    finally:
-        for swap, right in zip(mutant.swaps, rights, strict=True):
-            setattr(swap.owner, swap.name, right)
-
-
-@dataclass(frozen=True)
-class Hunt:
-    """How many seeds were played until a mutant was caught, and by what; None if it survived."""
-
-    mutant: Mutant
-    seeds: int
-    caught: simulator.Run | None
-
-
-def hunt(mutant: Mutant, first: int, seeds: int) -> Hunt:
-    """Play seeds until one catches the mutant."""
-    fit = (seed for seed in itertools.count(first) if not mutant.needs or getattr(scenario(seed), mutant.needs))
-    with applied(mutant):
-        for played, seed in enumerate(itertools.islice(fit, seeds)):
-            run = simulator.simulate(seed)
-            if not run.passed:
-                return Hunt(mutant, played + 1, run)
-    return Hunt(mutant, seeds, None)
-
 
 # State and output of unfinished epochs
 
@@ -310,7 +243,7 @@ MUTANTS = (
     Mutant("base-before-refold", "P5", "a generation's base is not taken anew after a conflict",
            (Swap(append, "append", _drafts_once),), first=151),
     Mutant("survivor-drops-committed-delta", "P10", "a rollback forgets what was frozen for the base itself",
-           (Swap(StateStore, "roll_back", _rolls_back_too_far),)),
+           (Swap(StateStore, "roll_back", _rolls_back_too_far),), first=29),
     Mutant("stale-ack-reused-number", "P2", "epoch numbers go on from the base, and acks of any generation count",
            (Swap(joblog, "next_first_epoch", _counts_on), Swap(master, "heard", _hears_the_old))),
     Mutant("commit-before-manifest", "DESIGN 4.5", "the record is appended before its manifest is stored",
@@ -318,9 +251,9 @@ MUTANTS = (
     Mutant("check-then-write", "P17", "a delivery looks at the tag first and writes without a guard",
            (Swap(SharedTable, "deliver", lambda _: _publish),), first=29),
     Mutant("out-of-order-delivery", "P18", "the newest epoch is delivered first",
-           (Swap(delivery, "_go_on", _newest_first),)),
+           (Swap(delivery, "_go_on", _newest_first),), first=20),
     Mutant("pending-not-carried", "P18", "a manifest names only its own epoch's output",
-           (Swap(deployment, "follow", _forgets_pending),)),
+           (Swap(deployment, "follow", _forgets_pending),), first=20),
     Mutant("finished-early", "P13", "Finished is appended before the last epoch is delivered",
            (Swap(master, "_finish_if_delivered", _finishes_early),)),
     Mutant("uuid-missing-from-tag", "P1", "tags are kept by sink and writer alone",
@@ -334,11 +267,11 @@ MUTANTS = (
     Mutant("ack-overtakes-left-over-output", "P8", "an epoch is acked while an earlier one's output is not durable",
            (Swap(worker, "output_sealed", _acks_what_is_sealed),)),
     Mutant("sweep-of-uploads-in-flight", "P16", "a sweep deletes whatever no manifest names yet",
-           (Swap(catalogue, "_is_decided", _takes_all_for_decided),)),
+           (Swap(catalogue, "_is_decided", _takes_all_for_decided),), first=18),
     Mutant("sweep-of-savepoints", "P16", "what expires takes the savepoints before it along",
            (Swap(joblog, "_outlives", _expires_savepoints),)),
     Mutant("watermark-reset-in-windows", "P11", "a restored window operator starts from no watermark",
-           (Swap(WindowOperator, "_read_clock", wrong_times.starts_without_clock),), needs="windowing", first=270),
+           (Swap(WindowOperator, "_read_clock", wrong_times.starts_without_clock),), needs="windowing", first=606),
     Mutant("watermark-reset-in-sources", "P11", "a restored source partition starts from no watermark",
            (Swap(EventTime, "__init__", wrong_times.starts_without_watermarks),), needs="windowing"),
     Mutant("watermark-before-its-rows", "P11", "a watermark is sent before the rows that raised it",
@@ -379,5 +312,11 @@ MUTANTS = (
            (Swap(WorkerLoop, "_deploy", audit_mutants.keeps_counts),)),
     Mutant("committed-epoch-counted-twice", "P8", "digests of a committed epoch are told in the next one again",
            (Swap(worker, "committed", audit_mutants.tells_committed_again),)),
+    Mutant("restored-unverified", "P16, DESIGN 5", "a restore takes the bytes of a segment as they come",
+           (Swap(compaction, "read_verified", wrong_reads.trusts_every_byte),), needs="reads_damaged", first=100),
+    Mutant("owner-token-ignored", "P4", "a number that is taken is taken by somebody else",
+           (Swap(Repository, "create_record", wrong_reads.takes_taken_for_lost),)),
+    Mutant("folder-of-earlier-boot", "P15, DESIGN 5", "a folder is used although the power was lost since",
+           (Swap(Disk, "_is_of_now", wrong_reads.takes_any_boot),), needs="loses_power", first=500),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""

@@ -13,8 +13,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from holdfast.chaos import points
 from holdfast.chaos.faults import Fault
-from holdfast.model import ChannelId, Generation, JobUuid
+from holdfast.chaos.points import Point
+from holdfast.model import Barrier, ChannelId, Generation, JobUuid
 from holdfast.runtime.channels import Frame, Links, OpenLinks
 
 if TYPE_CHECKING:
@@ -94,15 +96,20 @@ class Connection:
         if self.broken or self.shut:
             return
         self.unread += 1
-        if faults.strikes(Fault.CHANNEL_BROKEN):
+
+        def at() -> tuple[Point, ...]:
+            ends = (self._sender, self.receiver)
+            return points.of_frame(frame, any(end is not None and end.aligning for end in ends))
+
+        if faults.strikes(Fault.CHANNEL_BROKEN, at):
             self.break_off(sender_learns=True, receiver_learns=True)
             return
-        if faults.strikes(Fault.CHANNEL_HALF_BROKEN):
+        if faults.strikes(Fault.CHANNEL_HALF_BROKEN, at):
             sender_learns = self._world.random.random() < 0.5
             self.break_off(sender_learns, not sender_learns)
             return
         delay = self._world.random.uniform(0.0002, 0.003)
-        if faults.strikes(Fault.FRAME_DELAYED):
+        if faults.strikes(Fault.FRAME_DELAYED, at):
             delay += self._world.random.choice((0.02, 0.3, 0.7, 1.5))
         self._last = max(self._last, self._world.schedule.now + delay)
         self._world.schedule.at(self._last, None, "", lambda: self._arrive(frame))
@@ -148,6 +155,8 @@ class ProcessLinks:
         self.closed = False
         own = request.subtask
         self.queues: dict[ChannelId, deque[tuple[Connection | None, Frame]]] = {c: deque() for c in request.inputs}
+        self._brought: dict[ChannelId, int] = {}
+        """The last barrier that came out of a channel."""
         self._out = {c: self._connect(c) for c in request.outputs if c.receiver != own}
 
     def take(self, channel: ChannelId) -> Frame | None:
@@ -158,7 +167,15 @@ class ProcessLinks:
         connection, frame = queue.popleft()
         if connection is not None:
             connection.unread -= 1
+        if isinstance(frame, Barrier):
+            self._brought[channel] = frame.epoch
         return frame
+
+    @property
+    def aligning(self) -> bool:
+        """Return whether one channel of an edge has brought a barrier that another has not."""
+        last = {(channel.edge, self._brought.get(channel, 0)) for channel in self.queues}
+        return len(last) > len({edge for edge, _ in last})
 
     def room(self, channel: ChannelId) -> bool:
         """See Links.room."""
@@ -169,7 +186,7 @@ class ProcessLinks:
 
     def put(self, channel: ChannelId, frame: Frame) -> None:
         """See Links.put."""
-        self.process.call(lambda: self._put(channel, frame))
+        self.process.call(lambda: self._put(channel, frame), lambda: points.of_frame(frame, self.aligning))
 
     def close(self) -> None:
         """See Links.close."""

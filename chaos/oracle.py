@@ -14,6 +14,8 @@ from typing import Any
 PARTITION_STRIDE = 1_000_000
 """Ids are partition * stride + offset, so that a row tells where it came from."""
 
+ACCOUNT_COUNT = 7
+
 
 @dataclass(frozen=True)
 class Input:
@@ -50,6 +52,24 @@ def totals(partitions: Partitions, cut: Cut, by: str) -> dict[int, dict[str, Any
             row["total"] += record.value
             row["low"] = min(row["low"], record.value)
             row["high"] = max(row["high"], record.value)
+    return rows
+
+
+def accounts_of(key: int, bucket: int) -> tuple[int, int]:
+    """Return from which account to which other one a record moves its value."""
+    return key % ACCOUNT_COUNT, (key + 1 + bucket) % ACCOUNT_COUNT
+
+
+def balances(partitions: Partitions, cut: Cut) -> dict[int, dict[str, int]]:
+    """Return the row of every account: how often it was touched, and what is in it."""
+    rows: dict[int, dict[str, int]] = {}
+    for partition, records in enumerate(partitions):
+        for record in records[: cut.get(partition, 0)]:
+            source, target = accounts_of(record.key, record.bucket)
+            for account, delta in ((source, -record.value), (target, record.value)):
+                row = rows.setdefault(account, {"account": account, "n": 0, "balance": 0})
+                row["n"] += 1
+                row["balance"] += delta
     return rows
 
 

@@ -10,9 +10,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.chaos.coverage import as_json, empty_cells, table_lines
 from holdfast.chaos.faults import Fault
+from holdfast.chaos.points import Point
+from holdfast.chaos.replays import Original
+from holdfast.chaos.shrink import NOTHING_LEFT_OUT, Reduction, Shrunk
 from holdfast.chaos.simulator import Run
 
+COVERED_AFTER = 400
+"""In so many runs every cell that must be hit is hit."""
 VACUOUS_AFTER = 20
 """A fault armed in so many runs and never fired is no fault."""
 
@@ -26,6 +32,7 @@ class Summary:
     armed: Counter[Fault] = field(default_factory=Counter)
     fired: Counter[Fault] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
+    hits: Counter[tuple[str, Point]] = field(default_factory=Counter)
     events: int = 0
     virtual_s: float = 0.0
 
@@ -37,6 +44,7 @@ class Summary:
         self.armed.update(run.armed)
         self.fired.update(run.fired)
         self.counts.update(run.counts)
+        self.hits.update(run.hits)
         if not run.passed:
             self.failed.append(run)
 
@@ -48,7 +56,12 @@ class Summary:
     @property
     def passed(self) -> bool:
         """Return whether everything held and every fault was real."""
-        return not self.failed and not self.vacuous
+        return not self.failed and not self.vacuous and not (self.runs >= COVERED_AFTER and self.empty)
+
+    @property
+    def empty(self) -> list[str]:
+        """Return the cells of the coverage table that must be hit and were not."""
+        return empty_cells(self.hits)
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as JSON-able values."""
@@ -56,6 +69,7 @@ class Summary:
             "passed": self.passed, "seeds": self.runs, "failed": [run.as_json() for run in self.failed],
             "vacuous": [fault.value for fault in self.vacuous], "events": self.events,
             "virtual_s": round(self.virtual_s, 1), "counts": dict(self.counts),
+            "coverage": as_json(self.hits), "empty": self.empty,
             "faults": {f.value: {"armed_seeds": self.armed[f], "fired": self.fired[f]} for f in Fault},
         }  # fmt: skip
 
@@ -69,8 +83,21 @@ def summary_lines(summary: Summary) -> list[str]:
         "  fault                                                  armed in   struck",
     ]
     lines += [f"  {fault.value:<55}{summary.armed[fault]:>8} {summary.fired[fault]:>8}" for fault in Fault]
+    lines += ["  strikes by fault and protocol point:", *table_lines(summary.hits)]
+    lines += [f"  never hit though it must be: {cell}" for cell in summary.empty]
     lines += [f"  never struck though armed: {fault.value}" for fault in summary.vacuous]
     return lines
+
+
+def shrunk_lines(original: Original, shrunk: Shrunk, mutant: str | None = None) -> list[str]:
+    """Return what is left of a failure, and the command that plays it."""
+    strikes, reduction = original.run.strikes, shrunk.reduction
+    left = range(len(strikes)) if reduction.strikes is None else reduction.strikes
+    return [
+        f"shrunk by {shrunk.replays} runs, from {len(strikes)} strikes to {len(left)}:",
+        *(f"  strike {number}: {strikes[number].who}: {strikes[number].fault}" for number in left),
+        f"play that: {replay_command(original.run.seed, mutant, reduction)}",
+    ]
 
 
 def failure_lines(run: Run) -> list[str]:
@@ -83,6 +110,7 @@ def failure_lines(run: Run) -> list[str]:
     ]
 
 
-def replay_command(seed: int, mutant: str | None = None) -> str:
-    """Return the command that plays a seed again."""
-    return f"holdfast chaos replay --seed {seed}" + (f" --mutant {mutant}" if mutant else "")
+def replay_command(seed: int, mutant: str | None = None, reduction: Reduction = NOTHING_LEFT_OUT) -> str:
+    """Return the command that plays a seed again, with something left out."""
+    schedule = "" if reduction == NOTHING_LEFT_OUT else f" --schedule {reduction}"
+    return f"holdfast chaos replay --seed {seed}{schedule}" + (f" --mutant {mutant}" if mutant else "")

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import xxhash
 
+from holdfast.chaos.points import Point
 from holdfast.runtime.cluster import VirtualClock
 
 JOURNAL_LINES_MAX = 4_000
@@ -67,20 +68,28 @@ class Process:
         self.left = False
         """Its loop has ended; only background work goes on."""
         self.backlog: list[tuple[str, Action]] = []
+        self.on_lane = ""
+        """On which lane it works just now; empty: in its loop."""
         self.calls = 0
+        self.crashed_at: tuple[Point, ...] = ()
         self.crash_at: int | None = None
         """The process ends at its so-many-th port call; odd numbers end it before the effect, even ones after."""
 
-    def call(self, effect: Callable[[], T]) -> T:
-        """Carry out a port call, unless the process ends just before or just after it."""
-        self._step()
+    def call(self, effect: Callable[[], T], at: Callable[[], Iterable[Point]]) -> T:
+        """Carry out a port call, unless the process ends just before or just after it.
+
+        Args:
+            at: Returns the protocol points that the call is at.
+        """
+        self._step(at)
         result = effect()
-        self._step()
+        self._step(at)
         return result
 
-    def _step(self) -> None:
+    def _step(self, at: Callable[[], Iterable[Point]]) -> None:
         self.calls += 1
         if self.calls == self.crash_at:
+            self.crashed_at = tuple(at())
             raise Crash
 
     def end(self, why: str) -> None:
@@ -106,6 +115,12 @@ class Schedule:
         self.clock = VirtualClock()
         self.journal = Journal(self.clock)
         self.events = 0
+        self.running = "world"
+        """Whose event is happening."""
+        self.deciding = ""
+        """The fault that is being decided on."""
+        self.watch: Callable[[Process], None] | None = None
+        """Looks at a process after each of its events."""
         self._heap: list[tuple[float, int, Process | None, str, Action]] = []
         self._made = 0
 
@@ -137,7 +152,7 @@ class Schedule:
                 owner.backlog.append((what, action))
                 return True
         self.events += 1
-        who = "world" if owner is None else owner.name
+        who = self.running = "world" if owner is None else owner.name
         if what:
             self.journal.say(who, what)
         else:
@@ -147,6 +162,8 @@ class Schedule:
         except Crash:
             assert owner is not None, "only processes make port calls"
             owner.crashed()
+        if self.watch is not None and owner is not None and owner.alive:
+            self.watch(owner)
         return True
 
     def pause(self, process: Process) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults import Fault, Strike
+from holdfast.chaos.points import Point
 from holdfast.chaos.workload import scenario
 from holdfast.chaos.world import World
 
@@ -38,6 +39,10 @@ class Run:
     armed: frozenset[Fault]
     fired: Mapping[Fault, int]
     counts: Mapping[str, int]
+    hits: Mapping[tuple[str, Point], int] = field(repr=False, default_factory=dict)
+    """By row of the coverage table and protocol point."""
+    strikes: tuple[Strike, ...] = field(repr=False, default=())
+    """In the order in which they happened; a strike's number is its place here."""
     journal: tuple[str, ...] = field(repr=False, default=())
 
     @property
@@ -60,12 +65,16 @@ def simulate(seed: int, journal_lines: int = JOURNAL_LINES, *, keep_journal: boo
     Args:
         keep_journal: Keep the last events also of a run in which everything held.
     """
-    world = World(scenario(seed))
+    return play(World(scenario(seed)), journal_lines, keep_journal=keep_journal)
+
+
+def play(world: World, journal_lines: int = JOURNAL_LINES, *, keep_journal: bool = False) -> Run:
+    """Run a world to its end, or to the first thing that does not hold."""
     checks, schedule = world.checks, world.schedule
     limit = world.scenario.heal_at + FINISH_WITHIN_S
     world.begin()
     ended_at: float | None = None
-    while not checks.violations and not world.over():
+    while not checks.violations and not world.over() and not world.damage.ended:
         if checks.finished and ended_at is None:
             ended_at = world.elapsed
         if ended_at is not None and world.elapsed > ended_at + AFTERMATH_S:
@@ -77,16 +86,18 @@ def simulate(seed: int, journal_lines: int = JOURNAL_LINES, *, keep_journal: boo
             schedule.step()
         except Exception as error:  # noqa: BLE001 - the loops refuse by value; what they raise is a finding
             checks.raised(error)
-    if not checks.violations:
+    if not checks.violations and not world.damage.ended:
         checks.at_end()
     return Run(
-        seed=seed,
+        seed=world.scenario.seed,
         violations=tuple(checks.violations),
         trace=schedule.journal.hash,
         events=schedule.events,
         virtual_s=world.elapsed,
         armed=frozenset(world.scenario.armed),
         fired=dict(world.faults.fired),
+        hits=dict(world.faults.hits),
+        strikes=tuple(world.faults.made),
         counts=_counts(world),
         journal=tuple(schedule.journal.last(journal_lines)) if checks.violations or keep_journal else (),
     )
@@ -107,4 +118,7 @@ def _counts(world: World) -> dict[str, int]:
         "workers": len(world.workers),
         "checkpoints_restored": world.checks.restored,
         "folders_reused": world.disk.reused,
+        "ledgers": int(world.scenario.ledger),
+        "regrouped": int(world.scenario.regroups),
+        "ended_damaged": int(world.damage.ended),
     }

@@ -12,18 +12,24 @@ Source: PROTOCOL P4, P16; research F7 to F9, F11.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from holdfast.chaos import points
 from holdfast.chaos.faults import Fault
+from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Process
-from holdfast.errors import AlreadyExists, Unavailable
+from holdfast.errors import AlreadyExists, NotFound, Unavailable
 from holdfast.storage.objects import MemoryObjects
 
 if TYPE_CHECKING:
     from holdfast.chaos.world import World
 
 T = TypeVar("T")
+At = Callable[[], Iterable[Point]]
+STAGING = ("segments/", "base/", "merged/", "staged/")
+"""What workers write; where the root is a folder, to a disk that may be full."""
 LATE_S = (0.05, 0.4, 2.0, 6.0)
 
 
@@ -46,6 +52,14 @@ class WatchedObjects(MemoryObjects):
         super().delete(path)
         self._deleted(path)
 
+    def holds(self, path: str) -> bool:
+        """Return whether there is such an object."""
+        try:
+            self.get(path)
+        except NotFound:
+            return False
+        return True
+
 
 class ProcessStore:
     """The ObjectStore port of one process."""
@@ -56,11 +70,11 @@ class ProcessStore:
 
     def create(self, path: str, data: bytes) -> None:
         """See ObjectStore.create."""
-        self._process.call(lambda: self._write("create", path, lambda: self._world.objects.create(path, data)))
+        self._write("create", path, data, lambda: self._world.objects.create(path, data))
 
     def put(self, path: str, data: bytes) -> None:
         """See ObjectStore.put."""
-        self._process.call(lambda: self._write("put", path, lambda: self._world.objects.put(path, data)))
+        self._write("put", path, data, lambda: self._world.objects.put(path, data))
 
     def put_later(self, path: str, data: bytes) -> None:
         """Put without waiting for it, in a moment of the process's own; what no correct code does."""
@@ -68,44 +82,88 @@ class ProcessStore:
 
     def get(self, path: str) -> bytes:
         """See ObjectStore.get."""
-        return self._process.call(lambda: self._read("get", path, lambda: self._world.objects.get(path)))
+        effect = partial(self._world.objects.get, path)
+        at = partial(points.of_read, path, self._process.on_lane)
+        return self._read("get", path, lambda: self._world.damage.read(path, effect, at))
 
     def list(self, prefix: str) -> list[str]:
         """See ObjectStore.list."""
-        return self._process.call(lambda: self._read("list", prefix, lambda: self._world.objects.list(prefix)))
+        return self._read("list", prefix, lambda: self._world.objects.list(prefix))
 
     def delete(self, path: str) -> None:
         """See ObjectStore.delete."""
-        self._process.call(lambda: self._write("delete", path, lambda: self._world.objects.delete(path)))
+        self._write("delete", path, b"", lambda: self._world.objects.delete(path))
 
     def _read(self, what: str, path: str, effect: Callable[[], T]) -> T:
-        if self._out_of_reach() or self._world.faults.strikes(Fault.READ_REFUSED):
+        at = partial(points.of_read, path, self._process.on_lane)
+        return self._process.call(lambda: self._answer(what, path, effect, at), at)
+
+    def _answer(self, what: str, path: str, effect: Callable[[], T], at: At) -> T:
+        if self._out_of_reach(at) or self._world.faults.strikes(Fault.READ_REFUSED, at):
             raise self._unavailable(f"{what} {path}: refused")
         return effect()
 
-    def _write(self, what: str, path: str, effect: Callable[[], None]) -> None:
+    def _write(self, what: str, path: str, data: bytes, effect: Callable[[], None]) -> None:
+        at = partial(points.of_write, path, data, self._process.on_lane)
+        self._process.call(lambda: self._carry_out(what, path, effect, at), at)
+
+    def _carry_out(self, what: str, path: str, effect: Callable[[], None], at: At) -> None:
         faults, say = self._world.faults, self._world.schedule.journal.say
-        if self._out_of_reach() or faults.strikes(Fault.WRITE_REFUSED):
+        if self._out_of_reach(at) or faults.strikes(Fault.WRITE_REFUSED, at):
             raise self._unavailable(f"{what} {path}: refused, nothing was written")
-        in_doubt = path.startswith("log/") and faults.strikes(Fault.APPEND_IN_DOUBT)
+        self._answer_oddly(what, path, effect, at)
+        in_doubt = path.startswith("log/") and faults.strikes(Fault.APPEND_IN_DOUBT, at)
         if in_doubt:
             self._unreachable_until = self._world.schedule.now + self._world.random.choice((0.15, 0.5, 1.0))
         late = in_doubt and self._world.random.random() < 0.5
-        if late or faults.strikes(Fault.WRITE_LATE):
+        if late or faults.strikes(Fault.WRITE_LATE, at):
             delay = self._world.random.choice(LATE_S)
-            self._world.schedule.after(delay, None, f"{what} {path} of {self._process.name} lands late", _quiet(effect))
+            land = self._late(what, path, effect, at)
+            self._world.schedule.after(delay, None, f"{what} {path} of {self._process.name} lands late", land)
             raise self._unavailable(f"{what} {path}: no reply, it lands in {delay} s")
-        if in_doubt or faults.strikes(Fault.WRITE_REPLY_LOST):
+        if in_doubt or faults.strikes(Fault.WRITE_REPLY_LOST, at):
             _quiet(effect)()
             raise self._unavailable(f"{what} {path}: done, but the reply is lost")
         say(self._process.name, f"{what} {path}")
         effect()
 
-    def _out_of_reach(self) -> bool:
+    def _answer_oddly(self, what: str, path: str, effect: Callable[[], None], at: At) -> None:
+        """Let a store answer as S3 does under load or after its client's own retry, or a disk be full."""
+        faults = self._world.faults
+        if path.startswith(STAGING) and faults.down(Fault.DISK_FULL):
+            faults.hit(Fault.DISK_FULL, at())
+            raise self._unavailable(f"{what} {path}: no space left")
+        if faults.strikes(Fault.STORE_BUSY, at):
+            self._unreachable_until = self._world.schedule.now + self._world.random.choice((0.1, 0.3, 1.0))
+            raise self._unavailable(f"{what} {path}: 503, slow down")
+        if what == "create" and faults.strikes(Fault.CREATE_CONFLICT, at):
+            raise self._unavailable(f"{what} {path}: 409, another one is under way; nothing was written")
+        if what == "create" and faults.strikes(Fault.CREATE_TAKEN, at):
+            effect()
+            self._world.schedule.journal.say(self._process.name, f"{what} {path}: done, but said to be taken")
+            raise AlreadyExists(path)
+
+    def _late(self, what: str, path: str, effect: Callable[[], None], at: At) -> Callable[[], None]:
+        """Return what lets a write land; if a later attempt was first, that is what the fault is about (F9)."""
+        generation = self._world.checks.history.generation
+
+        def land() -> None:
+            world = self._world
+            repeated = world.objects.holds(path) != (what == "delete")
+            if repeated or world.checks.history.generation > generation:
+                world.faults.hits.update(("F9", point) for point in at())
+            _quiet(effect)()
+
+        return land
+
+    def _out_of_reach(self, at: At) -> bool:
         """Return whether the store is down, or out of this process's reach, for now."""
         faults = self._world.faults
         cut_off = self._world.schedule.now < self._unreachable_until and not faults.healed
-        return cut_off or faults.down(Fault.STORE_DOWN)
+        if not cut_off and not faults.down(Fault.STORE_DOWN):
+            return False
+        faults.hit(Fault.STORE_DOWN, at())
+        return True
 
     def _unavailable(self, what: str) -> Unavailable:
         self._world.schedule.journal.say(self._process.name, what)

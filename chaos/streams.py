@@ -14,10 +14,12 @@ Source: DESIGN section 3 (control plane); PROTOCOL P2, P9; research F15, F16.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.chaos import points
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.schedule import Process
 from holdfast.runtime import messages as m
@@ -38,11 +40,13 @@ class ControlStream:
     def __init__(self, world: World, worker: WorkerProcess, driver: DriverProcess) -> None:
         self._world, self._worker, self._driver = world, worker, driver
         self.open, self.silent, self._dismissed = True, False, False
+        self.ack_unheard = self.deploying = False
+        """An ack was sent, or a subtask given, and the driver has not heard of it yet."""
         self._last = {True: 0.0, False: 0.0}
 
     def register(self, message: m.Register) -> None:
         """Open the stream."""
-        self._arrive(True, message, self._delay())
+        self._arrive(True, message, self._delay(message))
 
     def to_driver(self, message: m.FromWorker) -> None:
         """Send up."""
@@ -76,15 +80,17 @@ class ControlStream:
         faults = self._world.faults
         if not self.open:
             return
-        if faults.strikes(Fault.STREAM_BROKEN):
+        self._note_sent(message)
+        at = partial(points.of_message, message)
+        if faults.strikes(Fault.STREAM_BROKEN, at):
             self._break()
-        elif self.silent or faults.strikes(Fault.MESSAGE_LOST):
+        elif self.silent or faults.strikes(Fault.MESSAGE_LOST, at):
             if not isinstance(message, m.Pulse):
                 self._world.schedule.journal.say(self._sender(up), f"LOST {shown(message)}")
         else:
-            delay = self._delay()
+            delay = self._delay(message)
             self._arrive(up, message, delay)
-            if faults.strikes(Fault.MESSAGE_REPEATED):
+            if faults.strikes(Fault.MESSAGE_REPEATED, at):
                 self._arrive(up, message, delay + self._world.random.choice((0.0, 0.05, 1.0)))
 
     def _arrive(self, up: bool, message: Any, delay: float) -> None:
@@ -99,7 +105,18 @@ class ControlStream:
 
     def _heard_by_driver(self, data: bytes) -> None:
         if not self._dismissed:
-            self._driver.received(_UP.decode(data))
+            message = _UP.decode(data)
+            if isinstance(message, m.Ack):
+                self.ack_unheard = False
+            elif isinstance(message, m.Ready):
+                self.deploying = False
+            self._driver.received(message)
+
+    def _note_sent(self, message: Any) -> None:
+        if isinstance(message, m.Ack):
+            self.ack_unheard = True
+        elif isinstance(message, m.Deploy):
+            self.deploying, self.ack_unheard = True, False
 
     def _break(self) -> None:
         self.open = False
@@ -121,12 +138,12 @@ class ControlStream:
             self._driver.stream_closed(self._worker, why)
 
     def _later(self, up: bool, owner: Process, tell: Callable[[], None]) -> None:
-        self._last[up] = max(self._last[up], self._world.schedule.now + self._delay())
+        self._last[up] = max(self._last[up], self._world.schedule.now + self._delay(None))
         self._world.schedule.at(self._last[up], owner, "", tell)
 
-    def _delay(self) -> float:
+    def _delay(self, message: Any) -> float:
         base = self._world.random.uniform(0.0005, 0.005)
-        if self._world.faults.strikes(Fault.MESSAGE_DELAYED):
+        if self._world.faults.strikes(Fault.MESSAGE_DELAYED, partial(points.of_message, message)):
             base += self._world.random.choice((0.02, 0.02, 0.1, 0.1, 0.5, 2.0))
         return base
 

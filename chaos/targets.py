@@ -13,11 +13,13 @@ Source: PROTOCOL P17, P24; research F18.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from holdfast.chaos.faults import Fault
+from holdfast.chaos.faults import Fault, Faults
+from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import LATE_S
 from holdfast.errors import Fenced, Unavailable
@@ -72,11 +74,11 @@ class ProcessSink:
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.repair."""
-        return self._process.call(lambda: self._repair(rewinding, schema, upsert_key))
+        return self._process.call(lambda: self._repair(rewinding, schema, upsert_key), _rewinding)
 
     def _repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         faults, to = self._world.faults, _shown(rewinding.to)
-        if faults.down(Fault.SINK_DOWN) or faults.strikes(Fault.SINK_REFUSED):
+        if is_refused(faults, _rewinding):
             raise self._unavailable(f"repair to {to}: refused")
 
         def land() -> Repair:
@@ -86,15 +88,15 @@ class ProcessSink:
             self._world.checks.repaired(rewinding)
             return found
 
-        if faults.strikes(Fault.SINK_LATE):
+        if faults.strikes(Fault.SINK_LATE, _rewinding):
             delay = self._world.random.choice(LATE_S)
             what = f"{self.name}: {self._process.name}'s repair to {to} lands late"
             self._world.schedule.after(delay, None, what, lambda: _unheard(land))
             raise self._unavailable(f"repair to {to}: no reply, it lands in {delay} s")
-        if faults.strikes(Fault.SINK_ROLLED_BACK):
+        if faults.strikes(Fault.SINK_ROLLED_BACK, _rewinding):
             raise self._unavailable(f"repair to {to}: rolled back")
         found = land()
-        if faults.strikes(Fault.SINK_REPLY_LOST):
+        if faults.strikes(Fault.SINK_REPLY_LOST, _rewinding):
             raise self._unavailable(f"repair to {to}: done, but the reply is lost")
         return found
 
@@ -116,7 +118,7 @@ class ProcessTarget:
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
-        return self._process.call(self._read_tag)
+        return self._process.call(self._read_tag, _recovering)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
         """See Target.deliver."""
@@ -124,7 +126,7 @@ class ProcessTarget:
         if standing is not None and standing >= tag:
             return already("the table", tag, standing)
         rows = list(batches)
-        return self._process.call(lambda: self._send(tag, rows))
+        return self._process.call(lambda: self._send(tag, rows), lambda: self._at(tag))
 
     def forget(self, through: Tag) -> None:
         """See Target.forget."""
@@ -135,28 +137,33 @@ class ProcessTarget:
 
     def _read_tag(self) -> Tag | None:
         faults = self._world.faults
-        if faults.down(Fault.SINK_DOWN) or faults.strikes(Fault.SINK_REFUSED):
+        if is_refused(faults, _recovering):
             raise self._unavailable("tag: refused")
         tag = self._target.delivered()
         self._say(f"reads tag {_shown(tag)}")
         return tag
 
     def _send(self, tag: Tag, rows: list[pa.RecordBatch]) -> Outcome:
-        faults = self._world.faults
-        if faults.down(Fault.SINK_DOWN) or faults.strikes(Fault.SINK_REFUSED):
+        faults, at = self._world.faults, partial(self._at, tag)
+        if is_refused(faults, at):
             raise self._unavailable(f"deliver {_shown(tag)}: refused")
         generation = self._world.generation_of(self._process)
-        if faults.strikes(Fault.SINK_LATE):
+        if faults.strikes(Fault.SINK_LATE, at):
             delay = self._world.random.choice(LATE_S)
             what = f"{self._writer.sink}/{self._writer.subtask}: {self._process.name}'s delivery lands late"
             self._world.schedule.after(delay, None, what, lambda: self._land_unheard(tag, rows, generation))
             raise self._unavailable(f"deliver {_shown(tag)}: no reply, it lands in {delay} s")
-        if faults.strikes(Fault.SINK_ROLLED_BACK):
+        if faults.strikes(Fault.SINK_ROLLED_BACK, at):
             return self._roll_back(tag, rows, generation)
         outcome = self._land(tag, rows, generation)
-        if faults.strikes(Fault.SINK_REPLY_LOST):
+        if faults.strikes(Fault.SINK_REPLY_LOST, at):
             raise self._unavailable(f"deliver {_shown(tag)}: done, but the reply is lost")
         return outcome
+
+    def _at(self, tag: Tag) -> tuple[Point, ...]:
+        """Output of an earlier generation is delivered again by recovery."""
+        first = self._world.checks.history.first_epochs.get(self._world.generation_of(self._process), 0)
+        return (Point.DELIVER, Point.RECOVER) if tag.epoch < first else (Point.DELIVER,)
 
     def _land(self, tag: Tag, rows: list[pa.RecordBatch], generation: Generation) -> Outcome:
         self._table.generation = generation
@@ -194,6 +201,22 @@ class ProcessTarget:
     def _unavailable(self, what: str) -> Unavailable:
         self._say(what)
         return Unavailable(what, next_step="try again")
+
+
+def is_refused(faults: Faults, at: Callable[[], Iterable[Point]]) -> bool:
+    """Return whether targets are down, or this call is refused."""
+    if faults.down(Fault.SINK_DOWN):
+        faults.hit(Fault.SINK_DOWN, at())
+        return True
+    return faults.strikes(Fault.SINK_REFUSED, at)
+
+
+def _rewinding() -> tuple[Point, ...]:
+    return (Point.REWIND,)
+
+
+def _recovering() -> tuple[Point, ...]:
+    return (Point.RECOVER,)
 
 
 def _unheard(land: Callable[[], object]) -> None:

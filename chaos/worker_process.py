@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from holdfast.chaos import points
 from holdfast.chaos.at_once import ProcessTable
 from holdfast.chaos.disks import DiskState
 from holdfast.chaos.faults import Fault
@@ -50,8 +51,8 @@ LINGER_S = 2.0
 class ProcessClock:
     """One process's view of time: its own zero, and a wall clock that may jump (P3)."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, process: Process) -> None:
+        self._world, self._process = world, process
         self._offset = world.random.uniform(0.0, 1_000.0)
 
     def monotonic(self) -> float:
@@ -60,7 +61,8 @@ class ProcessClock:
 
     def wall_us(self) -> int:
         """Microseconds since 1970; jumps by up to an hour."""
-        jump = self._world.random.randint(-3_600, 3_600) if self._world.faults.strikes(Fault.CLOCK_JUMP) else 0
+        jumps = self._world.faults.strikes(Fault.CLOCK_JUMP, lambda: self._world.points_of(self._process))
+        jump = self._world.random.randint(-3_600, 3_600) if jumps else 0
         return self._world.schedule.clock.wall_us() + jump * 1_000_000
 
 
@@ -69,8 +71,10 @@ class ProcessLane(InlineLane):
 
     def __init__(self, world: World, process: Process, name: str, handed_over: Callable[[], None]) -> None:
         super().__init__()
-        self._world, self._process, self._name = world, process, name
-        self._handed_over, self._busy = handed_over, False
+        self._world, self._process, self.name = world, process, name
+        self._handed_over = handed_over
+        self.busy = self.worked = False
+        """There is work; it is done, and its result not handed over yet."""
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         """See Lane.submit."""
@@ -78,23 +82,25 @@ class ProcessLane(InlineLane):
         self._start()
 
     def _start(self) -> None:
-        if self.jobs and not self._busy:
-            self._busy = True
+        if self.jobs and not self.busy:
+            self.busy = True
             self._world.schedule.after(self._delay(), self._process, "", self._work)
 
     def _work(self) -> None:
+        self._process.on_lane = self.name
         hand_over = self.work()
+        self._process.on_lane, self.worked = "", True
         self._world.schedule.after(self._delay(), self._process, "", lambda: self._done(hand_over))
 
     def _done(self, hand_over: Callable[[], None]) -> None:
-        self._busy = False
+        self.busy = self.worked = False
         self._start()
         if not self._process.left:
             hand_over()
             self._handed_over()
 
     def _delay(self) -> float:
-        slow = self._world.faults.strikes(Fault.LANE_SLOW)
+        slow = self._world.faults.strikes(Fault.LANE_SLOW, lambda: points.of_lane(self.name))
         return self._world.random.choice((0.05, 0.3, 1.5)) if slow else self._world.random.uniform(0.0002, 0.004)
 
 
@@ -103,14 +109,14 @@ class WorkerPorts:
 
     def __init__(self, world: World, process: WorkerProcess) -> None:
         self._process = process
-        self.clock: Clock = ProcessClock(world)
+        self.clock: Clock = ProcessClock(world, process)
         self.store: ObjectStore = ProcessStore(world, process)
         self.network: Network = process.endpoint
         self.local: LocalState = DiskState(world, process) if world.scenario.folders else MemoryState()
 
     def send(self, message: m.FromWorker) -> None:
         """See Ports.send."""
-        self._process.call(lambda: self._process.stream.to_driver(message))
+        self._process.call(lambda: self._process.stream.to_driver(message), lambda: points.of_message(message))
 
     def lane(self, name: str) -> Lane:
         """See Ports.lane."""
@@ -177,6 +183,20 @@ class WorkerProcess(Process):
         if name not in self._lanes:
             self._lanes[name] = ProcessLane(self._world, self, name, lambda: self.wake(0.0))
         return self._lanes[name]
+
+    @property
+    def lanes(self) -> tuple[ProcessLane, ...]:
+        """Return its lanes."""
+        return tuple(self._lanes.values())
+
+    def writes_unflushed(self) -> bool:
+        """Return whether its local folder has writes that a kill could still take away."""
+        return self._world.scenario.folders and self._world.disk.unflushed(self) > 0
+
+    def crashed(self) -> None:
+        """See Process.crashed."""
+        self._world.hit(Fault.WORKER_CRASH, self.crashed_at)
+        super().crashed()
 
     def ended(self, why: str) -> None:
         """The driver learns it from the stream, from Spark, or from silence."""

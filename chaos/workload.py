@@ -16,7 +16,6 @@ Source: DESIGN section 10.
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -25,12 +24,14 @@ import polars as pl
 import pyarrow as pa
 
 import holdfast as hf
-from holdfast.chaos import faults
+from holdfast.chaos import aims, faults, ledger
+from holdfast.chaos.aims import Aim
+from holdfast.chaos.arriving import ArrivingSource
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.oracle import PARTITION_STRIDE, Input
+from holdfast.chaos.points import Point
 from holdfast.checkpoint.bases import Thresholds
 from holdfast.checkpoint.catalogue import Retention
-from holdfast.ports import Clock
 from holdfast.runtime.dataflow import Stream
 from holdfast.runtime.steps import Plan
 from holdfast.sinks.memory import MemorySink
@@ -48,7 +49,9 @@ UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
 """Upsert sinks, each behind an operator, with their key column."""
 APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """How long somebody who names a checkpoint looks at the log before he appends."""
-TIMED_SHARE, RESCALED_SHARE, UNITED_SHARE = 0.5, 0.3, 0.3
+TIMED_SHARE, RESCALED_SHARE, UNITED_SHARE, LEDGER_SHARE, REGROUPED_SHARE = 0.5, 0.3, 0.3, 0.15, 0.25
+ON_DISK = frozenset({Fault.DISK_FULL, Fault.DISK_ERROR, Fault.POWER_LOST})
+"""What strikes folders of workers."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,16 @@ class Scenario:
     """There is a sink that is written at once: the last record of every place."""
     united: bool
     """The partitions are those of two sources, of which the streams are united."""
+    ledger: bool
+    """There are accounts between which records move their values."""
+    regroups: bool
+    """The results of windows are gathered a second time, behind a second shuffle."""
     rewinds: tuple[RewindAsked, ...]
     folders: bool
     """Workers keep committed state in folders that outlive them."""
     armed: dict[Fault, float]
     moments: tuple[Moment, ...]
+    aims: tuple[Aim, ...]
     heal_at: float
 
     @property
@@ -135,6 +143,16 @@ class Scenario:
         """Return the partitions of each source."""
         every = range(len(self.partitions))
         return {SOURCE: tuple(every[::2]), SECOND: tuple(every[1::2])} if self.united else {SOURCE: tuple(every)}
+
+    @property
+    def reads_damaged(self) -> bool:
+        """Return whether what is restored may be damaged."""
+        return Fault.READ_DAMAGED in self.armed or Fault.OBJECT_DAMAGED in self.armed
+
+    @property
+    def loses_power(self) -> bool:
+        """Return whether the power may be lost."""
+        return Fault.POWER_LOST in self.armed
 
     @property
     def records(self) -> int:
@@ -168,7 +186,7 @@ def scenario(seed: int) -> Scenario:
     cut_short = _cut_short(backwards, rewinds)
     # What was written at once cannot be taken back, so such a job is never rewound.
     at_once = not rewinds and random.Random(seed ^ 0xA70).random() < 0.5
-    return Scenario(
+    whole = Scenario(
         seed=seed,
         partitions=records,
         arrivals=arrivals,
@@ -189,10 +207,34 @@ def scenario(seed: int) -> Scenario:
         folders=rng.random() < 0.4,
         at_once=at_once,
         united=not at_once and partitions > 1 and random.Random(seed ^ 0x2011).random() < UNITED_SHARE,
+        ledger=random.Random(f"{seed}/ledger").random() < LEDGER_SHARE,
+        regroups=windowing is not None and random.Random(f"{seed}/regroups").random() < REGROUPED_SHARE,
         armed=armed,
         moments=tuple(sorted([*_moments(rng, armed, heal_at), *cut_short], key=lambda moment: moment.at)),
         heal_at=heal_at,
+        aims=(),
     )
+    return _with_more(whole)
+
+
+def _with_more(whole: Scenario) -> Scenario:
+    """Add what is drawn from numbers of its own: aims, and faults that are not in the swarm."""
+    seed, rng = whole.seed, random.Random(f"{whole.seed}/more")
+    more, aimed = faults.draw_more(rng), aims.draw(random.Random(f"{seed}/aims"))
+    whole = replace(
+        whole,
+        aims=aimed,
+        armed={**more, **whole.armed},
+        moments=tuple(sorted((*whole.moments, *_moments(rng, more, whole.heal_at)), key=lambda moment: moment.at)),
+        folders=whole.folders or bool(ON_DISK & more.keys()),
+    )
+    if any(aim.fault is Fault.RESCALED for aim in aimed) and len(whole.parallelisms) == 1:
+        whole = replace(whole, parallelisms=(*whole.parallelisms, whole.parallelisms[0] % 3 + 1))
+    if any(aim.point is Point.SWEEP for aim in aimed):
+        # Something has to be completed before anything expires: nothing else is wrong in this world.
+        calm = {**more, Fault.WRITE_LATE: 0.2}
+        whole = replace(whole, armed=calm, moments=(), checkpoint_every=0.12, retention=Retention(1, 0, 2))
+    return whole
 
 
 def _windowing(rng: random.Random) -> Windowing | None:
@@ -272,6 +314,8 @@ def plan_of(
     above: int | None,
     windowing: Windowing | None = None,
     at_once: bool = False,
+    with_ledger: bool = False,
+    regroups: bool = False,
     united: bool = False,
 ) -> Plan:
     """Return the job's plan; its source and sinks are stand-ins that every worker replaces by its own."""
@@ -286,7 +330,9 @@ def plan_of(
     if others:
         records = records.union(*others)
     if windowing is not None:
-        _count_in_windows(records, windowing)
+        counted = _count_in_windows(records, windowing)
+        if regroups:
+            ledger.regroup(counted)
     kept = records if above is None else records.filter(pl.col("value") > above)
     kept.sink(ADDED, MemorySink())
     if at_once:
@@ -297,10 +343,12 @@ def plan_of(
             operator_of(name), n=hf.count(), total=hf.sum("value"), low=hf.min("value"), high=hf.max("value")
         )
         totals.sink(name, MemorySink(key=[key]))
+    if with_ledger:
+        ledger.keep_ledger(records)
     return app.plan()
 
 
-def _count_in_windows(records: Stream, windowing: Windowing) -> None:
+def _count_in_windows(records: Stream, windowing: Windowing) -> Stream:
     lateness = f"{windowing.lateness_s}s"
     window = records.key_by("bucket").window(hf.tumbling(f"{windowing.size_s}s"), allowed_lateness=lateness)
     counted = window.agg(
@@ -309,75 +357,4 @@ def _count_in_windows(records: Stream, windowing: Windowing) -> None:
     )  # fmt: skip
     counted.sink(WINDOWS, MemorySink())
     counted.late.sink(LATE, MemorySink())
-
-
-class ArrivingSource:
-    """A source whose records become readable as time passes.
-
-    Args:
-        batches: All records, one batch per partition.
-        arrivals: When each record becomes readable, in seconds of `clock`, ascending.
-        rng: Decides where the batches that are read end.
-    """
-
-    def __init__(
-        self,
-        batches: tuple[pa.RecordBatch, ...],
-        arrivals: tuple[tuple[float, ...], ...],
-        clock: Clock | None,
-        rng: random.Random,
-        rows_max: int,
-        schema: pa.Schema = SCHEMA,
-    ) -> None:
-        self.schema = schema
-        self._batches, self._arrivals, self._clock = batches, arrivals, clock
-        self._random, self._rows_max = rng, rows_max
-
-    def check(self) -> None:
-        """There is nothing outside to look at."""
-
-    def open(self) -> ArrivingSource:
-        """Return this very source: it keeps no position."""
-        return self
-
-    def identity(self) -> str:
-        """Return a name."""
-        return SOURCE
-
-    def partitions(self) -> list[int]:
-        """Return all partitions."""
-        return list(range(len(self._batches)))
-
-    def end_offsets(self) -> dict[int, int]:
-        """Return how many records each partition will ever have."""
-        return {partition: batch.num_rows for partition, batch in enumerate(self._batches)}
-
-    def retention_start(self, partition: int) -> int:
-        """Everything is kept."""
-        return 0
-
-    def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
-        """Return some of the records that have arrived; the seed decides how many."""
-        assert self._clock is not None
-        left = bisect_right(self._arrivals[partition], self._clock.monotonic()) - offset
-        if left <= 0:
-            return None, offset
-        rows = self._random.randint(1, min(left, self._rows_max))
-        return self._batches[partition].slice(offset, rows), offset + rows
-
-    def ended(self, partition: int, offset: int) -> bool:
-        """Nothing follows the last record."""
-        return offset >= int(self._batches[partition].num_rows)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def batches_of(partitions: tuple[tuple[Input, ...], ...], schema: pa.Schema) -> tuple[pa.RecordBatch, ...]:
-    """Return each partition's records as one batch."""
-    return tuple(
-        pa.RecordBatch.from_arrays(
-            [pa.array([getattr(r, field.name) for r in records], field.type) for field in schema], schema=schema
-        )
-        for records in partitions
-    )
+    return counted

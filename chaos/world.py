@@ -14,21 +14,27 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
+from holdfast.chaos import points
+from holdfast.chaos.aims import Aim, Aiming
+from holdfast.chaos.arriving import ArrivingSource, batches_of
 from holdfast.chaos.checkers import Checks
+from holdfast.chaos.damage import Damage
 from holdfast.chaos.disks import Disk
+from holdfast.chaos.draws import Chance
 from holdfast.chaos.driver_process import DriverProcess, Errand
-from holdfast.chaos.faults import Fault, Faults
+from holdfast.chaos.faults import Fault, Faults, Strike
 from holdfast.chaos.namings import NamingProcess
 from holdfast.chaos.network import Address, Endpoint
+from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Process, Schedule
 from holdfast.chaos.stores import WatchedObjects
 from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.worker_process import WorkerProcess
-from holdfast.chaos.workload import ArrivingSource, Moment, RewindAsked, Scenario, batches_of, plan_of
+from holdfast.chaos.workload import Moment, RewindAsked, Scenario, plan_of
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
 from holdfast.runtime import master
 from holdfast.runtime.cluster import rules_of
@@ -36,26 +42,38 @@ from holdfast.sinks.memory_immediate import ImmediateTable
 
 SUPERVISE_S = 0.1
 EARLIER_EPOCHS = 57
+OUTAGES = (Fault.STORE_DOWN, Fault.SINK_DOWN, Fault.DISK_FULL)
 CALLS_MAX = 400
 """A crash at a port call strikes among the first so many of a process."""
 
 
 class World:
-    """Everything in one run."""
+    """Everything in one run.
 
-    def __init__(self, scenario: Scenario) -> None:
+    Args:
+        chance: Makes of the seed's numbers, and the schedule, what decides.
+        only: The strikes of faults that may happen; None: all.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        chance: Callable[[random.Random, Schedule], Chance] = lambda source, _: source,
+        only: frozenset[Strike] | None = None,
+    ) -> None:
         self.scenario = scenario
         self.schedule = Schedule()
-        self.random = random.Random(scenario.seed ^ 0x5EED)
-        self.faults = Faults(scenario.armed, self.random)
+        self.random = chance(random.Random(scenario.seed ^ 0x5EED), self.schedule)
+        self.faults = Faults(scenario.armed, self.random, self.schedule, only)
         self.drivers: list[DriverProcess] = []
         self.workers: list[WorkerProcess] = []
         self.endpoints: dict[Address, Endpoint] = {}
-        self.disk = Disk(self)
+        self.disk, self.damage = Disk(self), Damage(self.faults, self.random)
         self._start = self.schedule.now
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max
-        plan = plan_of(scenario.upserts, scenario.above, scenario.windowing, scenario.at_once, scenario.united)
+        s = scenario
+        plan = plan_of(s.upserts, s.above, s.windowing, s.at_once, s.ledger, s.regroups, s.united)
         schema = plan.sources[0].source.schema
         batches = batches_of(scenario.partitions, schema)
         source = ArrivingSource(batches, arrivals, clock, self.random, rows_max, schema)
@@ -65,6 +83,7 @@ class World:
         for spec in plan.sinks:
             (self.tables[spec.name] if spec.path is None else self.lasts).prepare(spec.schema, spec.upsert_key)
         self.checks = Checks(scenario, self.plan, self.tables, self.lasts, self.schedule.journal)
+        self.checks.explained = self.damage.explains
         self.objects = WatchedObjects(self._landed, self.checks.history.deleted)
         self.checks.objects = self.objects
         if scenario.earlier_job:
@@ -78,12 +97,16 @@ class World:
     def begin(self) -> None:
         """Start a driver, and let the scenario's faults strike at their moments."""
         self._supervise()
-        for moment in self.scenario.moments:
-            self.schedule.after(moment.at, None, "", lambda moment=moment: self._strike(moment))  # type: ignore[misc]
+        for number, moment in enumerate(self.scenario.moments):
+            strike = Strike(moment.fault, "moment", number)
+            self.schedule.after(moment.at, None, "", partial(self._strike, moment, strike))
         for number, asked in enumerate(self.scenario.savepoints):
             self.schedule.after(asked.at, None, "", partial(self._want_savepoint, f"s{number}", asked.delay))
         for rewind in self.scenario.rewinds:
             self.schedule.after(rewind.at, None, "", partial(self._want_rewind, rewind))
+        if self.scenario.aims:
+            aiming = Aiming(self.scenario.aims, self.points_of, self._strike_aimed)
+            self.schedule.watch = lambda process: aiming.look(process, isinstance(process, DriverProcess))
         self.schedule.after(self.scenario.heal_at, None, "THE WORLD HEALS", self._heal)
 
     def over(self) -> bool:
@@ -124,6 +147,22 @@ class World:
         assert isinstance(process, WorkerProcess | DriverProcess)
         return process.generation
 
+    def points_of(self, process: Process) -> frozenset[Point]:
+        """Return the protocol points at which a process is."""
+        if isinstance(process, WorkerProcess):
+            return points.of_worker(process)
+        return points.of_driver(process) if isinstance(process, DriverProcess) else frozenset({Point.BETWEEN})
+
+    def hit(self, fault: Fault, at: Iterable[Point]) -> None:
+        """A process that was born with it ends at these points."""
+        self.faults.hit(fault, at)
+        self._fails_again(fault, at)
+
+    def _fails_again(self, fault: Fault, at: Iterable[Point]) -> None:
+        """Count a failure that comes while the job recovers from an earlier one (F24)."""
+        if Point.RECOVER in at and self.checks.history.generation > 1:
+            self.faults.hits["F24", Point.RECOVER] += 1
+
     def _supervise(self) -> None:
         """Somebody, a person or a scheduler, starts the job again as long as it is not finished."""
         if not self.checks.finished and not any(driver.alive and not driver.paused for driver in self.drivers):
@@ -158,32 +197,46 @@ class World:
 
     def _doom(self, process: Process, fault: Fault) -> None:
         """Let a process be born with the port call at which it ends."""
-        if self.faults.strikes(fault):
+        if self.faults.strikes(fault, tuple, process.name):
             process.crash_at = int(math.exp(self.random.uniform(0.0, math.log(CALLS_MAX))))
 
-    def _strike(self, moment: Moment) -> None:
-        if moment.fault in (Fault.STORE_DOWN, Fault.SINK_DOWN) and not self.faults.healed:
-            self._go_down(moment)
+    def _strike(self, moment: Moment, strike: Strike) -> None:
+        if moment.fault in OUTAGES and not self.faults.healed:
+            self._go_down(moment, strike)
         else:
-            self._strike_process(moment)
+            self._strike_process(moment, strike)
 
-    def _go_down(self, moment: Moment) -> None:
-        self.faults.struck(moment.fault)
+    def _go_down(self, moment: Moment, strike: Strike) -> None:
+        if not self.faults.struck(strike, ()):
+            return
         self.faults.outage(moment.fault, begins=True)
         self.schedule.journal.say("world", f"{moment.fault} ({moment.seconds} s)")
         self._later(moment.seconds, lambda: self.faults.outage(moment.fault, begins=False))
 
-    def _strike_process(self, moment: Moment) -> None:
+    def _strike_process(self, moment: Moment, strike: Strike) -> None:
         workers = [worker for worker in self.workers if worker.alive and not worker.paused and not worker.left]
         drivers = [driver for driver in self.drivers if driver.alive and not driver.paused and not driver.left]
         victims: list[Process] = [*drivers] if moment.fault.name.startswith("DRIVER") else [*workers]
         if self.faults.healed or not victims:
             return
-        victim = self.random.choice(victims)
-        self.faults.struck(moment.fault)
+        self._strike_at(moment, strike, self.random.choice(victims))
+
+    def _strike_aimed(self, number: int, aim: Aim, victim: Process) -> None:
+        if not self.faults.healed and victim.alive and not victim.paused:
+            moment = Moment(self.elapsed, aim.fault, aim.seconds)
+            self._strike_at(moment, Strike(aim.fault, "aimed", number), victim)
+
+    def _strike_at(self, moment: Moment, strike: Strike, victim: Process) -> None:
+        struck = self._struck_with(moment.fault, victim)
+        at = frozenset(point for process in struck for point in self.points_of(process))
+        if not self.faults.struck(strike, at):
+            return
+        self._fails_again(moment.fault, at)
         match moment.fault:
-            case Fault.WORKER_KILLED | Fault.DRIVER_KILLED:
+            case Fault.WORKER_KILLED | Fault.DRIVER_KILLED | Fault.RESCALED:
                 victim.end("killed")
+            case Fault.DAEMON_KILLED | Fault.POWER_LOST:
+                self._end_all(struck, moment.fault)
             case Fault.WORKER_PAUSED | Fault.DRIVER_PAUSED:
                 self.schedule.pause(victim)
                 self._later(moment.seconds, lambda: self.schedule.resume(victim))
@@ -195,10 +248,26 @@ class World:
             case _:
                 raise AssertionError(f"{moment.fault} has no moment")
 
+    def _struck_with(self, fault: Fault, victim: Process) -> list[Process]:
+        """Return who all is struck: with a daemon all its workers end, with the power everybody."""
+        workers: list[Process] = [worker for worker in self.workers if worker.alive]
+        drivers: list[Process] = [driver for driver in self.drivers if driver.alive]
+        if fault is Fault.DAEMON_KILLED:
+            return workers
+        return [*drivers, *workers] if fault is Fault.POWER_LOST else [victim]
+
+    def _end_all(self, struck: Iterable[Process], fault: Fault) -> None:
+        if fault is Fault.POWER_LOST:
+            self.disk.power_lost()  # before the kills: these keep what the machine had not synced
+        for process in struck:
+            process.end(fault.value)
+
     def _landed(self, path: str, data: bytes) -> None:
+        self.damage.written(path)
         epochs = len(self.checks.history.cuts)
         self.checks.landed(path, data)
-        if len(self.checks.history.cuts) > epochs and self.faults.strikes(Fault.COMMIT_UNHEARD):
+        completed = len(self.checks.history.cuts) > epochs
+        if completed and self.faults.strikes(Fault.COMMIT_UNHEARD, lambda: (Point.DELIVER,)):
             self._cut_off()
 
     def _cut_off(self) -> None:

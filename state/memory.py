@@ -9,6 +9,7 @@ Pure: no clock, thread or I/O.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 Write = tuple[list[tuple[bytes, bytes]], list[bytes]]
 
@@ -58,9 +59,13 @@ class MemoryKeyValue:
     def after_kill(self, survived: int) -> MemoryKeyValue:
         """Return what is there after a kill that only the first so many unflushed batches survived."""
         assert 0 <= survived <= len(self._writes)
+        return self.after_power_loss(range(survived))
+
+    def after_power_loss(self, survived: Iterable[int]) -> MemoryKeyValue:
+        """Return what is there after a power loss that just these unflushed batches survived, by number."""
         store = MemoryKeyValue(self._flushed)
-        for puts, deletes in self._writes[:survived]:
-            store.write(puts, deletes)
+        for number in survived:
+            store.write(*self._writes[number])
         store.flush()
         return store
 

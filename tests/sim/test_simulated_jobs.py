@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from holdfast.chaos import mutants
+from holdfast.chaos import mutation
 from holdfast.chaos.cli import play_all
+from holdfast.chaos.coverage import ROWS, built
 from holdfast.chaos.faults import Fault
-from holdfast.chaos.mutants import MUTANTS, Mutant
-from holdfast.chaos.report import Summary, failure_lines, replay_command
+from holdfast.chaos.mutants import MUTANTS
+from holdfast.chaos.mutation import Mutant
+from holdfast.chaos.points import Point
+from holdfast.chaos.report import Summary, failure_lines, replay_command, summary_lines
 from holdfast.chaos.simulator import simulate
+from holdfast.runtime.cli.main import main
 
 SEEDS_QUICK, SEEDS_SLOW = 200, 4_000
 SEEDS_PER_MUTANT = 400
@@ -32,6 +37,9 @@ class TestSimulatedJobs:
 
     def test_every_kind_of_fault_has_struck(self, summary: Summary) -> None:
         assert [fault for fault in Fault if not summary.fired[fault]] == []
+
+    def test_faults_have_struck_at_every_point_where_they_must(self, summary: Summary) -> None:
+        assert summary.empty == [], "\n".join(summary_lines(summary))
 
     def test_epochs_complete_and_drivers_are_fenced_meanwhile(self, summary: Summary) -> None:
         counts = summary.counts
@@ -70,18 +78,18 @@ class TestDeterminism:
 class TestMutants:
     @pytest.mark.parametrize("mutant", [m for m in MUTANTS if not m.rare], ids=lambda mutant: mutant.name)
     def test_a_wrong_version_of_the_protocol_is_caught(self, mutant: Mutant) -> None:
-        caught = mutants.hunt(mutant, mutant.first, SEEDS_PER_MUTANT).caught
+        caught = mutation.hunt(mutant, mutant.first, SEEDS_PER_MUTANT).caught
         assert caught is not None, f"{mutant.name} ({mutant.rules}) survived"
 
     @pytest.mark.slow
     @pytest.mark.parametrize("first", [20_000, 30_000])
     @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
     def test_it_is_caught_wherever_one_begins(self, mutant: Mutant, first: int) -> None:
-        assert mutants.hunt(mutant, first, 5 * SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} survived"
+        assert mutation.hunt(mutant, first, 5 * SEEDS_PER_MUTANT).caught is not None, f"{mutant.name} survived"
 
     def test_a_failure_names_its_seed_and_the_command_that_plays_it_again(self) -> None:
         [mutant] = [m for m in MUTANTS if m.name == "commit-before-manifest"]
-        caught = mutants.hunt(mutant, 0, SEEDS_PER_MUTANT).caught
+        caught = mutation.hunt(mutant, 0, SEEDS_PER_MUTANT).caught
         assert caught is not None
         lines = failure_lines(caught)
         assert lines[0].startswith(f"seed {caught.seed} failed")
@@ -91,6 +99,20 @@ class TestMutants:
     def test_a_mutant_leaves_no_trace_behind(self) -> None:
         for mutant in MUTANTS:
             before = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
-            with mutants.applied(mutant):
+            with mutation.applied(mutant):
                 during = [getattr(swap.owner, swap.name) for swap in mutant.swaps]
             assert [getattr(swap.owner, swap.name) for swap in mutant.swaps] == before != during
+
+
+class TestCommand:
+    def test_it_shows_which_faults_struck_where(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["chaos", "simulate", "--seeds", "3"]) == 0
+        shown = capsys.readouterr().out
+        assert "strikes by fault and protocol point" in shown
+        assert "F17 Kafka transaction times out     not built" in shown or built("F17")
+
+    def test_as_json_too(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["chaos", "simulate", "--seeds", "3", "--json"]) == 0
+        coverage = json.loads(capsys.readouterr().out)["coverage"]
+        assert set(coverage) >= set(ROWS)
+        assert set(coverage["F1"]) == {point.value for point in Point}

@@ -12,7 +12,7 @@ import pytest
 from synthetic_journal import quarter_of_an_hour
 
 import holdfast as hf
-from holdfast.chaos import cases, mutants
+from holdfast.chaos import cases, mutation
 from holdfast.chaos.cases import Case, Outcome, chaos_case
 from holdfast.chaos.live_records import Verdict, encode
 from holdfast.chaos.mutants import MUTANTS
@@ -104,7 +104,7 @@ class TestInMemory:
 
     def test_a_wrong_protocol_is_found_out(self) -> None:
         [mutant] = [each for each in MUTANTS if each.name == "finished-early"]
-        with mutants.applied(mutant):
+        with mutation.applied(mutant):
             wrong = [each for seed in range(4) if not (each := played(seed)).held]
         assert wrong
         assert all(each.verdict == "violated" and each.reasons for each in wrong)

@@ -48,7 +48,7 @@ class TestCrashAtAPortCall:
         schedule, seen = Schedule(), list[str]()
         process = Process("w1", schedule.journal)
         process.crash_at = 1
-        schedule.after(1.0, process, "", lambda: process.call(lambda: seen.append("effect")))
+        schedule.after(1.0, process, "", lambda: process.call(lambda: seen.append("effect"), tuple))
         schedule.after(2.0, process, "", lambda: seen.append("later"))
         drained(schedule)
         assert seen == [] and not process.alive
@@ -58,8 +58,8 @@ def effects_of_two_calls(crash_at: int) -> list[str]:
     process, seen = Process("w1", Schedule().journal), list[str]()
     process.crash_at = crash_at
     try:
-        process.call(lambda: seen.append("first"))
-        process.call(lambda: seen.append("second"))
+        process.call(lambda: seen.append("first"), tuple)
+        process.call(lambda: seen.append("second"), tuple)
     except Crash:
         return seen
     raise AssertionError("the process should have ended")

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_journal import quarter_of_an_hour
 
-from holdfast.chaos import mutants, odds
+from holdfast.chaos import mutation, odds
 from holdfast.chaos.cli import play_all
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.live_records import Verdict, encode
@@ -196,7 +196,7 @@ class TestSoak:
 
     def test_a_violation_is_kept_with_the_command_that_plays_it_again(self, tmp_path: Path) -> None:
         [mutant] = [each for each in MUTANTS if each.name == "commit-before-manifest"]
-        with mutants.applied(mutant):
+        with mutation.applied(mutant):
             log = soak_of(tmp_path, hours=4).run()
         [stated] = state(log)
         assert stated.violations

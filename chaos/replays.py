@@ -1,0 +1,96 @@
+"""Plays a seed again with something left out: strikes of faults, features, records, workers.
+
+The seed is played once as it is, and what decided it is noted; then once more, with the same answers to the same
+questions as far as they are asked (chaos/draws.py), and only the strikes that are left.
+
+Invariants
+    - A seed and a reduction give one run.
+    - With nothing left out it is the run of the seed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+from holdfast.chaos.draws import Chance, Noted, Notes, Noting
+from holdfast.chaos.schedule import Schedule
+from holdfast.chaos.shrink import NOTHING_LEFT_OUT, Reduction, Shrunk, shrink
+from holdfast.chaos.simulator import JOURNAL_LINES, Run, play
+from holdfast.chaos.workload import Scenario, scenario
+from holdfast.chaos.world import World
+from holdfast.checkpoint.bases import Thresholds
+from holdfast.checkpoint.catalogue import Retention
+
+PLAIN: dict[str, Any] = {
+    "ledger": False, "regroups": False,
+    "rewinds": (), "savepoints": (), "windowing": None, "at_once": False, "folders": False,
+    "aims": (), "merging": Thresholds(), "retention": Retention(), "above": None, "earlier_job": False,
+}  # fmt: skip
+"""A scenario without a feature, by its name."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A seed as it is, and what decided it."""
+
+    run: Run
+    notes: Notes
+
+
+def noted(seed: int) -> Original:
+    """Play a seed and note what decides it."""
+    made: list[Noting] = []
+
+    def chance(source: random.Random, schedule: Schedule) -> Chance:
+        made.append(Noting(source, lambda: _asking(schedule)))
+        return made[0]
+
+    run = play(World(scenario(seed), chance))
+    return Original(run, dict(made[0].notes))
+
+
+def replay(
+    original: Original, reduction: Reduction, journal_lines: int = JOURNAL_LINES, *, keep_journal: bool = False
+) -> Run:
+    """Play a seed again with something left out."""
+    seed = original.run.seed
+    if reduction == NOTHING_LEFT_OUT:
+        return play(World(scenario(seed)), journal_lines, keep_journal=keep_journal)
+    strikes = original.run.strikes
+    left = range(len(strikes)) if reduction.strikes is None else reduction.strikes
+    only = frozenset(strikes[number] for number in left if number < len(strikes))
+
+    def chance(_: random.Random, schedule: Schedule) -> Chance:
+        return Noted(seed, original.notes, lambda: _asking(schedule))
+
+    world = World(reduced(scenario(seed), reduction), chance, only)
+    return play(world, journal_lines, keep_journal=keep_journal)
+
+
+def smallest(seed: int) -> tuple[Original, Shrunk]:
+    """Shrink the failure of a seed."""
+    original, whole = noted(seed), scenario(seed)
+    kinds = [strike.fault.name for strike in original.run.strikes]
+    features = [name for name, plain in PLAIN.items() if getattr(whole, name) != plain]
+    return original, shrink(original.run, kinds, features, lambda reduction: replay(original, reduction, 0))
+
+
+def reduced(whole: Scenario, reduction: Reduction) -> Scenario:
+    """Return what is left of a scenario."""
+    records, workers = reduction.records, reduction.workers
+    if "windowing" in reduction.without:
+        whole = replace(whole, regroups=False)
+    return replace(
+        whole,
+        partitions=tuple(each[:records] for each in whole.partitions),
+        arrivals=tuple(each[:records] for each in whole.arrivals),
+        parallelisms=tuple(n if workers is None else min(n, workers) for n in whole.parallelisms),
+        heal_at=whole.heal_at if reduction.heal_at is None else min(reduction.heal_at, whole.heal_at),
+        **{name: PLAIN[name] for name in reduction.without},
+    )
+
+
+def _asking(schedule: Schedule) -> str:
+    return f"{schedule.running} {schedule.deciding}"

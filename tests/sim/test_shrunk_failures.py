@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from holdfast.chaos import mutation, replays
+from holdfast.chaos.mutants import MUTANTS
+from holdfast.chaos.replays import Original
+from holdfast.chaos.report import replay_command, shrunk_lines
+from holdfast.chaos.shrink import Reduction, Shrunk, rule_of
+from holdfast.chaos.simulator import Run, simulate
+from holdfast.runtime.cli.main import main
+
+SEEDS = 400
+CAUGHT = ("unfinished-epoch-drops-its-delta", "pending-not-carried", "check-then-write")
+
+
+@cache
+def shrunk(name: str) -> tuple[Run, Original, Shrunk]:
+    [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
+    caught = mutation.hunt(mutant, mutant.first, SEEDS).caught
+    assert caught is not None
+    with mutation.applied(mutant):
+        return caught, *replays.smallest(caught.seed)
+
+
+def played(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    main([*command.split()[1:], "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+class TestShrunkFailure:
+    @pytest.mark.parametrize("name", CAUGHT)
+    def test_a_small_schedule_breaks_the_same_rule_and_its_command_plays_it_again(
+        self, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        caught, original, small = shrunk(name)
+        assert small.reduction.strikes is not None
+        assert len(small.reduction.strikes) <= max(3, len(caught.strikes) // 3)
+        [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
+        with mutation.applied(mutant):
+            again = replays.replay(original, small.reduction)
+        assert rule_of(again) == rule_of(caught)
+        there = played(replay_command(caught.seed, name, small.reduction), capsys)
+        assert (there["trace"], there["violations"]) == (again.trace, list(again.violations))
+
+    def test_a_failure_shows_the_strikes_that_are_left(self) -> None:
+        _, original, small = shrunk("check-then-write")
+        lines = shrunk_lines(original, small, "check-then-write")
+        assert lines[0].endswith("to 1:")
+        assert "delivery lands late" in lines[1]
+        assert lines[2].startswith(f"play that: holdfast chaos replay --seed {original.run.seed} --schedule strikes=")
+
+
+class TestReplay:
+    @pytest.mark.parametrize("seed", [3, 17])
+    def test_noting_what_decides_a_run_changes_nothing(self, seed: int) -> None:
+        assert replays.noted(seed).run.trace == simulate(seed).trace
+
+    def test_with_every_strike_it_is_the_run_of_the_seed(self) -> None:
+        original = replays.noted(17)
+        everything = Reduction(strikes=tuple(range(len(original.run.strikes))))
+        assert replays.replay(original, everything).trace == original.run.trace
+
+    def test_a_strike_that_is_left_out_does_not_happen(self, capsys: pytest.CaptureFixture[str]) -> None:
+        original = replays.noted(17)
+        kinds = {strike.fault for strike in original.run.strikes}
+        assert len(kinds) > 1
+        kind = min(kinds)
+        there = played("holdfast chaos replay --seed 17 --only " + kind.name.lower().replace("_", "-"), capsys)
+        assert list(there["fired"]) == [kind.value]
+
+    def test_an_unknown_strike_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["chaos", "replay", "--seed", "3", "--without", "weather"]) == 2
+        assert "is no strike" in capsys.readouterr().err

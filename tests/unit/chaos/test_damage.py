@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holdfast.chaos.damage import Damage
+from holdfast.chaos.faults import Fault, Faults
+from holdfast.chaos.points import Point
+from holdfast.chaos.schedule import Schedule
+from holdfast.errors import NotFound
+
+PATH = "segments/1/2/w.segment"
+
+
+class Reader:
+    """Reads one object of which every read, or the first, strikes."""
+
+    def __init__(self, fault: Fault, seed: int = 0) -> None:
+        chance = random.Random(seed)
+        self.faults = Faults({fault: 1.0}, chance, Schedule())
+        self.damage = Damage(self.faults, chance)
+
+    def read(self, path: str = PATH) -> bytes | None:
+        try:
+            return self.damage.read(path, lambda: b"written", lambda: (Point.RESTORE,))
+        except NotFound:
+            return None
+
+    def error(self, kind: str = "damaged") -> dict[str, str]:
+        return {"kind": kind, "what": f"object {PATH} is missing"}
+
+
+class TestDamage:
+    @pytest.mark.parametrize("seed", range(9))
+    def test_a_damaged_read_is_not_what_was_written(self, seed: int) -> None:
+        assert Reader(Fault.READ_DAMAGED, seed).read() != b"written"
+
+    def test_after_one_bad_read_the_object_is_whole_again(self) -> None:
+        reader = Reader(Fault.READ_DAMAGED)
+        reader.read()
+        reader.faults.heal()
+        assert reader.read() == b"written"
+
+    def test_what_is_damaged_for_good_stays_so_until_it_is_written_again(self) -> None:
+        reader = Reader(Fault.OBJECT_DAMAGED)
+        first = reader.read()
+        reader.faults.heal()
+        assert first == reader.read() != b"written"
+        reader.damage.written(PATH)
+        assert reader.read() == b"written"
+
+    def test_records_of_the_log_are_left_alone(self) -> None:
+        assert Reader(Fault.OBJECT_DAMAGED).read("log/1.json") == b"written"
+
+    def test_a_run_may_fail_only_over_a_damaged_object_and_must_say_which(self) -> None:
+        reader = Reader(Fault.READ_DAMAGED)
+        assert not reader.damage.explains(reader.error())
+        reader.read()
+        assert reader.damage.explains(reader.error())
+        assert not reader.damage.explains(reader.error("config"))
+        assert not reader.damage.explains({"kind": "damaged", "what": "something is wrong"})
+        assert not reader.damage.ended
+
+    def test_the_job_has_ended_once_it_fails_over_what_is_damaged_for_good(self) -> None:
+        reader = Reader(Fault.OBJECT_DAMAGED)
+        reader.read()
+        assert reader.damage.explains(reader.error()) and reader.damage.ended

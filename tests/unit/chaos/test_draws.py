@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import random
+
+from holdfast.chaos.draws import Chance, Noted, Noting
+
+
+class Somebody:
+    """Who asks just now."""
+
+    def __init__(self) -> None:
+        self.name = "w1"
+
+    def __call__(self) -> str:
+        return self.name
+
+
+def some(chance: Chance) -> list[float]:
+    numbers: list[float] = [chance.random(), chance.uniform(2.0, 3.0), chance.choice((0.1, 0.5, 2.0))]
+    return [*numbers, chance.randint(1, 6), chance.getrandbits(128)]
+
+
+class TestNoting:
+    def test_it_changes_no_number(self) -> None:
+        assert some(Noting(random.Random(7), Somebody())) == some(random.Random(7))
+
+
+class TestNoted:
+    def test_the_same_questions_get_the_same_answers(self) -> None:
+        noting = Noting(random.Random(7), Somebody())
+        asked = some(noting)
+        assert some(Noted(7, noting.notes, Somebody())) == asked
+
+    def test_what_others_ask_in_between_changes_nothing(self) -> None:
+        who = Somebody()
+        noting = Noting(random.Random(7), who)
+        asked = some(noting)
+        noted = Noted(7, noting.notes, who)
+        who.name = "w2"
+        some(noted)
+        who.name = "w1"
+        assert some(noted) == asked
+
+    def test_beyond_the_notes_the_seed_answers(self) -> None:
+        first, second, other = (some(Noted(seed, {}, Somebody())) for seed in (7, 7, 8))
+        assert first == second != other
+
+    def test_a_choice_among_fewer_things_is_one_of_them(self) -> None:
+        noting = Noting(random.Random(7), Somebody())
+        noting.choice([object() for _ in range(9)])
+        assert Noted(7, noting.notes, Somebody()).choice(["only"]) == "only"
