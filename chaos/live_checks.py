@@ -1,0 +1,75 @@
+"""Finds and carries out the check of a run: a function, a command, or `holdfast audit`.
+
+A check that fails to run proves nothing, so what it raises ends the run; what it finds is in its findings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from holdfast.chaos.findings import Check, Context, Finding
+from holdfast.errors import ConfigError
+from holdfast.runtime.cli.main import COMMANDS
+
+COMMAND_LIMIT_S = 600
+
+def resolve(check: str | tuple[str, ...]) -> Check:
+    """Return what a scenario names as its check.
+
+    Raises:
+        ConfigError: there is no such function or command.
+    """
+    if isinstance(check, tuple):
+        return lambda context: [_command(check, context)]
+    if check == "audit":
+        if "audit" not in COMMANDS:
+            raise ConfigError(
+                "this release has no command `holdfast audit`",
+                not_done="nothing was started",
+                next_step='name a function, check = "module:function", or a command, check = ["words"]',
+            )
+        return lambda context: [_audit(context)]
+    module, _, name = check.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"there is no check {check!r}: {error}",
+            not_done="nothing was started",
+            next_step="name a function that can be imported here, as module:function",
+        ) from error
+    function: Check = found
+    return function
+
+
+def _audit(context: Context) -> Finding:
+    """Run the audit of every job below the root of the run."""
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "audit"]
+    jobs = [path.parent.name for path in Path(context.root).glob("*/log")]
+    done = [_done((*command, job, "--root", context.root), context) for job in jobs]
+    said = "\n".join(each.stdout.strip() or each.stderr.strip() for each in done)
+    passed = bool(done) and all(each.returncode == 0 for each in done)
+    return Finding("audit", passed, detail=said[-2_000:])
+
+
+def _command(words: tuple[str, ...], context: Context) -> Finding:
+    """Run a command: 0 held, anything else not. A last line of JSON may count lost, duplicated, reordered."""
+    done = _done(tuple(word.replace("{out}", context.out) for word in words), context)
+    lines = done.stdout.strip().splitlines()
+    told: dict[str, Any] = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+    lost, duplicated, reordered = (told.get(name) for name in ("lost", "duplicated", "reordered"))
+    said = (done.stdout.strip() + "\n" + done.stderr.strip()).strip()
+    return Finding(words[0], done.returncode == 0, None, lost, duplicated, reordered, said[-2_000:])
+
+
+def _done(words: tuple[str, ...], context: Context) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **context.environment}
+    return subprocess.run(
+        words, capture_output=True, text=True, env=environment, timeout=COMMAND_LIMIT_S, check=False
+    )
