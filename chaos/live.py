@@ -33,7 +33,7 @@ from holdfast.chaos.live_watch import Watch
 from holdfast.chaos.nemesis import Planned, schedule
 from holdfast.chaos.proxy import find_server
 from holdfast.chaos.scenario import Scenario, parse
-from holdfast.chaos.strikes import Strike, seen
+from holdfast.chaos.strikes import SEEN_WITHIN_S, Strike, seen
 from holdfast.errors import ConfigError, HoldfastError
 
 TICK_S = 0.05
@@ -80,6 +80,7 @@ def run(
     Raises:
         ConfigError: nothing was started.
     """
+    plan = schedule(scenario, random.Random(scenario.seed).random)
     checks = [*([] if scenario.check is None else [live_checks.resolve(scenario.check)]), *([check] if check else [])]
     if not job.is_file():
         raise ConfigError(f"there is no file {job}", not_done="nothing was started", next_step="name the job's file")
@@ -92,7 +93,7 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out / JOURNAL)
     try:
-        _Run(scenario, job.absolute(), out.absolute(), journal, progress or (lambda _: None)).run(checks)
+        _Run(scenario, plan, job.absolute(), out.absolute(), journal, progress or (lambda _: None)).run(checks)
     finally:
         journal.close()
     return journal.path
@@ -100,15 +101,22 @@ def run(
 
 class _Run:
     def __init__(
-        self, scenario: Scenario, job: Path, out: Path, journal: Journal, progress: Callable[[str], None]
+        self,
+        scenario: Scenario,
+        plan: tuple[Planned, ...],
+        job: Path,
+        out: Path,
+        journal: Journal,
+        progress: Callable[[str], None],
     ) -> None:
         self._scenario, self._file, self._out = scenario, job, out
         self._journal, self._progress = journal, progress
         self._field = Field(scenario, out)
         self._job: LiveJob
         self._watch: Watch
-        self._waiting = list(schedule(scenario, random.Random(scenario.seed).random))
+        self._waiting = list(plan)
         self._armed: tuple[Planned, float] | None = None
+        self._begun: tuple[Planned, Strike, float] | None = None
         self._active: tuple[Planned, Strike, float] | None = None
         self._killed: set[int] = set()
         self._starts, self._epochs_at_start = 0, 0
@@ -153,8 +161,10 @@ class _Run:
             if self._active is not None:
                 if time.monotonic() >= self._active[2]:
                     self._heal()
+            elif self._begun is not None:
+                self._see_fired()
             elif self._armed is not None:
-                self._fire()
+                self._strike()
             elif self._waiting and now_ms >= self._waiting[0].at_ms:
                 self._arm(self._waiting.pop(0))
             elif not self._waiting and now_ms >= self._scenario.duration_ms:
@@ -200,7 +210,8 @@ class _Run:
         if self._field.error is not None:
             self._failed = self._field.error
         calm_s = time.monotonic() - max(self._watch.epoch_seen, self._calm_since)
-        if self._active is None and self._watch.epochs and calm_s > self._scenario.wait.recover / 1000:
+        calm = self._active is None and self._begun is None and self._watch.epochs > 0
+        if calm and calm_s > self._scenario.wait.recover / 1000:
             self._set_stuck(f"no epoch was completed for {calm_s:.0f} s, and no fault was active")
 
     def _set_stuck(self, why: str) -> None:
@@ -240,23 +251,33 @@ class _Run:
         detail = ", ".join(f"{name} {value}" for name, value in extra.items() if value is not None)
         self._write_fault(fault, "armed", None, detail)
 
-    def _fire(self) -> None:
+    def _strike(self) -> None:
+        """Strike what there is; nothing, as long as there is nothing."""
         assert self._armed is not None
         fault, deadline = self._armed
-        strike = self._field.strike(fault)
-        driver = self._job.driver
-        if strike is not None and KINDS[fault.kind].prey == "driver" and KINDS[fault.kind].does == "kill":
-            assert driver is not None
-            self._killed.add(driver.pid)
-        evidence = None if strike is None else strike.fire()
-        if strike is not None and evidence is not None:
+        strike, driver = self._field.strike(fault), self._job.driver
+        if strike is not None and strike.begin():
+            self._begun = (fault, strike, time.monotonic() + SEEN_WITHIN_S)
+            if KINDS[fault.kind].prey == "driver" and KINDS[fault.kind].does == "kill":
+                assert driver is not None
+                self._killed.add(driver.pid)
+            self._see_fired()
+        elif time.monotonic() > deadline:
             self._armed = None
+            self._write_fault(fault, "missed", None, f"it could not strike within {PREY_WITHIN_S:.0f} s")
+
+    def _see_fired(self) -> None:
+        """Look for the evidence; if there is none for too long, undo the fault and let it strike again."""
+        assert self._begun is not None
+        fault, strike, deadline = self._begun
+        if (evidence := strike.evidence()) is not None:
+            self._armed = self._begun = None
             self._active = (fault, strike, time.monotonic() + fault.lasts_ms / 1000)
             self._write_fault(fault, "fired", strike.target, evidence)
             self._progress(f"{fault.kind}: {evidence}")
         elif time.monotonic() > deadline:
-            self._armed = None
-            self._write_fault(fault, "missed", None, f"there was nothing to strike for {PREY_WITHIN_S:.0f} s")
+            self._begun = None
+            strike.heal()
 
     def _heal(self) -> None:
         assert self._active is not None
@@ -275,16 +296,18 @@ class _Run:
 
     def _check_ends(self) -> None:
         """Heal what is active, see the driver's end, and judge what needs no oracle."""
+        if self._begun is not None:
+            self._begun[1].heal()
         if self._active is not None:
             self._heal()
         if self._armed is not None:
-            fault, self._armed = self._armed[0], None
+            fault = self._armed[0]
             self._write_fault(fault, "missed", None, "the run was over before it could strike")
         driver = self._job.driver
         assert driver is not None
         if (status := self._job.ended()) == 0:
             self._journal.write("driver", phase="ended", pid=driver.pid, exit=0)
-            left = [] if seen(lambda: not self._job.all()) else [process.pid for process in self._job.all()]
+            left = [] if seen(lambda: not self._field.left()) else self._field.left()
             self._found(Finding("processes", not left, "I10", detail=f"left behind: {left}" if left else ""))
         elif self._stuck is not None:
             self._found(Finding("progress", False, "I11", detail=self._stuck))

@@ -83,7 +83,7 @@ def shown(figures: dict[str, Any], path: Path) -> list[str]:
         f"records      {counts}",
         f"faults       {sum(figures['fired'].values())} fired, {figures['missed']} missed: {fired or 'none'}",
         f"recoveries   {figures['recoveries']}, p50 {p50}, p99 {p99}; {figures['epochs']} epochs",
-        *(f"check        {'ok' if c['passed'] else 'WRONG'}: {c['name']}  {c['detail']:.200}" for c in figures["checks"]),
+        *(f"check        {_ok(check)} {check['name']} {check['detail']:.200}" for check in figures["checks"]),
         f"journal      {path}",
         f"result       {figures['verdict']}: {figures['reason']:.400}",
     ]
@@ -96,3 +96,7 @@ def _sum(counts: Any) -> int | None:
 
 def _quantile(ordered: list[int], share: float) -> int | None:
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))] if ordered else None
+
+
+def _ok(check: dict[str, Any]) -> str:
+    return "ok" if check["passed"] else "WRONG"

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,13 @@ class LiveJob:
         out: Folder of the run; root, temporary files and what drivers say go there.
         flags: Of `holdfast run`.
         environment: What is set beside this process's own environment.
+        token: Of the run; nobody else can know it.
     """
 
-    def __init__(self, job: Path, out: Path, flags: tuple[str, ...], environment: Mapping[str, str]) -> None:
-        self.token = uuid.uuid4().hex
+    def __init__(
+        self, job: Path, out: Path, flags: tuple[str, ...], environment: Mapping[str, str], token: str
+    ) -> None:
+        self.token = token
         self.root = out / "root"
         self._out = out
         (out / "tmp").mkdir(exist_ok=True)

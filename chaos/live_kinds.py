@@ -17,8 +17,8 @@ from typing import Literal
 Prey = Literal["worker", "daemon", "executor", "host", "driver", "control", "data", "checkpoint"]
 Lasting = Literal["instant", "pause", "stop", "cut"]
 PLANES = ("control", "data")
-DIRECTIONS = ("upstream", "downstream")
-"""Of a proxied connection: upstream goes to the process that listens, downstream comes from it."""
+_FLOWS = {"control": ("upstream", "downstream"), "data": ("upstream",)}
+"""Directions in which a plane's connections carry anything after their greeting: upstream goes to who listens."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class FaultKind:
     """Whether only a platform with processes beside the driver's can suffer it."""
     attributes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Of a toxic: the range that each attribute is drawn from."""
+
+    directions: tuple[str, ...] = ()
+    """Of a toxic: those that it can be put on."""
 
     @property
     def plane(self) -> str | None:
@@ -53,9 +56,9 @@ _TOXICS: tuple[tuple[str, str, str, dict[str, tuple[int, int]]], ...] = (
     ("bandwidth", "bandwidth", "few KB/s pass", {"rate": (16, 256)}),
     ("slow-close", "slow_close", "an end is passed on late", {"delay": (200, 3_000)}),
     ("blackhole", "timeout", "nothing passes, nothing is closed", {"timeout": (0, 0)}),
-    ("cut", "timeout", "nothing passes, then it is closed", {"timeout": (50, 1_000)}),
+    ("cut", "timeout", "nothing passes, then it is closed", {"timeout": (50, 400)}),
     ("reset", "reset_peer", "connections are reset", {"timeout": (0, 200)}),
-    ("limit", "limit_data", "closed after so many bytes, in the middle of a frame", {"bytes": (1, 60_000)}),
+    ("limit", "limit_data", "closed after so many bytes, in the middle of a frame", {"bytes": (1, 600)}),
 )
 
 
@@ -66,9 +69,13 @@ def _kinds() -> dict[str, FaultKind]:
         kinds[f"{prey}-stop"] = FaultKind(prey, "signal-stop", "stop", f"SIGSTOP beyond every timeout: {whom}", cluster)
         kinds[f"{prey}-pause"] = FaultKind(prey, "signal-stop", "pause", f"a short SIGSTOP of {whom}", cluster)
     for plane in ("control", "data"):
+        who: Prey = "control" if plane == "control" else "data"
         for name, toxic, about, attributes in _TOXICS:
-            who: Prey = "control" if plane == "control" else "data"
-            kinds[f"{plane}-{name}"] = FaultKind(who, toxic, "cut", f"{plane} plane: {about}", attributes=attributes)
+            # A slow close is felt by who did not close: the worker is killed, which connects to the driver and is
+            # connected to by its peers.
+            flows = _FLOWS[plane] if name != "slow-close" else _FLOWS["data"] if who == "control" else ("downstream",)
+            does = f"{plane} plane: {about}"
+            kinds[f"{plane}-{name}"] = FaultKind(who, toxic, "cut", does, attributes=attributes, directions=flows)
         kinds[f"{plane}-down"] = FaultKind(who, "down", "cut", f"{plane} plane: closed, and nobody listens")
     kinds["worker-disk-full"] = FaultKind("worker", "full", "pause", "no worker can write to a file")
     kinds["driver-disk-full"] = FaultKind("driver", "full", "pause", "the driver can write to no file")

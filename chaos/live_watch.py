@@ -36,6 +36,7 @@ class Watch:
     def __init__(self, job: LiveJob, journal: Journal) -> None:
         self._job, self._journal = job, journal
         self._sequence = 0
+        self._found: Path | None = None
         self._next_sample = 0.0
         self._open: list[_Recovery] = []
         self._told: set[tuple[int, int]] = set()
@@ -76,21 +77,19 @@ class Watch:
 
     def _folder(self) -> Path | None:
         """Return the folder of the job: the only one below the root of the run."""
-        found = [path.parent for path in self._job.root.glob("*/log")]
-        return found[0] if found else None
+        if self._found is None:
+            self._found = next((path.parent for path in self._job.root.glob("*/log")), None)
+        return self._found
 
     def _read_log(self) -> None:
+        """Read on where it stopped: a job log has no gaps, and keeps its records longer than this looks away."""
         folder = self._folder()
-        if folder is None:
-            return
-        for path in sorted((folder / "log").glob("*.json")):
-            if int(path.stem) <= self._sequence:
-                continue
+        while folder is not None:
             try:
-                record = json.loads(path.read_bytes())
+                record = json.loads((folder / "log" / f"{self._sequence + 1:020}.json").read_bytes())
             except FileNotFoundError:
-                continue  # expired since the folder was listed
-            self._sequence = int(path.stem)
+                return
+            self._sequence += 1
             self._take(record)
 
     def _take(self, record: dict[str, Any]) -> None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.chaos.live_kinds import DIRECTIONS, KINDS, lasts_ms
+from holdfast.chaos.live_kinds import KINDS, lasts_ms
 from holdfast.chaos.scenario import Scenario
+from holdfast.errors import ConfigError
 
 RANKS = 1_000
 Chance = Callable[[], float]
@@ -40,7 +41,11 @@ class Planned:
 
 
 def schedule(scenario: Scenario, chance: Chance) -> tuple[Planned, ...]:
-    """Return the faults of a run, in order; the last one begins before the scenario's duration is over."""
+    """Return the faults of a run, in order; the last one begins before the scenario's duration is over.
+
+    Raises:
+        ConfigError: the duration is too short for every fault to strike once.
+    """
     planned: list[Planned] = []
     first = _shuffled(sorted(scenario.rates), chance)
     at = _between(scenario.every_ms, chance)
@@ -51,10 +56,17 @@ def schedule(scenario: Scenario, chance: Chance) -> tuple[Planned, ...]:
             lasts_ms(kind, scenario.timeout_ms("silent_after_ms"), scenario.timeout_ms("session_timeout_ms")), chance
         )
         rank = int(chance() * RANKS)
-        direction = DIRECTIONS[int(chance() * 2)] if kind.plane is not None and kind.does != "down" else None
+        direction = kind.directions[int(chance() * len(kind.directions))] if kind.directions else None
         attributes = tuple((key, _between(ends, chance)) for key, ends in kind.attributes.items())
         planned.append(Planned(len(planned) + 1, at, name, rank, lasts, direction, attributes))
         at += lasts + _between(scenario.every_ms, chance)
+    if first:
+        raise ConfigError(
+            f"{scenario.duration_ms / 1000:.0f} s are too short for {len(scenario.rates)} kinds of faults: with seed "
+            f"{scenario.seed} these would never strike: {', '.join(sorted(first))}",
+            not_done="nothing was started",
+            next_step="give a longer duration, a shorter pause with every, or fewer kinds of faults",
+        )
     return tuple(planned)
 
 

@@ -1,7 +1,7 @@
 """Toxiproxy between the processes of a job: its server as a child, and faults of connections.
 
 Workers make the proxies (runtime/spark/detour.py); this module finds them by their names, puts toxics on them and takes
-them off again. That bytes went into a toxic, or connections ended, is told by the kernel (sockets.py), not by Toxiproxy.
+them off again. That bytes went into a toxic, or connections ended, is told by the kernel (sockets.py), not by it.
 
 Invariants
     - The server listens on loopback only, on a port that the system chose, and ends with this object.
@@ -25,7 +25,7 @@ import psutil
 from holdfast.chaos.live_kinds import FaultKind
 from holdfast.chaos.nemesis import Planned
 from holdfast.chaos.sockets import Connection, established
-from holdfast.chaos.strikes import seen
+from holdfast.chaos.strikes import is_gone, seen
 from holdfast.errors import ConfigError, Unavailable
 
 VARIABLE = "HOLDFAST_TOXIPROXY"
@@ -82,15 +82,15 @@ class Toxiproxy:
             self._process = subprocess.Popen(
                 [str(server), "-host", "127.0.0.1", "-port", "0"], stdout=said, stderr=subprocess.STDOUT
             )
-        self._port: int | None = None
-        if not seen(self._listens) or self._port is None:
+        self._port = 0
+        self._client = toxiproxy.Toxiproxy()
+        if not seen(self._listens) or not self._port:
             self.close()
             raise Unavailable(
                 f"{server} did not listen: {log.read_text(errors='replace')[-500:]}",
                 not_done="the job was not started",
                 next_step="start it by hand to see why",
             )
-        self._client = toxiproxy.Toxiproxy()
         self._client.update_api_consumer("127.0.0.1", self._port)
 
     @property
@@ -104,7 +104,7 @@ class Toxiproxy:
         except psutil.NoSuchProcess:
             return True  # it has ended: there is nothing to wait for
         ports = [each.laddr.port for each in own if each.status == psutil.CONN_LISTEN]
-        self._port = ports[0] if ports else None
+        self._port = ports[0] if ports else 0
         return bool(ports) or self._process.poll() is not None
 
     def ways(self, plane: str, ours: Ours) -> list[Way]:
@@ -130,58 +130,55 @@ class Cut:
     def __init__(self, fault: Planned, kind: FaultKind, way: Way, owner: psutil.Process) -> None:
         self._fault, self._kind, self._way, self._owner = fault, kind, way, owner
         self._toxic = f"fault-{fault.id}"
+        self._before: dict[bytes, Connection] = {}
+        self._direction = fault.direction
         self.target = f"{way.plane} of pid {way.owner}"
 
-    def fire(self) -> str | None:
-        before = self._flows()
+    def begin(self) -> bool:
+        self._before = self._flows()
         if self._kind.does == "down":
             self._way.proxy.disable()
         else:
             self._way.proxy.add_toxic(
-                name=self._toxic, type=self._kind.does, stream=self._fault.direction,
+                name=self._toxic, type=self._kind.does, stream=self._direction,
                 attributes=dict(self._fault.attributes),
             )  # fmt: skip
         if self._kind.does == "slow_close":
             self._owner.kill()  # somebody has to close
-        evidence: list[str] = []
-        if seen(lambda: self._has_fired(before, evidence)):
-            return evidence[0]
-        self._lift()
-        return None
+        return True
 
     def heal(self) -> str:
-        self._lift()
-        return f"{len(self._flows())} connections through it now"
-
-    def _lift(self) -> None:
         if self._kind.does == "down":
             self._way.proxy.enable()
-        elif self._owner.is_running():
-            self._way.proxy.destroy_toxic(self._toxic)
-        else:
+        elif is_gone(self._owner):
             self._way.proxy.destroy()
+        else:
+            self._way.proxy.destroy_toxic(self._toxic)
+        return f"{len(self._flows())} connections through it now"
 
-    def _has_fired(self, before: dict[bytes, Connection], evidence: list[str]) -> bool:
-        now = self._flows()
+    def evidence(self) -> str | None:
+        before, now = self._before, self._flows()
         if self._kind.does in CLOSING:
             ended = len(before.keys() - now.keys())
-            evidence[:] = [f"{ended} of {len(before)} connections ended"]
-            return ended > 0
+            return f"{ended} of {len(before)} connections ended" if ended else None
         if self._kind.does == "slow_close":
             held = len(before.keys() & now.keys())
-            evidence[:] = [f"pid {self._way.owner} was killed, {held} connections beyond the proxy stay open"]
-            return not self._owner.is_running() or self._owner.status() == psutil.STATUS_ZOMBIE
-        new = sum(flow.received - before[key].received if key in before else flow.received for key, flow in now.items())
-        evidence[:] = [f"{new} bytes in {len(now)} connections went into it {self._fault.direction}"]
-        return new > 0
+            open_still = is_gone(self._owner) and held == len(before) > 0
+            return f"pid {self._way.owner} was killed, {held} connections beyond the proxy stay" if open_still else None
+        new = [flow.received - before[key].received for key, flow in now.items() if key in before]
+        entered = bool(new) and all(new) if self._way.plane == "control" else sum(new) > 0
+        return f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}" if entered else None
 
     def _flows(self) -> dict[bytes, Connection]:
-        """Return the proxy's ends at which the affected direction comes in."""
-        downstream = self._fault.direction == "downstream" and self._kind.does not in CLOSING
-        ends = established()
-        if downstream:
-            return {each.cookie: each for each in ends if each.remote == self._way.upstream}
-        return {each.cookie: each for each in ends if each.local == self._way.listen}
+        """Return the proxy's ends at which the affected direction comes in; of a slow close, the other ones.
+
+        Those that it opened to the driver cannot be told from those that other workers' proxies opened. So of these,
+        all have to show the effect.
+        """
+        downstream = self._direction == "downstream" and self._kind.does not in CLOSING
+        if downstream != (self._kind.does == "slow_close"):
+            return {each.cookie: each for each in established() if each.remote == self._way.upstream}
+        return {each.cookie: each for each in established() if each.local == self._way.listen}
 
 
 def of_connections(

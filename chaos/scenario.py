@@ -53,6 +53,8 @@ class Feed:
     target: str
     records_per_second: int | None
     """None: as many as are needed to be done when the faults are over."""
+    prepare: tuple[str, ...] = ()
+    """A command that makes the finished log, run before anything else."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run to be broken. Texts may hold `{out}`, the folder of the run."""
+    """A run to be broken. Texts may hold `{out}`, the folder of the run, and `{python}`, this interpreter."""
 
     name: str
     duration_ms: int
@@ -127,7 +129,7 @@ def parse(raw: Mapping[str, Any], name: str, *, toxiproxy: bool, checked_elsewhe
         rates=rates,
         check=_check(raw.get("check")),
         environment={key: str(value) for key, value in _table(job, "environment", None).items()},
-        drive=_drive(_table(raw, "drive", ("command", "from", "to", "records_per_second"))),
+        drive=_drive(_table(raw, "drive", ("command", "prepare", "from", "to", "records_per_second"))),
         observe=tuple(_observed(each) for each in raw.get("observe", ())),
         wait=_waits(_table(raw, "wait", ("start", "recover", "end"))),
     )
@@ -211,7 +213,10 @@ def _drive(raw: Mapping[str, Any]) -> Feed | tuple[str, ...] | None:
     if "from" not in raw or "to" not in raw:
         _refuse("[drive] lacks from or to", "name a sealed log and the log that the job reads; or give a command")
     rate = _whole(raw, "records_per_second", 1, least=1) if "records_per_second" in raw else None
-    return Feed(str(raw["from"]), str(raw["to"]), rate)
+    prepare = raw.get("prepare", ())
+    if prepare != () and not _is_command(prepare):
+        _refuse(f"prepare is {prepare!r}", "give a command as a list of words")
+    return Feed(str(raw["from"]), str(raw["to"]), rate, tuple(prepare))
 
 
 def _observed(raw: Any) -> Observed:

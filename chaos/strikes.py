@@ -24,31 +24,43 @@ class Strike(Protocol):
 
     target: str
 
-    def fire(self) -> str | None:
-        """Strike; return the evidence, None if there was nothing to strike any more."""
+    def begin(self) -> bool:
+        """Strike; False if there is nothing to strike any more."""
+
+    def evidence(self) -> str | None:
+        """Return what shows that it has fired, None as long as nothing does."""
 
     def heal(self) -> str:
-        """Undo what lasts; return what was found."""
+        """Undo what lasts, whether it has fired or not; return what was found."""
 
 
 class Kill:
-    """SIGKILL."""
+    """SIGKILL.
 
-    def __init__(self, process: psutil.Process) -> None:
+    Args:
+        revive: Starts again what nobody else starts again; says what it did.
+    """
+
+    def __init__(self, process: psutil.Process, revive: Callable[[], str] | None = None) -> None:
         self._process = process
+        self._revive = revive
+        self._began = 0.0
         self.target = f"pid {process.pid}"
 
-    def fire(self) -> str | None:
+    def begin(self) -> bool:
+        self._began = time.monotonic()
         try:
             self._process.kill()
         except psutil.NoSuchProcess:
-            return None
-        began = time.monotonic()
-        gone = seen(lambda: is_gone(self._process))
-        return f"pid {self._process.pid} gone after {1000 * (time.monotonic() - began):.0f} ms" if gone else None
+            return False
+        return True
+
+    def evidence(self) -> str | None:
+        took_ms = 1000 * (time.monotonic() - self._began)
+        return f"pid {self._process.pid} gone within {took_ms:.0f} ms" if is_gone(self._process) else None
 
     def heal(self) -> str:
-        return ""
+        return "" if self._revive is None else self._revive()
 
 
 class Stop:
@@ -58,10 +70,16 @@ class Stop:
         self._process = process
         self.target = f"pid {process.pid}"
 
-    def fire(self) -> str | None:
+    def begin(self) -> bool:
         try:
             self._process.suspend()
-            stopped = seen(lambda: self._process.status() == psutil.STATUS_STOPPED)
+        except psutil.NoSuchProcess:
+            return False
+        return True
+
+    def evidence(self) -> str | None:
+        try:
+            stopped = self._process.status() == psutil.STATUS_STOPPED
         except psutil.NoSuchProcess:
             return None
         return f"pid {self._process.pid} is in state stopped" if stopped else None
@@ -82,7 +100,7 @@ class Full:
         self._before: dict[psutil.Process, tuple[int, int]] = {}
         self.target = ", ".join(f"pid {process.pid}" for process in processes)
 
-    def fire(self) -> str | None:
+    def begin(self) -> bool:
         for process in self._processes:
             try:
                 before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
@@ -90,8 +108,11 @@ class Full:
             except ProcessLookupError:
                 continue
             self._before[process] = before
-        limited = [p.pid for p in self._before if resource.prlimit(p.pid, resource.RLIMIT_FSIZE)[0] == 0]
-        return f"no file of pid {', '.join(map(str, limited))} may grow" if limited else None
+        return bool(self._before)
+
+    def evidence(self) -> str | None:
+        limited = [str(process.pid) for process in self._before if _may_write(process) is False]
+        return f"no file of pid {', '.join(limited)} may grow" if limited else None
 
     def heal(self) -> str:
         healed = 0
@@ -105,12 +126,21 @@ class Full:
         return f"{healed} of {len(self._before)} processes may write again"
 
 
-def of_processes(fault: Planned, does: str, prey: list[psutil.Process]) -> Strike | None:
+def of_processes(
+    fault: Planned, does: str, prey: list[psutil.Process], revive: Callable[[], str] | None = None
+) -> Strike | None:
     """Return the fault for what there is now; None if there is nothing."""
     if not prey:
         return None
     one = prey[fault.rank % len(prey)]
-    return Kill(one) if does == "kill" else Stop(one) if does == "signal-stop" else Full(prey)
+    return Kill(one, revive) if does == "kill" else Stop(one) if does == "signal-stop" else Full(prey)
+
+
+def _may_write(process: psutil.Process) -> bool | None:
+    try:
+        return resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[0] != 0
+    except ProcessLookupError:
+        return None
 
 
 def is_gone(process: psutil.Process) -> bool:
