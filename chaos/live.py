@@ -42,18 +42,29 @@ PREY_WITHIN_S = 30.0
 STARTS_IN_A_ROW_MAX = 5
 """Drivers that may end without a completed epoch between them, unless a fault ended them."""
 CAUGHT_UP_WITHIN_S = 60.0
+DAMAGE, REFUSALS = "newest-object-corrupt", (4, 7)
+"""While this fault lasts a driver is to end with one of these, or to do without the object."""
+REFUSED_WITHIN_S = 30.0
+"""How long after it a driver may still be seen to have ended for it."""
+SCENARIOS = Path(__file__).parent / "scenarios"
 JOURNAL = "journal.jsonl"
 
 
 def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None) -> Scenario:
-    """Read a scenario. Raises ConfigError: it is not there, or cannot be carried out here."""
+    """Read a scenario: a file, or the name of one that comes with this package.
+
+    Raises:
+        ConfigError: it is not there, or cannot be carried out here.
+    """
+    if not path.exists() and path.name == str(path) and (shipped := SCENARIOS / f"{path}.toml").exists():
+        path = shipped
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(
             f"{path} cannot be read as a scenario: {error}",
             not_done="nothing was started",
-            next_step="name a TOML file; examples lie in chaos/scenarios",
+            next_step=f"name a TOML file, or one of {', '.join(sorted(p.stem for p in SCENARIOS.glob('*.toml')))}",
         ) from error
     if seed is not None:
         raw["seed"] = seed
@@ -119,6 +130,7 @@ class _Run:
         self._begun: tuple[Planned, Strike, float] | None = None
         self._active: tuple[Planned, Strike, float] | None = None
         self._killed: set[int] = set()
+        self._damaged_until = 0.0
         self._starts, self._epochs_at_start = 0, 0
         self._calm_since = time.monotonic()
         self._stuck: str | None = None
@@ -233,12 +245,13 @@ class _Run:
         self._journal.write("driver", phase="ended", pid=pid, exit=status)
         said = self._job.log_path.read_text(errors="replace").strip().splitlines()
         why = next((line for line in said if line.startswith("holdfast: ")), said[-1] if said else "it said nothing")
-        struck = pid in self._killed
-        self._watch.driver_lost("the driver was killed" if struck else f"the driver ended with status {status}: {why}")
+        struck = pid in self._killed or (status in REFUSALS and time.monotonic() < self._damaged_until)
+        ended = f"the driver ended with status {status}: {why}"
+        self._watch.driver_lost("the driver was killed" if pid in self._killed else ended)
         if self._watch.epochs > self._epochs_at_start or struck:
             self._starts = 1
         if not struck and (status in (2, 4, 7) or self._starts >= STARTS_IN_A_ROW_MAX):
-            self._failed = f"the job failed: the driver ended with status {status}: {why}"
+            self._failed = f"the job failed: {ended}"
             return
         self._progress(f"driver {pid} ended with status {status}; starting another one")
         self._start_driver()
@@ -258,7 +271,7 @@ class _Run:
         strike, driver = self._field.strike(fault), self._job.driver
         if strike is not None and strike.begin():
             self._begun = (fault, strike, time.monotonic() + SEEN_WITHIN_S)
-            if KINDS[fault.kind].prey == "driver" and KINDS[fault.kind].does == "kill":
+            if KINDS[fault.kind].prey == "driver" and KINDS[fault.kind].does in ("kill", "corrupt"):
                 assert driver is not None
                 self._killed.add(driver.pid)
             self._see_fired()
@@ -273,6 +286,8 @@ class _Run:
         if (evidence := strike.evidence()) is not None:
             self._armed = self._begun = None
             self._active = (fault, strike, time.monotonic() + fault.lasts_ms / 1000)
+            if fault.kind == DAMAGE:
+                self._damaged_until = self._active[2] + REFUSED_WITHIN_S
             self._write_fault(fault, "fired", strike.target, evidence)
             self._progress(f"{fault.kind}: {evidence}")
         elif time.monotonic() > deadline:

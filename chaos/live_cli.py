@@ -24,7 +24,7 @@ REPORT = "holdfast.chaos.live_report"
 def add_parser(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the command; `command` makes parsers beside the others of `holdfast chaos`."""
     parser = command("run", handle, "break a real job by a scenario, and check what comes out of it")
-    parser.add_argument("scenario", type=Path, metavar="SCENARIO.toml", help="faults, platform, check")
+    parser.add_argument("scenario", type=Path, metavar="SCENARIO.toml", help="a file, or a built-in name")
     parser.add_argument("--job", type=Path, required=True, metavar="JOB.py", help="the job's file")
     parser.add_argument("--out", type=Path, default=Path("chaos-run"), help="folder of the run; default: chaos-run")
     parser.add_argument("--seed", type=int, metavar="S", help="instead of the scenario's")

@@ -11,15 +11,18 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.chaos import strikes
+from holdfast.chaos.damage import Flip
 from holdfast.chaos.feeding import Feeder
 from holdfast.chaos.findings import Finding
 from holdfast.chaos.live_cluster import LiveCluster
 from holdfast.chaos.live_job import TOKEN, LiveJob
 from holdfast.chaos.live_kinds import KINDS, needs_toxiproxy
 from holdfast.chaos.nemesis import Planned
+from holdfast.chaos.observer import Observer
 from holdfast.chaos.proxy import Toxiproxy, of_connections
 from holdfast.chaos.scenario import Feed, Scenario
 from holdfast.chaos.strikes import Strike
@@ -41,7 +44,7 @@ class Field:
         self._command: subprocess.Popen[bytes] | None = None
         self._job: LiveJob | None = None
         self._toxiproxy: Toxiproxy | None = None
-
+        self._observer: Observer | None = None
         self.token = uuid.uuid4().hex
         self._cluster: LiveCluster | None = None
 
@@ -65,6 +68,10 @@ class Field:
         """Return the job, which is to be started."""
         master = self._scenario.platform.name if self._cluster is None else self._cluster.url
         flags = ("--master", master, "--parallelism", str(self._scenario.parallelism))
+        targets = [replace(each, path=self._filled(each.path)) for each in self._scenario.observe]
+        self._observer = Observer(self._out / "root", targets) if targets else None
+        if self._observer is not None:
+            self._observer.start()
         self._job = LiveJob(file, self._out, flags, self.environment, self.token)
         if self._feeder is not None:
             self._feeder.start()
@@ -109,6 +116,8 @@ class Field:
         if kind.plane is not None:
             assert self._toxiproxy is not None
             return of_connections(fault, kind, self._toxiproxy, job.prey("worker"), job.ours)
+        if kind.does == "corrupt":
+            return self._flip(fault, kill=kind.prey == "driver")
         if kind.prey == "host":
             assert self._cluster is not None
             return strikes.of_processes(fault, kind.does, self._cluster.hosts(), self._cluster.revive)
@@ -121,13 +130,15 @@ class Field:
         return [process.pid for process in self._job.all() if process.pid not in daemons]
 
     def observed(self) -> Iterable[Finding]:
-        """Return what observers found."""
-        return ()
+        """End the observer; return what it found."""
+        return [] if self._observer is None else self._observer.close()
 
     def close(self) -> None:
         """End everything."""
         if self._feeder is not None:
             self._feeder.close()
+        if self._observer is not None:
+            self._observer.close()
         if self._job is not None:
             self._job.close()
         if self._cluster is not None:
@@ -139,6 +150,11 @@ class Field:
 
     def _filled(self, text: str) -> str:
         return os.path.expandvars(text.replace("{out}", str(self._out)).replace("{python}", sys.executable))
+
+    def _flip(self, fault: Planned, kill: bool) -> Strike | None:
+        assert self._job is not None
+        folder, drivers = self._job.folder(), self._job.prey("driver")
+        return None if folder is None or not drivers else Flip(folder, fault.rank, drivers[0] if kill else None)
 
     def _prepare(self, command: tuple[str, ...]) -> None:
         if not command:

@@ -47,6 +47,7 @@ class LiveJob:
         self.token = token
         self.root = out / "root"
         self._out = out
+        self._folder: Path | None = None
         (out / "tmp").mkdir(exist_ok=True)
         base = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(job), "--root", str(self.root)]
         self._command = [*base, "--progress", "json", *flags]
@@ -123,6 +124,12 @@ class LiveJob:
         assert kind == "executor", f"{kind} are no processes of the job"
         above = _distinct(self._parent(daemon) for daemon in daemons)
         return [process for process in above if EXECUTOR in _command_line(process)]
+
+    def folder(self) -> Path | None:
+        """Return the job's folder: the only one below the root of the run; None until it is there."""
+        if self._folder is None:
+            self._folder = next((path.parent for path in self.root.glob("*/log")), None)
+        return self._folder
 
     def rss_bytes(self) -> int | None:
         """Return the memory of all workers that have work; None if none is known."""

@@ -79,8 +79,11 @@ def _kinds() -> dict[str, FaultKind]:
         kinds[f"{plane}-down"] = FaultKind(who, "down", "cut", f"{plane} plane: closed, and nobody listens")
     kinds["worker-disk-full"] = FaultKind("worker", "full", "pause", "no worker can write to a file")
     kinds["driver-disk-full"] = FaultKind("driver", "full", "pause", "the driver can write to no file")
-    kinds["object-corrupt"] = FaultKind(
-        "checkpoint", "corrupt", "instant", "a bit flips in an object that only older checkpoints need"
+    kinds["older-object-corrupt"] = FaultKind(
+        "checkpoint", "corrupt", "pause", "a bit flips in an object that only older checkpoints need"
+    )
+    kinds["newest-object-corrupt"] = FaultKind(
+        "driver", "corrupt", "cut", "the driver is killed and a bit flips in an object of the newest checkpoint"
     )
     return kinds
 

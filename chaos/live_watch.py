@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from holdfast.chaos.journal import Journal
 from holdfast.chaos.live_job import LiveJob
+from holdfast.chaos.observer import JobLog
 
 SAMPLE_EVERY_S = 1.0
 US_PER_MS = 1_000
@@ -35,8 +35,7 @@ class Watch:
 
     def __init__(self, job: LiveJob, journal: Journal) -> None:
         self._job, self._journal = job, journal
-        self._sequence = 0
-        self._found: Path | None = None
+        self._log = JobLog(job.root)
         self._next_sample = 0.0
         self._open: list[_Recovery] = []
         self._told: set[tuple[int, int]] = set()
@@ -75,21 +74,8 @@ class Watch:
             self._write(recovery, None)
         self._open = []
 
-    def _folder(self) -> Path | None:
-        """Return the folder of the job: the only one below the root of the run."""
-        if self._found is None:
-            self._found = next((path.parent for path in self._job.root.glob("*/log")), None)
-        return self._found
-
     def _read_log(self) -> None:
-        """Read on where it stopped: a job log has no gaps, and keeps its records longer than this looks away."""
-        folder = self._folder()
-        while folder is not None:
-            try:
-                record = json.loads((folder / "log" / f"{self._sequence + 1:020}.json").read_bytes())
-            except FileNotFoundError:
-                return
-            self._sequence += 1
+        for record in self._log.news():
             self._take(record)
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -123,7 +109,7 @@ class Watch:
     def _recovery(self, restart: dict[str, Any]) -> _Recovery:
         """Return it with what `live.json` knows besides: when it began, and when a new worker took a record."""
         recovery = _Recovery(restart["cause"], restart["recovery_ms"], restart["at"])
-        folder = self._folder()
+        folder = self._job.folder()
         try:
             live = json.loads((folder / "live.json").read_bytes()) if folder is not None else {}
         except (FileNotFoundError, ValueError):
