@@ -37,8 +37,6 @@ from holdfast.chaos.strikes import SEEN_WITHIN_S, Strike, seen
 from holdfast.errors import ConfigError, HoldfastError
 
 TICK_S = 0.05
-PREY_WITHIN_S = 30.0
-"""How long an armed fault waits for something to strike, for instance for a driver to come back."""
 STARTS_IN_A_ROW_MAX = 5
 """Drivers that may end without a completed epoch between them, unless a fault ended them."""
 CAUGHT_UP_WITHIN_S = 60.0
@@ -129,6 +127,8 @@ class _Run:
         self._armed: tuple[Planned, float] | None = None
         self._begun: tuple[Planned, Strike, float] | None = None
         self._active: tuple[Planned, Strike, float] | None = None
+        self._recover_s = scenario.wait.recover / 1000
+        """How long an armed fault waits for something to strike, and the job may take to its next epoch."""
         self._killed: set[int] = set()
         self._damaged_until = 0.0
         self._starts, self._epochs_at_start = 0, 0
@@ -223,7 +223,7 @@ class _Run:
             self._failed = self._field.error
         calm_s = time.monotonic() - max(self._watch.epoch_seen, self._calm_since)
         calm = self._active is None and self._begun is None and self._watch.epochs > 0
-        if calm and calm_s > self._scenario.wait.recover / 1000:
+        if calm and calm_s > self._recover_s:
             self._set_stuck(f"no epoch was completed for {calm_s:.0f} s, and no fault was active")
 
     def _set_stuck(self, why: str) -> None:
@@ -259,7 +259,7 @@ class _Run:
     # Faults
 
     def _arm(self, fault: Planned) -> None:
-        self._armed = (fault, time.monotonic() + PREY_WITHIN_S)
+        self._armed = (fault, time.monotonic() + self._recover_s)
         extra = {"lasts_ms": fault.lasts_ms, "rank": fault.rank, "direction": fault.direction, **dict(fault.attributes)}
         detail = ", ".join(f"{name} {value}" for name, value in extra.items() if value is not None)
         self._write_fault(fault, "armed", None, detail)
@@ -277,7 +277,7 @@ class _Run:
             self._see_fired()
         elif time.monotonic() > deadline:
             self._armed = None
-            self._write_fault(fault, "missed", None, f"it could not strike within {PREY_WITHIN_S:.0f} s")
+            self._write_fault(fault, "missed", None, f"it could not strike within {self._recover_s:.0f} s")
 
     def _see_fired(self) -> None:
         """Look for the evidence; if there is none for too long, undo the fault and let it strike again."""

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from holdfast.chaos.strikes import is_gone
 from holdfast.errors import Unavailable
 
 START_LIMIT_S = 90.0
@@ -80,9 +81,13 @@ class LiveCluster:
 
     def revive(self) -> str:
         """Start hosts again that have ended, as whoever supervises them would; say what was done."""
-        ended = [number for number, host in enumerate(self._hosts) if host is None or host.poll() is not None]
-        for number in ended:
-            self._start_host(number)
+        ended = []
+        for number, host in enumerate(self._hosts):
+            # A JVM whose first thread is gone is not to be waited for before its last one is.
+            if host is not None and (host.poll() is not None or is_gone(psutil.Process(host.pid))):
+                host.wait()
+                ended.append(number)
+                self._start_host(number)
         return f"{len(ended)} worker daemons were started again"
 
     def close(self) -> None:

@@ -190,9 +190,10 @@ def of_connections(
         owners: Workers, in an order that does not depend on process ids.
     """
     assert kind.plane is not None
-    ways = {way.owner: way for way in server.ways(kind.plane, ours)}
     in_use = {each.local for each in established()}
-    there = [(owner, ways[owner.pid]) for owner in owners if owner.pid in ways and ways[owner.pid].listen in in_use]
+    # Spark uses a Python process again: it may have made others before, which nobody uses any more.
+    ways = {way.owner: way for way in server.ways(kind.plane, ours) if way.listen in in_use}
+    there = [(owner, ways[owner.pid]) for owner in owners if owner.pid in ways]
     if not there:
         return None
     owner, way = there[fault.rank % len(there)]
