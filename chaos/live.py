@@ -132,7 +132,9 @@ class _Run:
         self._killed: set[int] = set()
         self._damaged_until = 0.0
         self._starts, self._epochs_at_start = 0, 0
-        self._calm_since = time.monotonic()
+        self._began = self._calm_since = time.monotonic()
+        self._late_ms = 0.0
+        """How much later than planned faults come: they waited for something to strike."""
         self._stuck: str | None = None
         self._failed: str | None = None
 
@@ -166,10 +168,10 @@ class _Run:
 
     def _break(self) -> None:
         """Strike by the schedule until it is done and its time is over."""
-        began = time.monotonic()
+        self._began = time.monotonic()
         self._field.feed()
         while not self._over():
-            now_ms = (time.monotonic() - began) * 1000
+            now_ms = (time.monotonic() - self._began) * 1000 - self._late_ms
             if self._active is not None:
                 if time.monotonic() >= self._active[2]:
                     self._heal()
@@ -277,6 +279,7 @@ class _Run:
             self._see_fired()
         elif time.monotonic() > deadline:
             self._armed = None
+            self._keep_pauses(fault)
             self._write_fault(fault, "missed", None, f"it could not strike within {self._recover_s:.0f} s")
 
     def _see_fired(self) -> None:
@@ -285,6 +288,7 @@ class _Run:
         fault, strike, deadline = self._begun
         if (evidence := strike.evidence()) is not None:
             self._armed = self._begun = None
+            self._keep_pauses(fault)
             self._active = (fault, strike, time.monotonic() + fault.lasts_ms / 1000)
             if fault.kind == DAMAGE:
                 self._damaged_until = self._active[2] + REFUSED_WITHIN_S
@@ -293,6 +297,10 @@ class _Run:
         elif time.monotonic() > deadline:
             self._begun = None
             strike.heal()
+
+    def _keep_pauses(self, fault: Planned) -> None:
+        """Let everything that follows come as much later as this fault was late, so that pauses stay what they were."""
+        self._late_ms = max(self._late_ms, (time.monotonic() - self._began) * 1000 - fault.at_ms)
 
     def _heal(self) -> None:
         assert self._active is not None
