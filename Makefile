@@ -1,6 +1,6 @@
 # The commands of a developer. The first use of any of them creates .venv.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test soak bench lock clean check java
+.PHONY: help demo quick test soak bench lock clean check java toxiproxy
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -19,12 +19,12 @@ demo: java ## the flights job on real data: a worker is killed, the result is ve
 	@$(WITH_JAVA) $(BIN)/holdfast demo
 
 quick: check ## ruff, types, import rules, tests that need no Spark (2 min at most)
-	@$(PYTEST) -m "not e2e and not slow" $(QUICK)
+	@$(PYTEST) -m "not e2e and not slow and not toxiproxy" $(QUICK)
 
-test: check java ## everything but soak: quick, every scenario, Spark, smoke benchmarks
+test: check java toxiproxy ## everything but soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) -m "not slow" tests
 
-soak: java ## hours: the simulator over thousands of seeds, and what a job takes up (HOURS=2, plot in growth-soak)
+soak: java toxiproxy ## hours: the simulator over thousands of seeds, and what a job takes up (HOURS=2, plot in growth-soak)
 	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 -m slow tests
 
 bench: java ## benchmarks at full size
@@ -47,6 +47,9 @@ check: $(READY)
 java: $(READY)
 	@(cd $(VENV) && [ -f java-home ] && [ -x "$$(cat java-home)/bin/java" ] && [ "$$(cat java-asked)" = "$$JAVA_HOME" ]) \
 		|| tools/bootstrap.sh java
+
+toxiproxy: $(READY)
+	@tools/bootstrap.sh toxiproxy
 
 $(READY): requirements.lock pyproject.toml
 	@tools/bootstrap.sh venv

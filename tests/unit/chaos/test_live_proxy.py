@@ -72,6 +72,7 @@ def pair(server: Toxiproxy) -> Iterator[Pair]:
     pair.close()
 
 
+@pytest.mark.toxiproxy
 class TestToxiproxy:
     def test_it_listens_on_loopback_at_a_port_of_its_own(self, server: Toxiproxy) -> None:
         host, _, port = server.address.partition(":")
@@ -88,6 +89,7 @@ class TestToxiproxy:
             Toxiproxy(tmp_path / "log")
 
 
+@pytest.mark.toxiproxy
 class TestCut:
     @pytest.mark.parametrize(
         ("kind", "attributes"),
