@@ -12,6 +12,7 @@ Source: docs/design/0016-live-chaos.md.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import subprocess
@@ -28,7 +29,7 @@ from holdfast.chaos.findings import Check, Context, Finding
 from holdfast.chaos.journal import Journal
 from holdfast.chaos.live_field import Field
 from holdfast.chaos.live_job import LiveJob
-from holdfast.chaos.live_kinds import KINDS, needs_toxiproxy
+from holdfast.chaos.live_kinds import KINDS
 from holdfast.chaos.live_watch import Watch
 from holdfast.chaos.nemesis import Planned, schedule
 from holdfast.chaos.proxy import find_server
@@ -130,7 +131,9 @@ class _Run:
         self._recover_s = scenario.wait.recover / 1000
         """How long an armed fault waits for something to strike, and the job may take to its next epoch."""
         self._killed: set[int] = set()
-        self._damaged_until = 0.0
+        self._damaged_at = self._damaged_until = 0.0
+        self._refusals = 0
+        """Drivers that ended for the damage which lasts."""
         self._starts, self._epochs_at_start = 0, 0
         self._began = self._calm_since = time.monotonic()
         self._late_ms = 0.0
@@ -173,7 +176,7 @@ class _Run:
         while not self._over():
             now_ms = (time.monotonic() - self._began) * 1000 - self._late_ms
             if self._active is not None:
-                if time.monotonic() >= self._active[2]:
+                if time.monotonic() >= self._active[2] and self._has_shown():
                     self._heal()
             elif self._begun is not None:
                 self._see_fired()
@@ -247,7 +250,9 @@ class _Run:
         self._journal.write("driver", phase="ended", pid=pid, exit=status)
         said = self._job.log_path.read_text(errors="replace").strip().splitlines()
         why = next((line for line in said if line.startswith("holdfast: ")), said[-1] if said else "it said nothing")
-        struck = pid in self._killed or (status in REFUSALS and time.monotonic() < self._damaged_until)
+        refused = status in REFUSALS and time.monotonic() < self._damaged_until
+        self._refusals += refused
+        struck = pid in self._killed or refused
         ended = f"the driver ended with status {status}: {why}"
         self._watch.driver_lost("the driver was killed" if pid in self._killed else ended)
         if self._watch.epochs > self._epochs_at_start or struck:
@@ -291,7 +296,8 @@ class _Run:
             self._keep_pauses(fault)
             self._active = (fault, strike, time.monotonic() + fault.lasts_ms / 1000)
             if fault.kind == DAMAGE:
-                self._damaged_until = self._active[2] + REFUSED_WITHIN_S
+                self._refusals, self._damaged_at = 0, time.monotonic()
+                self._damaged_until = math.inf
             self._write_fault(fault, "fired", strike.target, evidence)
             self._progress(f"{fault.kind}: {evidence}")
         elif time.monotonic() > deadline:
@@ -302,12 +308,22 @@ class _Run:
         """Let everything that follows come as much later as this fault was late, so that pauses stay what they were."""
         self._late_ms = max(self._late_ms, (time.monotonic() - self._began) * 1000 - fault.at_ms)
 
+    def _has_shown(self) -> bool:
+        """Return whether what lasts may end: damage stays until a driver refused it or the job did without."""
+        assert self._active is not None
+        began = self._damaged_at
+        done = self._refusals > 0 or self._watch.epoch_seen > began or time.monotonic() - began > self._recover_s
+        return done or self._active[0].kind != DAMAGE
+
     def _heal(self) -> None:
         assert self._active is not None
         fault, strike, _ = self._active
         self._active = None
         found = strike.heal()
         self._calm_since = time.monotonic()
+        if fault.kind == DAMAGE:
+            self._damaged_until = time.monotonic() + REFUSED_WITHIN_S
+            found = f"{self._refusals} drivers refused it; {found}"
         self._write_fault(fault, "healed", strike.target, found)
 
     def _write_fault(self, fault: Planned, phase: str, target: str | None, detail: str) -> None:
@@ -366,8 +382,3 @@ def _git() -> str | None:
         capture_output=True, text=True, check=False, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
     )  # fmt: skip
     return asked.stdout.strip() or None if asked.returncode == 0 else None
-
-
-def required_proxy(scenario: Scenario) -> bool:
-    """Return whether the scenario strikes connections."""
-    return needs_toxiproxy(scenario.rates)

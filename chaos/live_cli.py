@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from holdfast.chaos import live
 from holdfast.runtime.cli.reporting import advise, print_json
 
 HELD, NOT_PROVEN, VIOLATED, JOB_FAILED = 0, 1, 4, 7
@@ -32,6 +31,8 @@ def add_parser(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Run a scenario."""
+    from holdfast.chaos import live  # loads Spark, which simulations do not need
+
     scenario = live.load(args.scenario, seed=args.seed)
     path = live.run(scenario, args.job, args.out, progress=advise)
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -13,6 +13,7 @@ from running import JOB, differences, make_input
 
 from holdfast.chaos import live
 from holdfast.chaos.findings import Context, Finding
+from holdfast.chaos.proxy import find_server
 from holdfast.chaos.scenario import parse
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -55,7 +56,7 @@ def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_e
         "observe": [{"sqlite": "{out}/out.db", "grows": ["users", "pages"]}],
         "wait": {"start": "4m", "recover": "4m"},
     }  # fmt: skip
-    toxiproxy = live.find_server() is not None
+    toxiproxy = find_server() is not None
     assert toxiproxy, "Toxiproxy's server is missing; make it: tools/bootstrap.sh toxiproxy"
     scenario = parse(raw, "every family", toxiproxy=toxiproxy, checked_elsewhere=True)
     journal = live.run(scenario, JOB, tmp_path / "out", check=check, progress=print)

@@ -1,4 +1,4 @@
-"""The parts of a real run that need no Spark: processes that are struck, a log that is fed, targets that are watched."""
+"""The parts of a real run that need no Spark: processes to strike, a log to feed, targets to watch."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class TestLiveJob:
         assert job.ours(stranger.pid) is None and job.ours(os.getpid()) is None
         assert [process.pid for process in job.all()] == [child.pid]
         job.close()
-        assert child.wait() == -signal.SIGKILL and stranger.poll() is None
+        assert child.wait() == -signal.SIGKILL
+        assert psutil.pid_exists(stranger.pid)
         stranger.kill()
         for each in (child, stranger):
             each.communicate()
@@ -116,8 +117,8 @@ class TestFeeder:
         assert not fed.sealed
         feeder.release()
         assert seen(lambda: feeder.done) and feeder.error is None
+        assert LogReader(open_objects(str(tmp_path / "fed"))).sealed
         fed.refresh()
-        assert fed.sealed
         for partition in (0, 1):
             rows, offset = [], 0
             while (found := fed.read(partition, offset, 1 << 20))[0] is not None:
@@ -145,12 +146,9 @@ class World:
             database.execute("CREATE TABLE rows(n)")
             database.execute("INSERT INTO holdfast_progress VALUES ('j', 's', 0, 1, 0)")
         database.close()
-        self.log = LogWriter(self._log_store())
-
-    def _log_store(self) -> object:
-        store = open_objects(str(self.folder / "log"))
+        store = open_objects(str(folder / "log"))
         create_log(store, SCHEMA, 1)
-        return store
+        self.log = LogWriter(store)
 
     def record(self, kind: str, epoch: int = 0) -> None:
         self.sequence += 1
@@ -225,9 +223,6 @@ class TestObserver:
         second.write_text(second.read_text().replace('"base":1', '"base":0'))
         observer.look()
         assert any("has rows at 0" in text for text in observer.wrong)
-
-
-JOB_LOG = Path(__file__).parents[2] / "formats" / "job_v1"
 
 
 class TestFlip:

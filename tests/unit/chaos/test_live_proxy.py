@@ -102,7 +102,7 @@ class TestCut:
     def test_what_delays_has_fired_when_bytes_went_into_it(
         self, pair: Pair, kind: str, attributes: dict[str, int]
     ) -> None:
-        cut = pair.strike(kind, **attributes)
+        cut = pair.strike(kind, "upstream", **attributes)
         assert cut.begin()
         assert seen(lambda: cut.evidence() is not None)
         assert "connections went into it upstream" in (cut.evidence() or "")
