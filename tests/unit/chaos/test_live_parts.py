@@ -16,7 +16,6 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from holdfast.chaos.damage import Flip
 from holdfast.chaos.feeding import Feeder
 from holdfast.chaos.findings import Context, Finding
 from holdfast.chaos.journal import Journal
@@ -223,12 +222,6 @@ class TestObserver:
         second.write_text(second.read_text().replace('"base":1', '"base":0'))
         observer.look()
         assert any("has rows at 0" in text for text in observer.wrong)
-
-
-class TestFlip:
-    def test_a_job_without_older_checkpoints_has_nothing_that_is_not_needed(self, tmp_path: Path) -> None:
-        (tmp_path / "log").mkdir()
-        assert not Flip(tmp_path, 1, None).begin()
 
 
 def checked(context: Context) -> Iterator[Finding]:
