@@ -15,7 +15,7 @@ import time
 
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.storage.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
@@ -34,17 +34,23 @@ class Feeder:
         records_per_second: Of all partitions together; None: so many that it takes `duration_s`.
 
     Raises:
-        ConfigError: there is no log to read, or one where it is to be fed.
+        ConfigError: there is no log to read, nothing in it, rows that were taken back, or a log to be fed already.
     """
 
     def __init__(self, source: str, target: str, records_per_second: int | None, duration_s: float) -> None:
         self._reader = LogReader(open_objects(source))
         self._ends = self._reader.end_offsets()
+        self.total = sum(self._ends.values())
+        if not self.total or any(self._reader.rows(partition) != end for partition, end in self._ends.items()):
+            raise ConfigError(
+                f"the log {source} holds " + ("rows that a rewind took back" if self.total else "nothing"),
+                not_done="nothing was fed",
+                next_step="name a log with rows, all of them valid",
+            )
         store = open_objects(target)
         create_log(store, self._reader.meta.schema, self._reader.meta.partitions, self._reader.meta.key)
         self._writer = LogWriter(store)
         self._next = dict.fromkeys(self._ends, 0)
-        self.total = sum(self._ends.values())
         self._rate = records_per_second or max(1.0, self.total / max(duration_s, 1.0))
         self._released, self._closed = threading.Event(), threading.Event()
         self.error: HoldfastError | None = None
@@ -92,7 +98,7 @@ class Feeder:
         batches = []
         while self._next[partition] < end:
             batch, following = self._reader.read(partition, self._next[partition], READ_BYTES)
-            assert batch is not None and following - self._next[partition] == batch.num_rows, "a log with void ranges"
+            assert batch is not None and following == self._next[partition] + batch.num_rows, "rows without a gap"
             taken = min(batch.num_rows, end - self._next[partition])
             batches.append(batch.slice(0, taken))
             self._next[partition] += taken

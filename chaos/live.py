@@ -71,7 +71,7 @@ def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None
 
 
 def run(
-    scenario: Scenario,
+    scenario: Scenario | Path,
     job: Path,
     out: Path,
     *,
@@ -81,6 +81,7 @@ def run(
     """Break a job by a scenario; return the path of the journal, which ends with the verdict.
 
     Args:
+        scenario: One that was loaded, or its file or name.
         job: The job's file, as for `holdfast run`. Its root is put below `out`; its sources and targets are what its
             code and the scenario's environment say.
         out: Folder of the run; it must be empty or not there.
@@ -90,6 +91,8 @@ def run(
     Raises:
         ConfigError: nothing was started.
     """
+    if isinstance(scenario, Path):
+        scenario = load(scenario, checked_elsewhere=check is not None)
     plan = schedule(scenario, random.Random(scenario.seed).random)
     checks = [*([] if scenario.check is None else [live_checks.resolve(scenario.check)]), *([check] if check else [])]
     if not job.is_file():
@@ -364,8 +367,9 @@ class _Run:
             try:
                 for finding in check(context):
                     self._found(finding)
-            except HoldfastError as error:
-                self._failed = f"the check could not be carried out: {error.what}"
+            except Exception as error:  # noqa: BLE001 - somebody else's code; the verdict tells of it
+                said = error.what if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+                self._failed = f"the check could not be carried out: {said}"
 
     def _found(self, finding: Finding) -> None:
         fields: dict[str, Any] = asdict(finding)

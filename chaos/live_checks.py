@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.chaos.findings import Check, Context, Finding
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, Damaged, HoldfastError
 from holdfast.runtime.cli.main import COMMANDS
 
 COMMAND_LIMIT_S = 600
@@ -26,6 +27,12 @@ def resolve(check: str | tuple[str, ...]) -> Check:
         ConfigError: there is no such function or command.
     """
     if isinstance(check, tuple):
+        if shutil.which(check[0]) is None and "{" not in check[0]:
+            raise ConfigError(
+                f"there is no program {check[0]!r} to check the result",
+                not_done="nothing was started",
+                next_step="give check as a command that can be run here",
+            )
         return lambda context: [_command(check, context)]
     if check == "audit":
         if "audit" not in COMMANDS:
@@ -54,13 +61,19 @@ def _audit(context: Context) -> Finding:
     jobs = [path.parent.name for path in Path(context.root).glob("*/log")]
     done = [_done((*command, job, "--root", context.root), context) for job in jobs]
     said = "\n".join(each.stdout.strip() or each.stderr.strip() for each in done)
-    passed = bool(done) and all(each.returncode == 0 for each in done)
-    return Finding("audit", passed, detail=said[-2_000:])
+    if not done or any(each.returncode not in (0, Damaged.exit_status) for each in done):
+        raise HoldfastError(
+            f"holdfast audit did not come to a result: {said[-500:]}",
+            not_done="the result was not audited",
+            next_step="run it by hand on the root of the run",
+        )
+    return Finding("audit", all(each.returncode == 0 for each in done), detail=said[-2_000:])
 
 
 def _command(words: tuple[str, ...], context: Context) -> Finding:
     """Run a command: 0 held, anything else not. A last line of JSON may count lost, duplicated, reordered."""
-    done = _done(tuple(word.replace("{out}", context.out) for word in words), context)
+    filled = (word.replace("{out}", context.out).replace("{python}", sys.executable) for word in words)
+    done = _done(tuple(filled), context)
     lines = done.stdout.strip().splitlines()
     told: dict[str, Any] = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
     lost, duplicated, reordered = (told.get(name) for name in ("lost", "duplicated", "reordered"))
@@ -70,6 +83,13 @@ def _command(words: tuple[str, ...], context: Context) -> Finding:
 
 def _done(words: tuple[str, ...], context: Context) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **context.environment}
-    return subprocess.run(
-        words, capture_output=True, text=True, env=environment, timeout=COMMAND_LIMIT_S, check=False
-    )
+    try:
+        return subprocess.run(
+            words, capture_output=True, text=True, env=environment, timeout=COMMAND_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HoldfastError(
+            f"{words[0]} did not come to its end: {error}",
+            not_done="the result was not checked",
+            next_step="run it by hand on the folder of the run",
+        ) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
@@ -33,6 +34,8 @@ def handle(args: argparse.Namespace) -> int:
     """Run a scenario."""
     from holdfast.chaos import live  # loads Spark, which simulations do not need
 
+    # Whoever ends this process ends the job with it, as with Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     scenario = live.load(args.scenario, seed=args.seed)
     path = live.run(scenario, args.job, args.out, progress=advise)
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

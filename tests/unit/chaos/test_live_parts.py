@@ -127,6 +127,11 @@ class TestFeeder:
             assert rows == list(range(1_000))
         feeder.close()
 
+    def test_a_log_without_rows_is_refused(self, tmp_path: Path) -> None:
+        log_of(tmp_path / "whole", 0)
+        with pytest.raises(ConfigError, match="holds nothing"):
+            Feeder(str(tmp_path / "whole"), str(tmp_path / "fed"), None, 1.0)
+
     def test_a_log_that_is_there_already_is_refused(self, tmp_path: Path) -> None:
         log_of(tmp_path / "whole", 10)
         with pytest.raises(ConfigError, match="holds a log already"):
@@ -236,6 +241,10 @@ class TestChecks:
         assert (finding.passed, finding.lost, finding.duplicated, finding.reordered) == (False, 2, 0, None)
         [finding] = resolve((sys.executable, "-c", ""))(context)
         assert finding.passed and finding.lost is None
+
+    def test_a_command_that_is_not_there_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="there is no program"):
+            resolve(("no-such-program-here",))
 
     @pytest.mark.parametrize("check", ["no_such_module_here:check", "holdfast.chaos.live:no_such_function"])
     def test_a_function_that_is_not_there_is_refused(self, check: str) -> None:
