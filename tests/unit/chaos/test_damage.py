@@ -28,6 +28,8 @@ def folder(tmp_path: Path) -> Path:
     store = open_objects(str(tmp_path))
     repository = Repository(store)
 
+    sequence, generation = 0, Generation(0)
+
     def blob(path: str) -> ObjectRef:
         data = path.encode() * 50
         store.put(path, data)
@@ -38,7 +40,6 @@ def folder(tmp_path: Path) -> Path:
         sequence += 1
         repository.create_record(joblog.Record(sequence, UUID, generation, Timeline(1), "o", 0, body))
 
-    sequence, generation = 0, Generation(0)
     append(joblog.JobCreated("job", 8))
     generation = Generation(1)
     append(joblog.GenerationStarted(Epoch(1), Epoch(0), "host", "started"))
