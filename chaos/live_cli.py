@@ -35,7 +35,7 @@ def handle(args: argparse.Namespace) -> int:
     from holdfast.chaos import live  # loads Spark, which simulations do not need
 
     # Whoever ends this process ends the job with it, as with Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     scenario = live.load(args.scenario, seed=args.seed)
     path = live.run(scenario, args.job, args.out, progress=advise)
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
