@@ -1,6 +1,6 @@
 # The commands of a developer. The first use of any of them creates .venv.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test soak bench lock clean check java
+.PHONY: help demo quick test soak bench lock clean check java toxiproxy
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -21,12 +21,12 @@ demo: java ## the flights job on real data: a worker is killed, the result is ve
 	@$(WITH_JAVA) $(BIN)/holdfast demo
 
 quick: check ## ruff, types, import rules, tests that need no Spark (2 min at most)
-	@$(PYTEST) -m "not e2e and not slow" $(QUICK)
+	@$(PYTEST) -m "not e2e and not slow and not toxiproxy" $(QUICK)
 
-test: check java ## everything but soak: quick, every scenario, Spark, smoke benchmarks
+test: check java toxiproxy ## everything but soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) -m "not slow" tests
 
-soak: java ## hours: simulator and live faults (log in chaos-soak), every step of the storage, what a job takes up (HOURS=2)
+soak: java toxiproxy ## hours: simulator and live faults (log in chaos-soak), every step of the storage, what a job takes up (HOURS=2)
 	@$(WITH_JAVA) $(BIN)/holdfast chaos soak --hours $(or $(HOURS),2) --workers 2 --folder chaos-soak $(SOAK_LIVE)
 	@$(WITH_JAVA) $(PYTEST) -s --timeout=0 -m slow tests
 
@@ -50,6 +50,9 @@ check: $(READY)
 java: $(READY)
 	@(cd $(VENV) && [ -f java-home ] && [ -x "$$(cat java-home)/bin/java" ] && [ "$$(cat java-asked)" = "$$JAVA_HOME" ]) \
 		|| tools/bootstrap.sh java
+
+toxiproxy: $(READY)
+	@tools/bootstrap.sh toxiproxy
 
 $(READY): requirements.lock pyproject.toml
 	@tools/bootstrap.sh venv

@@ -33,11 +33,11 @@ class Audited:
 
     Args:
         batches: All records, one batch per partition.
-        keys: Per upsert sink, its key column.
+        keys: Per upsert sink, its key columns.
     """
 
     def __init__(
-        self, batches: Sequence[pa.RecordBatch], keys: Mapping[str, str], scenario: Scenario, fail: Fail
+        self, batches: Sequence[pa.RecordBatch], keys: Mapping[str, tuple[str, ...]], scenario: Scenario, fail: Fail
     ) -> None:
         self._batches, self._keys, self._scenario, self._fail = batches, keys, scenario, fail
         self._audits: dict[int, dict[str, Any]] = {}
@@ -117,7 +117,7 @@ class Audited:
         if OP not in batch.schema.names:
             return digest_of(batch)
         deleted = batch.column(OP).to_numpy(zero_copy_only=False) == DELETE
-        return digest_of(batch, deleted, (self._keys[sink], OP))
+        return digest_of(batch, deleted, (*self._keys[sink], OP))
 
 
 def _read(digest: Mapping[str, int]) -> RowDigest:

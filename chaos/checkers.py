@@ -71,7 +71,8 @@ class Checks:
         self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
         self._added = Added(scenario, self.fail)
         batches = batches_of(scenario.partitions, plan.sources[0].source.schema)
-        self._audited = Audited(batches, UPSERTS, scenario, self.fail)
+        keys = {spec.name: spec.upsert_key for spec in plan.sinks if spec.upsert_key is not None}
+        self._audited = Audited(batches, keys, scenario, self.fail)
         self._lasts, self.lasts = lasts, Lasts(scenario, self.fail)
         self._upserted = {name: Upserted(name, UPSERTS[name], scenario, self.fail) for name in scenario.upserts}
         windowing = scenario.windowing

@@ -1,4 +1,4 @@
-"""`holdfast chaos simulate|replay|mutants`: the protocol under faults, from a shell.
+"""`holdfast chaos simulate|replay|mutants|run`: the protocol under faults, and real jobs, from a shell.
 
 Results go to stdout (with --json as JSON), advice to stderr. Exit status: 0 everything held, 1 something did not, or an
 armed fault never struck, 2 wrong use.
@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from holdfast.chaos import evidence_cli, mutation, replays
+from holdfast.chaos import evidence_cli, live_cli, mutation, replays
 from holdfast.chaos.faults import Fault, Strike
 from holdfast.chaos.mutants import MUTANTS
 from holdfast.chaos.mutation import Mutant
@@ -63,6 +63,7 @@ def add_parser(subparsers: Subparsers) -> None:
     prove.add_argument("--seeds", type=int, default=500, metavar="N", help="give up after so many; default 500")
     prove.add_argument("--first", type=int, default=0, metavar="S", help="the first seed; default 0")
     prove.add_argument("--mutant", metavar="NAME", help="only this one")
+    live_cli.add_parser(lambda name, handler, does: _command(commands, name, handler, does))
 
 
 def run_simulate(args: argparse.Namespace) -> int:

@@ -49,14 +49,19 @@ def run_report(args: argparse.Namespace) -> int:
     """Write report.json and report.html beside the journal, and show the summary."""
     given = Path(args.folder)
     journal = given if given.suffix == Path(page.JOURNAL).suffix else given / page.JOURNAL
+    show(journal, args.json)
+    return STATUS[summarise(page.read(journal)).verdict]
+
+
+def show(journal: Path, in_json: bool) -> None:
+    """Write report.json and report.html beside the journal, and show the summary."""
     paths = page.write(journal)
     report = summarise(page.read(journal))
-    if args.json:
+    if in_json:
         print(as_json(report).decode(), end="")
     else:
         print("\n".join(text_lines(report)))
     advise(f"page: {paths.html}")
-    return STATUS[report.verdict]
 
 
 def run_soak(args: argparse.Namespace, play_all: PlayAll) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ Play = Callable[[Path, Path, int], Path]
 
 def missing() -> str | None:
     """Return what live runs lack here, None if nothing."""
-    if find_spec(LIVE) is None:
-        return "this installation has no live chaos"
     from holdfast.runtime.cli import doctor  # asks programs for their versions: only when it matters
 
     java = next(doctor.java())  # what comes after it starts Spark

@@ -31,6 +31,7 @@ from holdfast.runtime.deployment import (
     completion,
     confirm,
     deployment,
+    launch_allowed_at,
     next_manifest,
     older_output_is_left,
 )
@@ -224,7 +225,8 @@ def pulse(state: Master) -> list[Effect]:
 
 
 def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step:
-    if phase.broken_since is not None and now - phase.broken_since > BROKEN_GRACE_S:
+    broken = phase.broken_since is not None and now - phase.broken_since > BROKEN_GRACE_S
+    if broken and now >= launch_allowed_at(state):  # what cut it may go on: not every second a recovery
         cause = "a data channel broke between live workers"
         state, ending = count_failure(replace(state, recovering_since=phase.broken_since), now, None, cause)
         return (state, ending) if isinstance(state.phase, Over) else _start_generation(state, cause, at_us)

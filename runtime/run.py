@@ -9,6 +9,7 @@ Source: DESIGN sections 2 to 4, 13; API.md (exit statuses).
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import time
@@ -50,6 +51,7 @@ from holdfast.runtime.rewind_plan import blocker
 from holdfast.runtime.rewind_sources import missing_records
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.spark.control import ControlServer
+from holdfast.runtime.spark.detour import detour_of
 from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.launch import SparkHost, check_slots, start_context
 from holdfast.runtime.spark.tls import is_wanted, make_credentials
@@ -196,7 +198,7 @@ class _Run:
         rate = settings.max_records_per_second
         task = WorkerTask(
             prepared.plan, prepared.root, self._control.address, credentials, settings.heartbeat_ms / 1000,
-            settings.session_timeout_ms / 1000, None if rate is None else float(rate),
+            settings.session_timeout_ms / 1000, None if rate is None else float(rate), detour_of(os.environ),
         )  # fmt: skip
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []

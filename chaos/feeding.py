@@ -1,0 +1,105 @@
+"""Feeds the log that a job reads while faults strike: rows of a finished log, at a rate, in their partitions and order.
+
+The last rows are held back until the faults are over, so that every fault strikes a job that still has work to do and
+records follow the last one.
+
+Invariants
+    - The fed log gets every row of the finished one exactly once, in the same partition, in the same order.
+    - It is sealed only after all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.storage.objects import open_objects
+
+EVERY_S = 0.25
+HELD_BACK = 0.02
+"""This part of every partition waits for the end of the faults."""
+READ_BYTES = 8 << 20
+
+
+class Feeder:
+    """Copies one log into another, from a thread of its own.
+
+    Args:
+        source: Path of a log; what it holds now is fed.
+        target: Path of a log that is created here.
+        records_per_second: Of all partitions together; None: so many that it takes `duration_s`.
+
+    Raises:
+        ConfigError: there is no log to read, nothing in it, rows that were taken back, or a log to be fed already.
+    """
+
+    def __init__(self, source: str, target: str, records_per_second: int | None, duration_s: float) -> None:
+        self._reader = LogReader(open_objects(source))
+        self._ends = self._reader.end_offsets()
+        self.total = sum(self._ends.values())
+        if not self.total or any(self._reader.rows(partition) != end for partition, end in self._ends.items()):
+            raise ConfigError(
+                f"the log {source} holds " + ("rows that a rewind took back" if self.total else "nothing"),
+                not_done="nothing was fed",
+                next_step="name a log with rows, all of them valid",
+            )
+        store = open_objects(target)
+        create_log(store, self._reader.meta.schema, self._reader.meta.partitions, self._reader.meta.key)
+        self._writer = LogWriter(store)
+        self._next = dict.fromkeys(self._ends, 0)
+        self._rate = records_per_second or max(1.0, self.total / max(duration_s, 1.0))
+        self._released, self._closed = threading.Event(), threading.Event()
+        self.error: HoldfastError | None = None
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+
+    def start(self) -> None:
+        """Begin to feed."""
+        self._thread.start()
+
+    def release(self) -> None:
+        """Let go of everything that is left, and seal."""
+        self._released.set()
+
+    @property
+    def done(self) -> bool:
+        """Return whether the log is sealed, or feeding has failed."""
+        return not self._thread.is_alive() and self._thread.ident is not None
+
+    def close(self) -> None:
+        """Stop feeding."""
+        self._closed.set()
+        self._released.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._reader.close()
+
+    def _run(self) -> None:
+        try:
+            self._feed()
+        except HoldfastError as error:
+            self.error = error
+
+    def _feed(self) -> None:
+        began = time.monotonic()
+        while not self._closed.is_set():
+            released = self._released.is_set()
+            share = 1.0 if released else min(1.0 - HELD_BACK, (time.monotonic() - began) * self._rate / self.total)
+            self._writer.append({p: rows for p, end in self._ends.items() if (rows := self._rows(p, int(end * share)))})
+            if released:
+                self._writer.seal()
+                return
+            self._released.wait(EVERY_S)
+
+    def _rows(self, partition: int, end: int) -> pa.Table | None:
+        batches = []
+        while self._next[partition] < end:
+            batch, following = self._reader.read(partition, self._next[partition], READ_BYTES)
+            assert batch is not None and following == self._next[partition] + batch.num_rows, "rows without a gap"
+            taken = min(batch.num_rows, end - self._next[partition])
+            batches.append(batch.slice(0, taken))
+            self._next[partition] += taken
+        return pa.Table.from_batches(batches) if batches else None

@@ -1,0 +1,388 @@
+"""A real job under faults: starts it, feeds it, strikes it by a schedule, brings it back, and checks what came out.
+
+The decisions stand in pure modules (scenario, nemesis); this one acts, and writes down what it did and saw.
+
+Invariants
+    - "held" is said only if every armed fault fired, each kind of the scenario at least once, an epoch was completed
+      after the last one, something was compared, and nothing compared was wrong.
+    - When `run` returns or raises, no process of the run is left.
+
+Source: docs/design/0016-live-chaos.md.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import subprocess
+import time
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from holdfast.chaos import live_checks, verdict
+from holdfast.chaos.findings import Check, Context, Finding
+from holdfast.chaos.journal import Journal
+from holdfast.chaos.live_field import Field
+from holdfast.chaos.live_job import LiveJob
+from holdfast.chaos.live_kinds import KINDS
+from holdfast.chaos.live_watch import Watch
+from holdfast.chaos.nemesis import Planned, schedule
+from holdfast.chaos.proxy import find_server
+from holdfast.chaos.scenario import Scenario, parse
+from holdfast.chaos.strikes import SEEN_WITHIN_S, Strike, seen
+from holdfast.errors import ConfigError, HoldfastError
+
+TICK_S = 0.05
+STARTS_IN_A_ROW_MAX = 5
+"""Drivers that may end without a completed epoch between them, unless a fault ended them."""
+CAUGHT_UP_WITHIN_S = 60.0
+DAMAGE, REFUSALS = "newest-object-corrupt", (4, 7)
+"""While this fault lasts a driver is to end with one of these, or to do without the object."""
+REFUSED_WITHIN_S = 30.0
+"""How long after it a driver may still be seen to have ended for it."""
+SCENARIOS = Path(__file__).parent / "scenarios"
+JOURNAL = "journal.jsonl"
+
+
+def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None) -> Scenario:
+    """Read a scenario: a file, or the name of one that comes with this package.
+
+    Raises:
+        ConfigError: it is not there, or cannot be carried out here.
+    """
+    if not path.exists() and path.name == str(path) and (shipped := SCENARIOS / f"{path}.toml").exists():
+        path = shipped
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as a scenario: {error}",
+            not_done="nothing was started",
+            next_step=f"name a TOML file, or one of {', '.join(sorted(p.stem for p in SCENARIOS.glob('*.toml')))}",
+        ) from error
+    if seed is not None:
+        raw["seed"] = seed
+    return parse(raw, path.stem, toxiproxy=find_server() is not None, checked_elsewhere=checked_elsewhere)
+
+
+def run(
+    scenario: Scenario | Path,
+    job: Path,
+    out: Path,
+    *,
+    check: Check | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    """Break a job by a scenario; return the path of the journal, which ends with the verdict.
+
+    Args:
+        scenario: One that was loaded, or its file or name.
+        job: The job's file, as for `holdfast run`. Its root is put below `out`; its sources and targets are what its
+            code and the scenario's environment say.
+        out: Folder of the run; it must be empty or not there.
+        check: Beside the scenario's own.
+        progress: Told of what happens, in lines for people.
+
+    Raises:
+        ConfigError: nothing was started.
+    """
+    if isinstance(scenario, Path):
+        scenario = load(scenario, checked_elsewhere=check is not None)
+    plan = schedule(scenario, random.Random(scenario.seed).random)
+    checks = [*([] if scenario.check is None else [live_checks.resolve(scenario.check)]), *([check] if check else [])]
+    if not job.is_file():
+        raise ConfigError(f"there is no file {job}", not_done="nothing was started", next_step="name the job's file")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            f"{out} is there and is no empty folder",
+            not_done="nothing was started, nothing was removed",
+            next_step="name another folder: --out",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    journal = Journal(out / JOURNAL)
+    try:
+        _Run(scenario, plan, job.absolute(), out.absolute(), journal, progress or (lambda _: None)).run(checks)
+    finally:
+        journal.close()
+    return journal.path
+
+
+class _Run:
+    def __init__(
+        self,
+        scenario: Scenario,
+        plan: tuple[Planned, ...],
+        job: Path,
+        out: Path,
+        journal: Journal,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._scenario, self._file, self._out = scenario, job, out
+        self._journal, self._progress = journal, progress
+        self._field = Field(scenario, out)
+        self._job: LiveJob
+        self._watch: Watch
+        self._waiting = list(plan)
+        self._armed: tuple[Planned, float] | None = None
+        self._begun: tuple[Planned, Strike, float] | None = None
+        self._active: tuple[Planned, Strike, float] | None = None
+        self._recover_s = scenario.wait.recover / 1000
+        """How long an armed fault waits for something to strike, and the job may take to its next epoch."""
+        self._killed: set[int] = set()
+        self._damaged_at = self._damaged_until = 0.0
+        self._refusals = 0
+        """Drivers that ended for the damage which lasts."""
+        self._starts, self._epochs_at_start = 0, 0
+        self._began = self._calm_since = time.monotonic()
+        self._late_ms = 0.0
+        """How much later than planned faults come: they waited for something to strike."""
+        self._stuck: str | None = None
+        self._failed: str | None = None
+
+    def run(self, checks: Iterable[Check]) -> None:
+        scenario, journal = self._scenario, self._journal
+        journal.write(
+            "begin", job=str(self._file), seed=scenario.seed, scenario=scenario.name, platform=scenario.platform.name,
+            git=_git(), started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
+        try:
+            self._field.open()
+            self._job = self._field.job(self._file)
+            self._watch = Watch(self._job, journal)
+            self._start_driver()
+            if self._wait_until(lambda: self._watch.running and self._watch.epochs > 0, scenario.wait.start / 1000):
+                self._break()
+                self._finish()
+            elif self._failed is None:
+                self._failed = f"the job did not run within {scenario.wait.start / 1000:.0f} s"
+            self._watch.end()
+            self._check_ends()
+            if self._failed is None:
+                self._check(checks)
+        finally:
+            self._field.close()
+        end = verdict.of(journal.lines, scenario.rates, self._failed)
+        journal.write("end", verdict=end.verdict, reason=end.reason)
+        self._progress(f"{end.verdict}: {end.reason}")
+
+    # Phases
+
+    def _break(self) -> None:
+        """Strike by the schedule until it is done and its time is over."""
+        self._began = time.monotonic()
+        self._field.feed()
+        while not self._over():
+            now_ms = (time.monotonic() - self._began) * 1000 - self._late_ms
+            if self._active is not None:
+                if time.monotonic() >= self._active[2] and self._has_shown():
+                    self._heal()
+            elif self._begun is not None:
+                self._see_fired()
+            elif self._armed is not None:
+                self._strike()
+            elif self._waiting and now_ms >= self._waiting[0].at_ms:
+                self._arm(self._waiting.pop(0))
+            elif not self._waiting and now_ms >= self._scenario.duration_ms:
+                return
+            self._tick()
+
+    def _finish(self) -> None:
+        """Let the job come to its end."""
+        if self._over():
+            return
+        before = self._watch.epochs
+        limit = self._scenario.wait.end / 1000
+        ends = self._field.release()
+        if not self._wait_until(lambda: self._watch.epochs > before + 1, limit):
+            self._set_stuck("no epoch was completed after the faults")
+            return
+        if not ends:  # nobody seals the source: stop when it is read
+            self._wait_until(lambda: self._field.driven and self._job.progress.get("lag") == 0, CAUGHT_UP_WITHIN_S)
+            self._job.terminate()
+        if not self._wait_until(lambda: False, limit):
+            self._set_stuck(f"the job did not end within {limit:.0f} s after the faults")
+
+    def _wait_until(self, true: Callable[[], bool], limit_s: float) -> bool:
+        """Go on until it is so or the job is over; False if it takes too long."""
+        deadline = time.monotonic() + limit_s
+        while not true():
+            if self._over():
+                return self._failed is None
+            if time.monotonic() > deadline:
+                return False
+            self._tick()
+        return True
+
+    def _over(self) -> bool:
+        return self._failed is not None or self._stuck is not None or self._job.ended() == 0
+
+    def _tick(self) -> None:
+        time.sleep(TICK_S)
+        self._watch.look()
+        self._field.look()
+        if (status := self._job.ended()) not in (None, 0):
+            self._driver_ended(int(status or 0))
+        if self._field.error is not None:
+            self._failed = self._field.error
+        calm_s = time.monotonic() - max(self._watch.epoch_seen, self._calm_since)
+        calm = self._active is None and self._begun is None and self._watch.epochs > 0
+        if calm and calm_s > self._recover_s:
+            self._set_stuck(f"no epoch was completed for {calm_s:.0f} s, and no fault was active")
+
+    def _set_stuck(self, why: str) -> None:
+        self._stuck = why
+        self._progress(why)
+
+    # The driver
+
+    def _start_driver(self) -> None:
+        self._starts += 1
+        self._epochs_at_start = 0 if self._starts == 1 else self._watch.epochs
+        self._journal.write("driver", phase="started", pid=self._job.start(), exit=None)
+        self._calm_since = time.monotonic()
+
+    def _driver_ended(self, status: int) -> None:
+        """Start another one, as `spark-submit --supervise` does, unless that is in vain."""
+        assert self._job.driver is not None
+        pid = self._job.driver.pid
+        self._journal.write("driver", phase="ended", pid=pid, exit=status)
+        said = self._job.log_path.read_text(errors="replace").strip().splitlines()
+        why = next((line for line in said if line.startswith("holdfast: ")), said[-1] if said else "it said nothing")
+        refused = status in REFUSALS and time.monotonic() < self._damaged_until
+        self._refusals += refused
+        struck = pid in self._killed or refused
+        ended = f"the driver ended with status {status}: {why}"
+        self._watch.driver_lost("the driver was killed" if pid in self._killed else ended)
+        if self._watch.epochs > self._epochs_at_start or struck:
+            self._starts = 1
+        if not struck and (status in (2, 4, 7) or self._starts >= STARTS_IN_A_ROW_MAX):
+            self._failed = f"the job failed: {ended}"
+            return
+        self._progress(f"driver {pid} ended with status {status}; starting another one")
+        self._start_driver()
+
+    # Faults
+
+    def _arm(self, fault: Planned) -> None:
+        self._armed = (fault, time.monotonic() + self._recover_s)
+        extra = {"lasts_ms": fault.lasts_ms, "rank": fault.rank, "direction": fault.direction, **dict(fault.attributes)}
+        detail = ", ".join(f"{name} {value}" for name, value in extra.items() if value is not None)
+        self._write_fault(fault, "armed", None, detail)
+
+    def _strike(self) -> None:
+        """Strike what there is; nothing, as long as there is nothing."""
+        assert self._armed is not None
+        fault, deadline = self._armed
+        strike, driver = self._field.strike(fault), self._job.driver
+        if strike is not None and strike.begin():
+            self._begun = (fault, strike, time.monotonic() + SEEN_WITHIN_S)
+            if KINDS[fault.kind].prey == "driver" and KINDS[fault.kind].does in ("kill", "corrupt"):
+                assert driver is not None
+                self._killed.add(driver.pid)
+            self._see_fired()
+        elif time.monotonic() > deadline:
+            self._armed = None
+            self._keep_pauses(fault)
+            self._write_fault(fault, "missed", None, f"it could not strike within {self._recover_s:.0f} s")
+
+    def _see_fired(self) -> None:
+        """Look for the evidence; if there is none for too long, undo the fault and let it strike again."""
+        assert self._begun is not None
+        fault, strike, deadline = self._begun
+        if (evidence := strike.evidence()) is not None:
+            self._armed = self._begun = None
+            self._keep_pauses(fault)
+            self._active = (fault, strike, time.monotonic() + fault.lasts_ms / 1000)
+            if fault.kind == DAMAGE:
+                self._refusals, self._damaged_at = 0, time.monotonic()
+                self._damaged_until = math.inf
+            self._write_fault(fault, "fired", strike.target, evidence)
+            self._progress(f"{fault.kind}: {evidence}")
+        elif time.monotonic() > deadline:
+            self._begun = None
+            strike.heal()
+
+    def _keep_pauses(self, fault: Planned) -> None:
+        """Let everything that follows come as much later as this fault was late, so that pauses stay what they were."""
+        self._late_ms = max(self._late_ms, (time.monotonic() - self._began) * 1000 - fault.at_ms)
+
+    def _has_shown(self) -> bool:
+        """Return whether what lasts may end: damage stays until a driver refused it or the job did without."""
+        assert self._active is not None
+        began = self._damaged_at
+        done = self._refusals > 0 or self._watch.epoch_seen > began or time.monotonic() - began > self._recover_s
+        return done or self._active[0].kind != DAMAGE
+
+    def _heal(self) -> None:
+        assert self._active is not None
+        fault, strike, _ = self._active
+        self._active = None
+        found = strike.heal()
+        self._calm_since = time.monotonic()
+        if fault.kind == DAMAGE:
+            self._damaged_until = time.monotonic() + REFUSED_WITHIN_S
+            found = f"{self._refusals} drivers refused it; {found}"
+        self._write_fault(fault, "healed", strike.target, found)
+
+    def _write_fault(self, fault: Planned, phase: str, target: str | None, detail: str) -> None:
+        plane = {"plane": KINDS[fault.kind].plane} if KINDS[fault.kind].plane is not None else {}
+        target = target or KINDS[fault.kind].prey
+        self._journal.write("fault", id=fault.id, fault=fault.kind, target=target, **plane, phase=phase, detail=detail)
+
+    # The end
+
+    def _check_ends(self) -> None:
+        """Heal what is active, see the driver's end, and judge what needs no oracle."""
+        if self._begun is not None:
+            self._begun[1].heal()
+        if self._active is not None:
+            self._heal()
+        if self._armed is not None:
+            fault = self._armed[0]
+            self._write_fault(fault, "missed", None, "the run was over before it could strike")
+        driver = self._job.driver
+        assert driver is not None
+        if (status := self._job.ended()) == 0:
+            self._journal.write("driver", phase="ended", pid=driver.pid, exit=0)
+            left = [] if seen(lambda: not self._field.left()) else self._field.left()
+            self._found(Finding("processes", not left, "I10", detail=f"left behind: {left}" if left else ""))
+        elif self._stuck is not None:
+            self._found(Finding("progress", False, "I11", detail=self._stuck))
+            self._failed = self._stuck
+        elif status is None:
+            self._failed = self._failed or "the job did not end"
+        disorder = self._watch.disorder
+        self._found(Finding("epochs", not disorder, "I6", detail="; ".join(disorder) or f"{self._watch.epochs} epochs"))
+        for finding in self._field.observed():
+            self._found(finding)
+
+    def _check(self, checks: Iterable[Check]) -> None:
+        context = Context(str(self._out), str(self._job.root), str(self._file), self._field.environment)
+        for check in checks:
+            try:
+                for finding in check(context):
+                    self._found(finding)
+            except Exception as error:  # noqa: BLE001 - somebody else's code; the verdict tells of it
+                said = error.what if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+                self._failed = f"the check could not be carried out: {said}"
+
+    def _found(self, finding: Finding) -> None:
+        fields: dict[str, Any] = asdict(finding)
+        self._journal.write("check", **fields)
+        if not finding.passed:
+            self._progress(f"violated: {finding.name} {finding.detail}")
+
+
+def _git() -> str | None:
+    """Return the commit of the code that runs, None outside a checkout."""
+    here = Path(__file__).resolve().parent
+    asked = subprocess.run(
+        ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"],
+        capture_output=True, text=True, check=False, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+    )  # fmt: skip
+    return asked.stdout.strip() or None if asked.returncode == 0 else None

@@ -1,0 +1,93 @@
+"""Finds and carries out the check of a run: a function, a command, or `holdfast audit`.
+
+A check that fails to run proves nothing, so what it raises ends the run; what it finds is in its findings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from importlib import import_module
+from typing import Any
+
+from holdfast.chaos.findings import Check, Context, Finding
+from holdfast.errors import ConfigError, Damaged, HoldfastError
+
+COMMAND_LIMIT_S = 600
+
+
+def resolve(check: str | tuple[str, ...]) -> Check:
+    """Return what a scenario names as its check.
+
+    Raises:
+        ConfigError: there is no such function or command.
+    """
+    if isinstance(check, tuple):
+        if shutil.which(check[0]) is None and "{" not in check[0]:
+            raise ConfigError(
+                f"there is no program {check[0]!r} to check the result",
+                not_done="nothing was started",
+                next_step="give check as a command that can be run here",
+            )
+        return lambda context: [_command(check, context)]
+    if check == "audit":
+        return lambda context: [_audit(context)]
+    module, _, name = check.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"there is no check {check!r}: {error}",
+            not_done="nothing was started",
+            next_step="name a function that can be imported here, as module:function",
+        ) from error
+    function: Check = found
+    return function
+
+
+def _audit(context: Context) -> Finding:
+    """Run the audit of the job: every source and target is read again and held against its checkpoints."""
+    command = (sys.executable, "-m", "holdfast.runtime.cli.main", "audit", context.job, "--root", context.root)
+    done = _done((*command, "--json"), context)
+    said = (done.stdout.strip() or done.stderr.strip())[-2_000:]
+    if done.returncode not in (0, Damaged.exit_status):
+        raise HoldfastError(
+            f"holdfast audit did not come to a result: {said[-500:]}",
+            not_done="the result was not audited",
+            next_step="run it by hand on the root of the run",
+        )
+    shown = json.loads(done.stdout)
+    lines = [line for kind in ("epochs", "sources", "operators", "sinks") for line in shown[kind]]
+    counts = Counter(line["verdict"] for line in lines)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    wrong = [line for line in lines if line["verdict"] == "differs"]
+    return Finding("audit", done.returncode == 0, "I1, I2", detail=f"{told}{'; ' if wrong else ''}{wrong[:3] or ''}")
+
+
+def _command(words: tuple[str, ...], context: Context) -> Finding:
+    """Run a command: 0 held, anything else not. A last line of JSON may count lost, duplicated, reordered."""
+    filled = (word.replace("{out}", context.out).replace("{python}", sys.executable) for word in words)
+    done = _done(tuple(filled), context)
+    lines = done.stdout.strip().splitlines()
+    told: dict[str, Any] = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+    lost, duplicated, reordered = (told.get(name) for name in ("lost", "duplicated", "reordered"))
+    said = (done.stdout.strip() + "\n" + done.stderr.strip()).strip()
+    return Finding(words[0], done.returncode == 0, None, lost, duplicated, reordered, said[-2_000:])
+
+
+def _done(words: tuple[str, ...], context: Context) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **context.environment}
+    try:
+        return subprocess.run(
+            words, capture_output=True, text=True, env=environment, timeout=COMMAND_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HoldfastError(
+            f"{words[0]} did not come to its end: {error}",
+            not_done="the result was not checked",
+            next_step="run it by hand on the folder of the run",
+        ) from error

@@ -1,0 +1,130 @@
+"""A Spark standalone cluster on this machine, from the pyspark package, for a job that is to be broken.
+
+A master and worker daemons ("hosts"), each a process. Unlike with `local[N]` nothing of it lives in the driver: it
+survives a killed driver, and its executors are started by daemons that know nothing of the job.
+
+Invariants
+    - All of it listens on 127.0.0.1 only, on ports that the system chooses.
+    - `close` ends every daemon with everything below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from holdfast.chaos.strikes import is_gone
+from holdfast.errors import Unavailable
+
+START_LIMIT_S = 90.0
+POLL_S = 0.05
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For processes that live for minutes."""
+_DEFAULTS = f"""\
+spark.driver.host 127.0.0.1
+spark.driver.bindAddress 127.0.0.1
+spark.driver.extraJavaOptions {QUICK_JAVA}
+spark.executor.extraJavaOptions {QUICK_JAVA}
+spark.executor.memory 512m
+"""
+_SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+_DEPLOY = "org.apache.spark.deploy"
+
+
+class LiveCluster:
+    """One master and so many hosts.
+
+    Args:
+        folder: Configuration, work folders and what daemons say go there.
+        environment: What daemons, and so executors, have beside this process's environment.
+    """
+
+    def __init__(self, folder: Path, hosts: int, cores: int, environment: Mapping[str, str]) -> None:
+        self._folder, self._cores = folder, cores
+        (folder / "conf").mkdir(parents=True)
+        (folder / "conf" / "spark-defaults.conf").write_text(_DEFAULTS)
+        self.environment = {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+        """What a driver on this cluster needs."""
+        daemons = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA}
+        # Executors die on purpose here; Spark gives up on an application after ten of them.
+        daemons["SPARK_MASTER_OPTS"] = "-Dspark.deploy.maxExecutorRetries=-1"
+        self._environment = {**os.environ, **self.environment, **daemons, **environment}
+        self._master: subprocess.Popen[bytes] | None = None
+        self._hosts: list[subprocess.Popen[bytes] | None] = [None] * hosts
+        self.url = ""
+
+    def start(self) -> None:
+        """Start all of it; return once every host is registered. Raises Unavailable."""
+        log = self._folder / "master.log"
+        self._master = self._spawn(log, "master.Master", "--port", "0", "--webui-port", "0")
+        self.url = self._awaited(log, r"Starting Spark master at (spark://\S+)", 1)[0]
+        for number in range(len(self._hosts)):
+            self._start_host(number)
+        self._awaited(log, r"Registering worker ([\d.]+:\d+)", len(self._hosts))
+
+    def hosts(self) -> list[psutil.Process]:
+        """Return the worker daemons that run."""
+        running = [host for host in self._hosts if host is not None and host.poll() is None]
+        return [psutil.Process(host.pid) for host in running]
+
+    def daemons(self) -> set[int]:
+        """Return the process ids of master and hosts."""
+        return {process.pid for process in (*self._hosts, self._master) if process is not None}
+
+    def revive(self) -> str:
+        """Start hosts again that have ended, as whoever supervises them would; say what was done."""
+        ended = []
+        for number, host in enumerate(self._hosts):
+            # A JVM whose first thread is gone is not to be waited for before its last one is.
+            if host is not None and (host.poll() is not None or is_gone(psutil.Process(host.pid))):
+                host.wait()
+                ended.append(number)
+                self._start_host(number)
+        return f"{len(ended)} worker daemons were started again"
+
+    def close(self) -> None:
+        """End every daemon."""
+        for process in (*self._hosts, self._master):
+            if process is None:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+            process.kill()
+            process.wait()
+
+    def _start_host(self, number: int) -> None:
+        log, work = self._folder / f"host-{number}.log", self._folder / f"work-{number}"
+        flags = ("-c", str(self._cores), "-m", "1g", "-d", str(work), "--port", "0", "--webui-port", "0", self.url)
+        self._hosts[number] = self._spawn(log, "worker.Worker", *flags)
+
+    def _spawn(self, log: Path, daemon: str, *flags: str) -> subprocess.Popen[bytes]:
+        command = [str(_SPARK_CLASS), f"{_DEPLOY}.{daemon}", "--host", "127.0.0.1", *flags]
+        with log.open("ab") as said:
+            return subprocess.Popen(
+                command, stdout=said, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
+            )
+
+    def _awaited(self, log: Path, pattern: str, count: int) -> list[str]:
+        """Return what the pattern finds in the log, once it is found so often."""
+        deadline = time.monotonic() + START_LIMIT_S
+        found: list[str] = []
+        while time.monotonic() < deadline:
+            found = re.findall(pattern, log.read_text(errors="replace"))
+            if len(found) >= count:
+                return found
+            time.sleep(POLL_S)
+        raise Unavailable(
+            f"the Spark cluster did not come up within {START_LIMIT_S:.0f} s; see {log}",
+            not_done="the job was not started",
+            next_step="check Java with holdfast doctor, or use a local[N] platform",
+        )

@@ -1,0 +1,171 @@
+"""What a real run stands on: cluster, source, proxies, observers; and the finding of what a fault strikes.
+
+Invariant
+    - `close` ends everything that `open` began, whatever has happened in between.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.chaos import strikes
+from holdfast.chaos.feeding import Feeder
+from holdfast.chaos.findings import Finding
+from holdfast.chaos.live_cluster import LiveCluster
+from holdfast.chaos.live_damage import Flip
+from holdfast.chaos.live_job import TOKEN, LiveJob
+from holdfast.chaos.live_kinds import KINDS, needs_toxiproxy
+from holdfast.chaos.nemesis import Planned
+from holdfast.chaos.observer import Observer
+from holdfast.chaos.proxy import Toxiproxy, of_connections
+from holdfast.chaos.scenario import Feed, Scenario
+from holdfast.chaos.strikes import Strike
+from holdfast.errors import ConfigError
+from holdfast.runtime.spark.detour import VARIABLE as DETOUR
+
+DEFAULTS = {"HOLDFAST_RESTART_FAILURES_MAX": "1000000"}
+"""Of the job's environment: faults are meant, so their number ends no job."""
+
+
+class Field:
+    """The surroundings of one run."""
+
+    def __init__(self, scenario: Scenario, out: Path) -> None:
+        self._scenario, self._out = scenario, out
+        self.environment = DEFAULTS | {key: self._filled(text) for key, text in scenario.environment.items()}
+        self.error: str | None = None
+        self._feeder: Feeder | None = None
+        self._command: subprocess.Popen[bytes] | None = None
+        self._job: LiveJob | None = None
+        self._toxiproxy: Toxiproxy | None = None
+        self._observer: Observer | None = None
+        self.token = uuid.uuid4().hex
+        self._cluster: LiveCluster | None = None
+
+    def open(self) -> None:
+        """Start what the job needs."""
+        if needs_toxiproxy(self._scenario.rates):
+            self._toxiproxy = Toxiproxy(self._out / "toxiproxy.log")
+            self.environment[DETOUR] = self._toxiproxy.address
+        platform, drive = self._scenario.platform, self._scenario.drive
+        if platform.hosts:
+            inherited = self.environment | {TOKEN: self.token, "TMPDIR": str(self._out)}
+            self._cluster = LiveCluster(self._out / "cluster", platform.hosts, platform.cores, inherited)
+            self._cluster.start()
+            self.environment |= self._cluster.environment
+        if isinstance(drive, Feed):
+            self._prepare(drive.prepare)
+            source, target = self._filled(drive.source), self._filled(drive.target)
+            self._feeder = Feeder(source, target, drive.records_per_second, self._scenario.duration_ms / 1000)
+
+    def job(self, file: Path) -> LiveJob:
+        """Return the job, which is to be started."""
+        master = self._scenario.platform.name if self._cluster is None else self._cluster.url
+        flags = ("--master", master, "--parallelism", str(self._scenario.parallelism))
+        targets = [replace(each, path=self._filled(each.path)) for each in self._scenario.observe]
+        self._observer = Observer(self._out / "root", targets) if targets else None
+        if self._observer is not None:
+            self._observer.start()
+        self._job = LiveJob(file, self._out, flags, self.environment, self.token)
+        if self._feeder is not None:
+            self._feeder.start()
+        return self._job
+
+    def feed(self) -> None:
+        """Begin to write the source, if a command does."""
+        drive = self._scenario.drive
+        if isinstance(drive, tuple):
+            assert self._job is not None
+            words = [self._filled(word) for word in drive]
+            with (self._out / "drive.log").open("wb") as said:
+                self._command = subprocess.Popen(
+                    words, stdout=said, stderr=subprocess.STDOUT, env=self._job.environment, start_new_session=True
+                )
+
+    def release(self) -> bool:
+        """The faults are over: let the source come to its end. Returns whether it will be sealed from here."""
+        if self._feeder is not None:
+            self._feeder.release()
+        return self._feeder is not None
+
+    @property
+    def driven(self) -> bool:
+        """Return whether nothing more is written to the source."""
+        return (self._feeder is None or self._feeder.done) and (
+            self._command is None or self._command.poll() is not None
+        )
+
+    def look(self) -> None:
+        """See whether the source is still written."""
+        if self._feeder is not None and self._feeder.error is not None:
+            self.error = f"the source could not be fed: {self._feeder.error.what}"
+        if self._command is not None and self._command.poll() not in (None, 0):
+            self.error = f"the command that drives the source ended with status {self._command.poll()}"
+
+    def strike(self, fault: Planned) -> Strike | None:
+        """Return the fault for what there is now; None if there is nothing to strike yet."""
+        kind = KINDS[fault.kind]
+        job = self._job
+        assert job is not None
+        if kind.plane is not None:
+            assert self._toxiproxy is not None
+            return of_connections(fault, kind, self._toxiproxy, job.prey("worker"), job.ours)
+        if kind.does == "corrupt":
+            return self._flip(fault, kill=kind.prey == "driver")
+        if kind.prey == "host":
+            assert self._cluster is not None
+            return strikes.of_processes(fault, kind.does, self._cluster.hosts(), self._cluster.revive)
+        return strikes.of_processes(fault, kind.does, job.prey(kind.prey))
+
+    def left(self) -> list[int]:
+        """Return the processes of the job that live, beside the cluster's daemons."""
+        assert self._job is not None
+        daemons = set() if self._cluster is None else self._cluster.daemons()
+        return [process.pid for process in self._job.all() if process.pid not in daemons]
+
+    def observed(self) -> Iterable[Finding]:
+        """End the observer; return what it found."""
+        return [] if self._observer is None else self._observer.close()
+
+    def close(self) -> None:
+        """End everything."""
+        if self._feeder is not None:
+            self._feeder.close()
+        if self._observer is not None:
+            self._observer.close()
+        if self._job is not None:
+            self._job.close()
+        if self._cluster is not None:
+            self._cluster.close()
+        if self._toxiproxy is not None:
+            self._toxiproxy.close()
+        if self._command is not None:
+            self._command.wait()
+
+    def _filled(self, text: str) -> str:
+        return os.path.expandvars(text.replace("{out}", str(self._out)).replace("{python}", sys.executable))
+
+    def _flip(self, fault: Planned, kill: bool) -> Strike | None:
+        assert self._job is not None
+        folder, drivers = self._job.folder(), self._job.prey("driver")
+        return None if folder is None or not drivers else Flip(folder, fault.rank, drivers[0] if kill else None)
+
+    def _prepare(self, command: tuple[str, ...]) -> None:
+        if not command:
+            return
+        words = [self._filled(word) for word in command]
+        environment = {**os.environ, **self.environment}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode != 0:
+            said = done.stderr[-500:].strip()
+            raise ConfigError(
+                f"the command that prepares the source ended with status {done.returncode}: {said}",
+                not_done="the job was not started",
+                next_step="run it by hand: " + " ".join(words),
+            )

@@ -1,0 +1,167 @@
+"""The job of a real run as processes: starts drivers, hears their progress, and knows what may be struck.
+
+Whatever a run starts, directly or through Spark, inherits a token in its environment. A process is struck only if it
+shows that token: it was started by this run, however its parents have changed since.
+
+Invariants
+    - No signal goes to a process without the token of the run, nor to one that took over a process id.
+    - When the run is over, no process with its token is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from holdfast.chaos.live_kinds import Prey
+
+TOKEN = "HOLDFAST_CHAOS_RUN"
+EXECUTOR = "CoarseGrainedExecutorBackend"
+GONE_WITHIN_S = 10.0
+
+
+class LiveJob:
+    """One job; a new driver process whenever the one before has ended.
+
+    Args:
+        job: The file of the job.
+        out: Folder of the run; root, temporary files and what drivers say go there.
+        flags: Of `holdfast run`.
+        environment: What is set beside this process's own environment.
+        token: Of the run; nobody else can know it.
+    """
+
+    def __init__(
+        self, job: Path, out: Path, flags: tuple[str, ...], environment: Mapping[str, str], token: str
+    ) -> None:
+        self.token = token
+        self.root = out / "root"
+        self._out = out
+        self._folder: Path | None = None
+        (out / "tmp").mkdir(exist_ok=True)
+        base = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(job), "--root", str(self.root)]
+        self._command = [*base, "--progress", "json", *flags]
+        self.environment = {**os.environ, "TMPDIR": str(out / "tmp"), **environment, TOKEN: self.token}
+        self.driver: subprocess.Popen[str] | None = None
+        self.drivers = 0
+        self.progress: dict[str, Any] = {}
+        """The newest of the driver that runs now; empty until it says something."""
+
+    def start(self) -> int:
+        """Start a driver; return its process id."""
+        self.drivers += 1
+        self.progress = {}
+        with self.log_path.open("w", encoding="utf-8") as errors:
+            self.driver = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=errors, env=self.environment, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+        threading.Thread(target=self._hear, args=(self.driver, self.drivers), name="progress", daemon=True).start()
+        return self.driver.pid
+
+    @property
+    def log_path(self) -> Path:
+        """Return where the newest driver's messages go."""
+        return self._out / f"driver-{self.drivers}.log"
+
+    def _hear(self, driver: subprocess.Popen[str], number: int) -> None:
+        assert driver.stdout is not None
+        with driver.stdout as lines:
+            for text in lines:
+                if text.startswith("{"):
+                    with contextlib.suppress(ValueError):  # a killed driver's last line is not whole
+                        told = json.loads(text)
+                        if number == self.drivers:
+                            self.progress = told
+
+    def ended(self) -> int | None:
+        """Return the exit status of the driver, None while it runs."""
+        assert self.driver is not None
+        return self.driver.poll()
+
+    def terminate(self) -> None:
+        """Ask the driver to take a last checkpoint and leave."""
+        assert self.driver is not None
+        if self.driver.poll() is None:
+            self.driver.send_signal(signal.SIGTERM)
+
+    def ours(self, pid: int) -> psutil.Process | None:
+        """Return the process if this run started it, directly or not, and it lives."""
+        try:
+            process = psutil.Process(pid)
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            return process if alive and process.environ().get(TOKEN) == self.token else None
+        except psutil.Error:
+            return None
+
+    def all(self) -> list[psutil.Process]:
+        """Return every living process that this run has started."""
+        return [process for pid in psutil.pids() if (process := self.ours(pid)) is not None]
+
+    def prey(self, kind: Prey) -> list[psutil.Process]:
+        """Return what a fault may strike, in an order that does not depend on process ids."""
+        if kind == "driver":
+            assert self.driver is not None
+            driver = self.ours(self.driver.pid)
+            return [] if driver is None else [driver]
+        with_work = sorted((w for w in self.progress.get("workers", ()) if w["subtasks"]), key=lambda w: w["subtasks"])
+        workers = [process for w in with_work if w["pid"] and (process := self.ours(w["pid"])) is not None]
+        if kind == "worker":
+            return workers
+        daemons = _distinct(self._parent(worker) for worker in workers)
+        if kind == "daemon":
+            return daemons
+        assert kind == "executor", f"{kind} are no processes of the job"
+        above = _distinct(self._parent(daemon) for daemon in daemons)
+        return [process for process in above if EXECUTOR in _command_line(process)]
+
+    def folder(self) -> Path | None:
+        """Return the job's folder: the only one below the root of the run; None until it is there."""
+        if self._folder is None:
+            self._folder = next((path.parent for path in self.root.glob("*/log")), None)
+        return self._folder
+
+    def rss_bytes(self) -> int | None:
+        """Return the memory of all workers that have work; None if none is known."""
+        sizes = []
+        for process in self.prey("worker"):
+            with contextlib.suppress(psutil.Error):
+                sizes.append(process.memory_info().rss)
+        return sum(sizes) if sizes else None
+
+    def close(self) -> None:
+        """End every process of the run."""
+        for process in self.all():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if self.driver is not None:
+            self.driver.kill()
+            self.driver.wait(GONE_WITHIN_S)
+
+    def _parent(self, process: psutil.Process) -> psutil.Process | None:
+        try:
+            parent = process.parent()
+        except psutil.NoSuchProcess:
+            return None
+        return None if parent is None else self.ours(parent.pid)
+
+
+def _distinct(processes: Any) -> list[psutil.Process]:
+    return list(dict.fromkeys(process for process in processes if process is not None))
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""

@@ -1,0 +1,208 @@
+"""Toxiproxy between the processes of a job: its server as a child, and faults of connections.
+
+Workers make the proxies (runtime/spark/detour.py); this module finds them by their names, puts toxics on them and takes
+them off again. That bytes went into a toxic, or connections ended, is told by the kernel (sockets.py), not by it.
+
+Invariants
+    - The server listens on loopback only, on a port that the system chose, and ends with this object.
+    - Only proxies of processes that the run started are touched.
+
+Source: github.com/Shopify/toxiproxy 2.12; docs/design/0016-live-chaos.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from holdfast.chaos.live_kinds import FaultKind
+from holdfast.chaos.nemesis import Planned
+from holdfast.chaos.sockets import Connection, established
+from holdfast.chaos.strikes import is_gone, seen
+from holdfast.errors import ConfigError, Unavailable
+
+VARIABLE = "HOLDFAST_TOXIPROXY"
+CLOSING = frozenset({"reset_peer", "limit_data", "down"})
+"""Toxics that have fired when connections have ended; the others when bytes went into them."""
+Ours = Callable[[int], psutil.Process | None]
+
+
+def find_server() -> Path | None:
+    """Return the server's program: as HOLDFAST_TOXIPROXY says, on the PATH, or where tools/bootstrap.sh puts it."""
+    if given := os.environ.get(VARIABLE):
+        return Path(given) if os.access(given, os.X_OK) else None
+    if found := shutil.which("toxiproxy-server"):
+        return Path(found)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    made = cache / "holdfast" / "bin" / "toxiproxy-server"
+    return made if os.access(made, os.X_OK) else None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One proxy, and whose it is."""
+
+    proxy: Any
+    plane: str
+    owner: int
+    """Process id of the worker that made it."""
+    listen: int
+    upstream: int
+
+
+class Toxiproxy:
+    """A server of our own.
+
+    Args:
+        log: File for what it says.
+
+    Raises:
+        ConfigError: the program or the client package is not here.
+        Unavailable: it did not start.
+    """
+
+    def __init__(self, log: Path) -> None:
+        server = find_server()
+        if server is None:
+            raise _missing("the server of Toxiproxy was not found", "tools/bootstrap.sh toxiproxy")
+        try:
+            import toxiproxy
+        except ImportError as error:
+            raise _missing("the package toxiproxy-python is not installed", "pip install holdfast[chaos]") from error
+        # The client speaks through a proxy for HTTP if one is set, also to this machine.
+        os.environ["NO_PROXY"] = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
+        with log.open("wb") as said:
+            self._process = subprocess.Popen(
+                [str(server), "-host", "127.0.0.1", "-port", "0"], stdout=said, stderr=subprocess.STDOUT
+            )
+        self._port = 0
+        self._client = toxiproxy.Toxiproxy()
+        if not seen(self._listens) or not self._port:
+            self.close()
+            raise Unavailable(
+                f"{server} did not listen: {log.read_text(errors='replace')[-500:]}",
+                not_done="the job was not started",
+                next_step="start it by hand to see why",
+            )
+        self._client.update_api_consumer("127.0.0.1", self._port)
+
+    @property
+    def address(self) -> str:
+        """Return where its HTTP interface listens."""
+        return f"127.0.0.1:{self._port}"
+
+    def _listens(self) -> bool:
+        try:
+            own = psutil.Process(self._process.pid).net_connections("tcp4")
+        except psutil.NoSuchProcess:
+            return True  # it has ended: there is nothing to wait for
+        ports = [each.laddr.port for each in own if each.status == psutil.CONN_LISTEN]
+        self._port = ports[0] if ports else 0
+        return bool(ports) or self._process.poll() is not None
+
+    def ways(self, plane: str, ours: Ours) -> list[Way]:
+        """Return the proxies of living processes of this run; those of dead ones are taken away."""
+        found = []
+        for name, proxy in self._client.proxies().items():
+            made_for, owner, _ = name.split("-")
+            if ours(int(owner)) is None:
+                proxy.destroy()
+            elif made_for == plane:
+                found.append(Way(proxy, plane, int(owner), _port(proxy.listen), _port(proxy.upstream)))
+        return found
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.kill()
+        self._process.wait()
+
+
+class Cut:
+    """A toxic on one proxy, or the proxy taken down."""
+
+    def __init__(self, fault: Planned, kind: FaultKind, way: Way, owner: psutil.Process) -> None:
+        self._fault, self._kind, self._way, self._owner = fault, kind, way, owner
+        self._toxic = f"fault-{fault.id}"
+        self._before: dict[bytes, Connection] = {}
+        self._direction = fault.direction
+        self.target = f"{way.plane} of pid {way.owner}"
+
+    def begin(self) -> bool:
+        self._before = self._flows()
+        if self._kind.does == "down":
+            self._way.proxy.disable()
+        else:
+            self._way.proxy.add_toxic(
+                name=self._toxic, type=self._kind.does, stream=self._direction,
+                attributes=dict(self._fault.attributes),
+            )  # fmt: skip
+        if self._kind.does == "slow_close":
+            self._owner.kill()  # somebody has to close
+        return True
+
+    def heal(self) -> str:
+        if self._kind.does == "down":
+            self._way.proxy.enable()
+        elif is_gone(self._owner):
+            self._way.proxy.destroy()
+        else:
+            self._way.proxy.destroy_toxic(self._toxic)
+        return f"{len(self._flows())} connections through it now"
+
+    def evidence(self) -> str | None:
+        before, now = self._before, self._flows()
+        if self._kind.does in CLOSING:
+            ended = len(before.keys() - now.keys())
+            return f"{ended} of {len(before)} connections ended" if ended else None
+        if self._kind.does == "slow_close":
+            held = len(before.keys() & now.keys())
+            open_still = is_gone(self._owner) and held == len(before) > 0
+            return f"pid {self._way.owner} was killed, {held} connections beyond the proxy stay" if open_still else None
+        new = [flow.received - before[key].received for key, flow in now.items() if key in before]
+        entered = bool(new) and all(new) if self._way.plane == "control" else sum(new) > 0
+        return f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}" if entered else None
+
+    def _flows(self) -> dict[bytes, Connection]:
+        """Return the proxy's ends at which the affected direction comes in; of a slow close, the other ones.
+
+        Those that it opened to the driver cannot be told from those that other workers' proxies opened. So of these,
+        all have to show the effect.
+        """
+        downstream = self._direction == "downstream" and self._kind.does not in CLOSING
+        if downstream != (self._kind.does == "slow_close"):
+            return {each.cookie: each for each in established() if each.remote == self._way.upstream}
+        return {each.cookie: each for each in established() if each.local == self._way.listen}
+
+
+def of_connections(
+    fault: Planned, kind: FaultKind, server: Toxiproxy, owners: list[psutil.Process], ours: Ours
+) -> Cut | None:
+    """Return the fault for a connection that is there now; None if there is none.
+
+    Args:
+        owners: Workers, in an order that does not depend on process ids.
+    """
+    assert kind.plane is not None
+    in_use = {each.local for each in established()}
+    # Spark uses a Python process again: it may have made others before, which nobody uses any more.
+    ways = {way.owner: way for way in server.ways(kind.plane, ours) if way.listen in in_use}
+    there = [(owner, ways[owner.pid]) for owner in owners if owner.pid in ways]
+    if not there:
+        return None
+    owner, way = there[fault.rank % len(there)]
+    return Cut(fault, kind, way, owner)
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _missing(what: str, command: str) -> ConfigError:
+    return ConfigError(what, not_done="nothing was started", next_step=f"install it: {command}; or use other faults")

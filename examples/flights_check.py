@@ -1,0 +1,43 @@
+"""The check of the flights job for a run under faults: the oracles of the demo, as findings.
+
+Used by chaos/scenarios/flights.toml; FLIGHTS_DB and FLIGHTS_OUT in the job's environment say where the results are.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from holdfast.chaos.findings import Context, Finding
+from holdfast.examples import flights_hours_oracle, flights_oracle
+
+SHOWN_MAX = 3
+
+
+def check(context: Context) -> Iterator[Finding]:
+    """Compute every row of every output again from the data."""
+    db, out = Path(context.environment["FLIGHTS_DB"]), Path(context.environment["FLIGHTS_OUT"])
+    yield from totals(db)
+    hours = flights_hours_oracle.verify(db, out)
+    missing = sum(line.endswith(": missing") for line in hours.differences)
+    more = sum(line.endswith(": should not be there") for line in hours.differences)
+    said = "; ".join(hours.differences[:SHOWN_MAX]) or ", ".join(f"{n} {name}" for name, n in hours.rows.items())
+    yield Finding("hours, late, unknown airports", not hours.differences, "I2", missing, more, None, said)
+
+
+def totals(db: Path) -> Iterator[Finding]:
+    """Compare the tables of totals; what they count too little is lost, what they count too much was counted twice."""
+    verdict = flights_oracle.verify(db)
+    for table in flights_oracle.TABLES:
+        wrong = [line for line in verdict.differences if line.startswith(f"{table} ")]
+        counted = _events(db, table)
+        lost, twice = max(0, verdict.events - counted), max(0, counted - verdict.events)
+        said = "; ".join(wrong[:SHOWN_MAX]) or f"{verdict.rows[table]} rows count {counted} events"
+        yield Finding(table, not wrong and lost == twice == 0, "I1", lost, twice, None, said)
+
+
+def _events(db: Path, table: str) -> int:
+    with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
+        return int(connection.execute(f'SELECT sum(events) FROM "{table}"').fetchone()[0])

@@ -1,0 +1,71 @@
+"""A real job under real faults of every family: each fires, the job comes back, and every row is right."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from running import JOB, differences, make_input
+
+from holdfast.chaos import live
+from holdfast.chaos.findings import Context, Finding
+from holdfast.chaos.proxy import find_server
+from holdfast.chaos.scenario import parse
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+ROWS = 120_000
+FAULTS = (
+    "worker-kill", "worker-stop", "worker-disk-full", "driver-kill", "driver-pause", "control-blackhole", "data-reset",
+    "data-latency", "older-object-corrupt",
+)  # fmt: skip
+RECOVERIES_LEAST = 2
+"""Four of the kinds cost a recovery each, but one that strikes during a recovery shares it."""
+
+
+def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_every_row_is_right(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "whole").mkdir()
+    frame = make_input(tmp_path / "whole", ROWS)
+
+    def check(context: Context) -> Iterator[Finding]:
+        wrong = differences(Path(context.out), frame)
+        with closing(sqlite3.connect(Path(context.out) / "out.db")) as database:
+            counted = int(database.execute("SELECT sum(n) FROM users").fetchone()[0])
+        lost, twice = max(0, frame.height - counted), max(0, counted - frame.height)
+        yield Finding("tables", not wrong, "I1", lost, twice, None, "; ".join(wrong))
+
+    raw = {
+        "duration": "32s",
+        "seed": 8,
+        "every": "200ms..2s",
+        "platform": "local[5]",
+        "faults": dict.fromkeys(FAULTS, 1),
+        "job": {
+            "environment": {
+                "COUNTING_FOLDER": "{out}", "HOLDFAST_SILENT_AFTER_MS": "3s", "HOLDFAST_SESSION_TIMEOUT_MS": "4s",
+                "HOLDFAST_TLS": "on",
+            }
+        },
+        "drive": {"from": str(tmp_path / "whole" / "input"), "to": "{out}/input"},
+        "observe": [{"sqlite": "{out}/out.db", "grows": ["users", "pages"]}],
+        "wait": {"start": "4m", "recover": "4m"},
+    }  # fmt: skip
+    toxiproxy = find_server() is not None
+    assert toxiproxy, "Toxiproxy's server is missing; make it: tools/bootstrap.sh toxiproxy"
+    scenario = parse(raw, "every family", toxiproxy=toxiproxy, checked_elsewhere=True)
+    journal = live.run(scenario, JOB, tmp_path / "out", check=check, progress=print)
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert (lines[-1]["kind"], lines[-1]["verdict"]) == ("end", "held"), lines[-1]
+    fired = {line["fault"] for line in lines if line["kind"] == "fault" and line["phase"] == "fired"}
+    assert fired == set(FAULTS)
+    assert sum(line["kind"] == "recovery" for line in lines) >= RECOVERIES_LEAST
+    tables = next(line for line in lines if line["kind"] == "check" and line["name"] == "tables")
+    assert (tables["lost"], tables["duplicated"]) == (0, 0)
+    observed = [line for line in lines if line["kind"] == "check" and line["name"] == "observer"]
+    assert observed and all(line["passed"] for line in observed)

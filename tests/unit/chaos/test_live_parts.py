@@ -1,0 +1,276 @@
+"""The parts of a real run that need no Spark: processes to strike, a log to feed, targets to watch."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from holdfast.chaos.feeding import Feeder
+from holdfast.chaos.findings import Context, Finding
+from holdfast.chaos.journal import Journal
+from holdfast.chaos.live import run
+from holdfast.chaos.live_checks import resolve
+from holdfast.chaos.live_job import TOKEN, LiveJob
+from holdfast.chaos.nemesis import Planned
+from holdfast.chaos.observer import Observer
+from holdfast.chaos.scenario import Observed, parse
+from holdfast.chaos.strikes import Full, Kill, Stop, of_processes, seen
+from holdfast.errors import ConfigError
+from holdfast.model import Epoch, Tag, Timeline
+from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.storage.objects import open_objects
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+
+@pytest.fixture
+def victim() -> Iterator[psutil.Process]:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield psutil.Process(child.pid)
+    child.kill()
+    child.communicate()
+
+
+class TestStrikes:
+    def test_a_kill_has_fired_when_the_process_is_gone(self, victim: psutil.Process) -> None:
+        kill = Kill(victim)
+        assert kill.begin() and seen(lambda: kill.evidence() is not None)
+        assert f"pid {victim.pid} gone" in (kill.evidence() or "")
+
+    def test_what_nobody_else_starts_again_is_revived(self, victim: psutil.Process) -> None:
+        kill = Kill(victim, lambda: "started again")
+        assert kill.begin() and kill.heal() == "started again"
+
+    def test_a_stop_has_fired_when_the_process_is_stopped_and_is_healed_when_it_goes_on(
+        self, victim: psutil.Process
+    ) -> None:
+        stop = Stop(victim)
+        assert stop.evidence() is None
+        assert stop.begin() and seen(lambda: stop.evidence() is not None)
+        stop.heal()
+        assert seen(lambda: victim.status() != psutil.STATUS_STOPPED)
+
+    def test_a_full_disk_is_a_limit_that_is_lifted(self, victim: psutil.Process) -> None:
+        before = resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)
+        full = Full([victim])
+        assert full.begin() and full.evidence() == f"no file of pid {victim.pid} may grow"
+        assert full.heal() == "1 of 1 processes may write again"
+        assert resource.prlimit(victim.pid, resource.RLIMIT_FSIZE) == before
+
+    def test_a_process_that_was_gone_before_is_not_struck(self, victim: psutil.Process) -> None:
+        victim.kill()
+        os.waitpid(victim.pid, 0)
+        assert not Kill(victim).begin() and not Stop(victim).begin() and not Full([victim]).begin()
+
+    def test_a_rank_picks_the_same_place_of_the_list(self, victim: psutil.Process) -> None:
+        own = psutil.Process()
+        struck = of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", [own, victim])
+        assert struck is not None and struck.target == f"pid {victim.pid}"
+        assert of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", []) is None
+
+
+class TestLiveJob:
+    def test_only_processes_with_the_token_of_the_run_are_its_own(self, tmp_path: Path) -> None:
+        job = LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token-1")
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=job.environment)
+        other = {**job.environment, TOKEN: "token-2"}
+        stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=other)
+        assert seen(lambda: job.ours(child.pid) is not None)
+        assert job.ours(stranger.pid) is None and job.ours(os.getpid()) is None
+        assert [process.pid for process in job.all()] == [child.pid]
+        job.close()
+        assert child.wait() == -signal.SIGKILL
+        assert psutil.pid_exists(stranger.pid)
+        stranger.kill()
+        for each in (child, stranger):
+            each.communicate()
+
+
+def log_of(path: Path, rows: int, partitions: int = 2) -> None:
+    store = open_objects(str(path))
+    create_log(store, SCHEMA, partitions)
+    writer = LogWriter(store)
+    for partition in range(partitions):
+        writer.append({partition: pa.table({"n": list(range(rows))}, SCHEMA)})
+    writer.seal()
+
+
+class TestFeeder:
+    def test_every_row_arrives_in_its_partition_and_order_and_the_log_is_sealed(self, tmp_path: Path) -> None:
+        log_of(tmp_path / "whole", 1_000)
+        feeder = Feeder(str(tmp_path / "whole"), str(tmp_path / "fed"), 1_000_000, 1.0)
+        feeder.start()
+        fed = LogReader(open_objects(str(tmp_path / "fed")))
+        assert seen(lambda: fed.refresh() and set(fed.end_offsets().values()) == {980})
+        assert not fed.sealed
+        feeder.release()
+        assert seen(lambda: feeder.done) and feeder.error is None
+        assert LogReader(open_objects(str(tmp_path / "fed"))).sealed
+        fed.refresh()
+        for partition in (0, 1):
+            rows, offset = [], 0
+            while (found := fed.read(partition, offset, 1 << 20))[0] is not None:
+                batch, offset = found
+                assert batch is not None
+                rows += batch.column("n").to_pylist()
+            assert rows == list(range(1_000))
+        feeder.close()
+
+    def test_a_log_without_rows_is_refused(self, tmp_path: Path) -> None:
+        log_of(tmp_path / "whole", 0)
+        with pytest.raises(ConfigError, match="holds nothing"):
+            Feeder(str(tmp_path / "whole"), str(tmp_path / "fed"), None, 1.0)
+
+    def test_a_log_that_is_there_already_is_refused(self, tmp_path: Path) -> None:
+        log_of(tmp_path / "whole", 10)
+        with pytest.raises(ConfigError, match="holds a log already"):
+            Feeder(str(tmp_path / "whole"), str(tmp_path / "whole"), None, 1.0)
+
+
+class World:
+    """A job log and targets, written by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.sequence = folder, 0
+        (folder / "root" / "job" / "log").mkdir(parents=True)
+        self.database = str(folder / "out.db")
+        with sqlite3.connect(self.database) as database:
+            database.execute("CREATE TABLE holdfast_progress(job, sink, writer, timeline, epoch)")
+            database.execute("CREATE TABLE rows(n)")
+            database.execute("INSERT INTO holdfast_progress VALUES ('j', 's', 0, 1, 0)")
+        database.close()
+        store = open_objects(str(folder / "log"))
+        create_log(store, SCHEMA, 1)
+        self.log = LogWriter(store)
+
+    def record(self, kind: str, epoch: int = 0) -> None:
+        self.sequence += 1
+        path = self.folder / "root" / "job" / "log" / f"{self.sequence:020}.json"
+        path.write_text(json.dumps({"seq": self.sequence, "body": {"kind": kind, "epoch": epoch}}))
+
+    def deliver(self, epoch: int, timeline: int = 1, rows: int = 1) -> None:
+        with sqlite3.connect(self.database) as database:
+            database.execute("UPDATE holdfast_progress SET timeline = ?, epoch = ?", (timeline, epoch))
+            database.execute("DELETE FROM rows")
+            database.executemany("INSERT INTO rows VALUES (?)", [(n,) for n in range(rows)])
+        database.close()
+
+    def append(self, epoch: int) -> None:
+        self.log.append_tagged({0: pa.table({"n": [1]}, SCHEMA)}, "j/s/0", Tag(Timeline(1), Epoch(epoch)))
+
+    def observer(self) -> Observer:
+        targets = [Observed("sqlite", self.database, ("rows",)), Observed("log", str(self.folder / "log"))]
+        return Observer(self.folder / "root", targets)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+class TestObserver:
+    def test_completed_epochs_in_order_are_as_they_should_be(self, world: World) -> None:
+        observer = world.observer()
+        for epoch in (1, 2, 5):
+            world.record("CheckpointCompleted", epoch)
+            world.deliver(epoch, rows=epoch)
+            world.append(epoch)
+            observer.look()
+        assert [finding.passed for finding in observer.close()] == [True, True]
+
+    def test_output_of_an_epoch_that_is_not_completed_is_seen(self, world: World) -> None:
+        observer = world.observer()
+        world.deliver(3)
+        world.append(3)
+        observer.look()
+        assert ["epoch 3, which is not completed" in finding.detail for finding in observer.close()] == [True, True]
+
+    def test_a_tag_that_goes_back_is_seen(self, world: World) -> None:
+        observer = world.observer()
+        world.record("CheckpointCompleted", 1)
+        world.record("CheckpointCompleted", 2)
+        for epoch in (2, 1):
+            world.deliver(epoch)
+            observer.look()
+        assert "went from (1, 2) to (1, 1)" in observer.close()[0].detail
+
+    def test_rows_that_vanish_are_seen_unless_the_job_was_rewound(self, world: World) -> None:
+        observer = world.observer()
+        world.record("CheckpointCompleted", 1)
+        for rows in (5, 3):
+            world.deliver(1, rows=rows)
+            observer.look()
+        assert observer.wrong == [f"{world.database}: rows had 5 rows and then 3"]
+        world.record("Rewound")
+        observer.look()
+        world.deliver(1, timeline=2, rows=2)
+        observer.look()
+        assert len(observer.wrong) == 1
+
+    def test_an_offset_that_is_given_twice_is_seen(self, world: World) -> None:
+        observer = world.observer()
+        for epoch in (1, 2):
+            world.record("CheckpointCompleted", epoch)
+            world.append(epoch)
+        second = world.folder / "log" / "commits" / f"{2:020}.json"
+        second.write_text(second.read_text().replace('"base":1', '"base":0'))
+        observer.look()
+        assert any("has rows at 0" in text for text in observer.wrong)
+
+
+def checked(context: Context) -> Iterator[Finding]:
+    yield Finding("nothing", True)
+
+
+class TestChecks:
+    def test_a_command_that_ends_with_another_status_than_0_has_found_something(self, tmp_path: Path) -> None:
+        context = Context(str(tmp_path), str(tmp_path), "job.py")
+        told = 'print(\'{"lost": 2, "duplicated": 0}\'); raise SystemExit(4)'
+        [finding] = resolve((sys.executable, "-c", told))(context)
+        assert (finding.passed, finding.lost, finding.duplicated, finding.reordered) == (False, 2, 0, None)
+        [finding] = resolve((sys.executable, "-c", ""))(context)
+        assert finding.passed and finding.lost is None
+
+    def test_a_command_that_is_not_there_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="there is no program"):
+            resolve(("no-such-program-here",))
+
+    @pytest.mark.parametrize("check", ["no_such_module_here:check", "holdfast.chaos.live:no_such_function"])
+    def test_a_function_that_is_not_there_is_refused(self, check: str) -> None:
+        with pytest.raises(ConfigError, match="there is no check"):
+            resolve(check)
+
+
+class TestRun:
+    def test_nothing_is_started_in_a_folder_that_holds_something(self, tmp_path: Path) -> None:
+        raw = {"duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1}}
+        scenario = parse(raw, "name", toxiproxy=False, checked_elsewhere=True)
+        job = tmp_path / "job.py"
+        job.write_text("")
+        with pytest.raises(ConfigError, match="no empty folder"):
+            run(scenario, job, tmp_path, check=checked)
+        with pytest.raises(ConfigError, match="there is no file"):
+            run(scenario, tmp_path / "other.py", tmp_path / "out", check=checked)
+
+
+class TestJournal:
+    def test_lines_are_whole_and_in_order_as_soon_as_they_are_written(self, tmp_path: Path) -> None:
+        journal = Journal(tmp_path / "journal.jsonl")
+        journal.write("begin", job="j")
+        journal.write("sample", state="running")
+        lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
+        assert [line["kind"] for line in lines] == ["begin", "sample"]
+        assert lines[0]["at_ms"] <= lines[1]["at_ms"]
+        assert [line["kind"] for line in journal.lines] == ["begin"]
+        journal.close()

@@ -1,0 +1,184 @@
+"""Faults of connections, with a real Toxiproxy between two sockets of this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.chaos.live_kinds import KINDS
+from holdfast.chaos.nemesis import Planned
+from holdfast.chaos.proxy import Cut, Toxiproxy, find_server, of_connections
+from holdfast.chaos.sockets import established
+from holdfast.chaos.strikes import seen
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.runtime.spark.detour import VARIABLE, around, detour_of
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toxiproxy]:
+    assert find_server() is not None, "Toxiproxy's server is missing; make it: tools/bootstrap.sh toxiproxy"
+    server = Toxiproxy(tmp_path_factory.mktemp("proxy") / "log")
+    yield server
+    server.close()
+
+
+class Pair:
+    """A listener of this process, a proxy that this process made for it, and a connection through that."""
+
+    def __init__(self, server: Toxiproxy, plane: str = "data") -> None:
+        self.server, self.plane = server, plane
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        detour = detour_of({VARIABLE: server.address})
+        self.address = around(self.listener.getsockname()[:2], plane, detour)
+        self.near = socket.create_connection(self.address, 10)
+        self.far, _ = self.listener.accept()
+        self._over = threading.Event()
+        self._pump = threading.Thread(target=self._send, daemon=True)
+
+    def _send(self) -> None:
+        while not self._over.wait(0.01):
+            for end in (self.near, self.far):
+                try:
+                    end.sendall(b"x" * 64)
+                except OSError:
+                    return
+
+    def strike(self, kind: str, direction: str | None = "upstream", **attributes: int) -> Cut:
+        self._pump.start()
+        own = psutil.Process(os.getpid())
+        fault = Planned(1, 0, kind, 0, 0, direction, tuple(attributes.items()))
+        found = of_connections(fault, KINDS[kind], self.server, [own], lambda pid: own if pid == own.pid else None)
+        assert found is not None
+        return found
+
+    def close(self) -> None:
+        self._over.set()
+        for each in (self.near, self.far, self.listener):
+            each.close()
+        if self._pump.ident is not None:
+            self._pump.join()
+
+
+@pytest.fixture
+def pair(server: Toxiproxy) -> Iterator[Pair]:
+    pair = Pair(server)
+    yield pair
+    pair.close()
+
+
+@pytest.mark.toxiproxy
+class TestToxiproxy:
+    def test_it_listens_on_loopback_at_a_port_of_its_own(self, server: Toxiproxy) -> None:
+        host, _, port = server.address.partition(":")
+        assert host == "127.0.0.1" and int(port) > 0
+
+    def test_a_proxy_whose_process_is_gone_is_taken_away(self, server: Toxiproxy, pair: Pair) -> None:
+        assert server.ways("data", lambda pid: None) == []
+        with pytest.raises(OSError):
+            socket.create_connection(pair.address, 10)
+
+    def test_without_its_server_it_says_how_to_get_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOLDFAST_TOXIPROXY", str(tmp_path / "nothing"))
+        with pytest.raises(ConfigError, match="bootstrap.sh toxiproxy"):
+            Toxiproxy(tmp_path / "log")
+
+
+@pytest.mark.toxiproxy
+class TestCut:
+    @pytest.mark.parametrize(
+        ("kind", "attributes"),
+        [
+            ("data-latency", {"latency": 20, "jitter": 0}),
+            ("data-bandwidth", {"rate": 64}),
+            ("data-blackhole", {"timeout": 0}),
+        ],
+    )
+    def test_what_delays_has_fired_when_bytes_went_into_it(
+        self, pair: Pair, kind: str, attributes: dict[str, int]
+    ) -> None:
+        cut = pair.strike(kind, "upstream", **attributes)
+        assert cut.begin()
+        assert seen(lambda: cut.evidence() is not None)
+        assert "connections went into it upstream" in (cut.evidence() or "")
+        cut.heal()
+
+    @pytest.mark.parametrize(
+        ("kind", "direction", "attributes"),
+        [
+            ("data-reset", "upstream", {"timeout": 0}),
+            ("data-limit", "upstream", {"bytes": 100}),
+            ("control-limit", "downstream", {"bytes": 100}),
+            ("data-down", None, {}),
+        ],
+    )
+    def test_what_closes_has_fired_when_a_connection_ended(
+        self, server: Toxiproxy, kind: str, direction: str | None, attributes: dict[str, int]
+    ) -> None:
+        pair = Pair(server, kind.partition("-")[0])
+        cut = pair.strike(kind, direction, **attributes)
+        assert cut.evidence() is None
+        assert cut.begin()
+        assert seen(lambda: cut.evidence() == "1 of 1 connections ended")
+        cut.heal()
+        pair.close()
+
+    def test_a_fault_on_an_idle_connection_has_not_fired(self, server: Toxiproxy, pair: Pair) -> None:
+        own = psutil.Process(os.getpid())
+        fault = Planned(1, 0, "data-blackhole", 0, 0, "upstream", (("timeout", 0),))
+        cut = of_connections(fault, KINDS["data-blackhole"], server, [own], lambda pid: own)
+        assert cut is not None and cut.begin()
+        assert cut.evidence() is None
+        cut.heal()
+
+    def test_a_healed_proxy_carries_new_connections(self, pair: Pair) -> None:
+        cut = pair.strike("data-down", None)
+        assert cut.begin()
+        with pytest.raises(OSError):
+            socket.create_connection(pair.address, 10)
+        cut.heal()
+        socket.create_connection(pair.address, 10).close()
+
+    def test_nothing_is_struck_where_nobody_is_connected(self, server: Toxiproxy) -> None:
+        own = psutil.Process(os.getpid())
+        fault = Planned(1, 0, "control-down", 0, 0)
+        assert of_connections(fault, KINDS["control-down"], server, [own], lambda pid: own) is None
+
+
+class TestDetour:
+    def test_without_a_harness_there_is_none(self) -> None:
+        assert detour_of({}) is None
+        assert around(("10.1.2.3", 7), "data", None) == ("10.1.2.3", 7)
+
+    @pytest.mark.parametrize("given", ["10.0.0.1:8474", "localhost", "127.0.0.1", "example.org:80", "127.0.0.1:http"])
+    def test_a_harness_is_on_this_machine(self, given: str) -> None:
+        with pytest.raises(ConfigError, match="no address on this machine"):
+            detour_of({VARIABLE: given})
+
+    def test_an_address_on_a_network_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="reached over a network"):
+            around(("10.1.2.3", 7), "data", ("127.0.0.1", 1))
+
+    def test_a_harness_that_is_gone_is_named(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with pytest.raises(Unavailable, match="made no proxy"):
+            around(("127.0.0.1", 7), "data", ("127.0.0.1", port))
+
+
+class TestSockets:
+    def test_a_connection_tells_its_ports_and_what_it_received(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port)) as near:
+                far, _ = listener.accept()
+                with far:
+                    near.sendall(b"x" * 1_000)
+                    assert far.recv(1_000, socket.MSG_WAITALL)
+                    [end] = [each for each in established() if each.local == port]
+                    assert (end.remote, end.received) == (near.getsockname()[1], 1_000)

@@ -1,0 +1,68 @@
+"""The schedule of faults: the same for the same seed, and holding what the scenario asks for."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.chaos.live_kinds import KINDS
+from holdfast.chaos.nemesis import Planned, schedule
+from holdfast.chaos.scenario import Scenario, parse
+from holdfast.errors import ConfigError
+
+ALL = dict.fromkeys(KINDS, 1)
+
+
+def scenario(faults: dict[str, Any], duration: str = "30m", every: str = "1s..5s") -> Scenario:
+    raw = {
+        "duration": duration, "every": every, "platform": "standalone", "check": "module:function", "faults": faults,
+    }  # fmt: skip
+    return parse(raw, "name", toxiproxy=True)
+
+
+def planned(scenario: Scenario, seed: int = 1) -> tuple[Planned, ...]:
+    return schedule(scenario, random.Random(seed).random)
+
+
+class TestSchedule:
+    def test_the_same_seed_gives_the_same_faults(self) -> None:
+        assert planned(scenario(ALL)) == planned(scenario(ALL))
+        assert planned(scenario(ALL)) != planned(scenario(ALL), seed=2)
+
+    @given(st.integers(0, 10_000))
+    def test_every_fault_comes_once_before_any_comes_twice(self, seed: int) -> None:
+        first = planned(scenario(ALL), seed)[: len(KINDS)]
+        assert {fault.kind for fault in first} == set(KINDS)
+
+    @given(st.integers(0, 10_000))
+    def test_a_fault_begins_after_the_one_before_is_over_and_a_pause_has_passed(self, seed: int) -> None:
+        faults = planned(scenario(ALL), seed)
+        gaps = [after.at_ms - before.at_ms - before.lasts_ms for before, after in pairwise(faults)]
+        assert all(1_000 <= gap <= 5_000 for gap in gaps)
+        assert faults[-1].at_ms < 30 * 60_000
+
+    def test_faults_come_by_their_rates(self) -> None:
+        faults = planned(scenario({"worker-kill": 9, "driver-kill": 1}, "10h"))
+        counts = Counter(fault.kind for fault in faults)
+        assert 7 < counts["worker-kill"] / counts["driver-kill"] < 12
+
+    def test_a_stop_outlasts_every_timeout_and_a_pause_none(self) -> None:
+        for fault in planned(scenario({"worker-stop": 1, "worker-pause": 1})):
+            assert fault.lasts_ms > 10_000 if fault.kind == "worker-stop" else fault.lasts_ms < 5_000
+
+    def test_a_toxic_has_a_direction_in_which_something_flows_and_attributes_in_range(self) -> None:
+        for fault in planned(scenario(ALL)):
+            kind = KINDS[fault.kind]
+            assert fault.direction in (kind.directions or (None,))
+            assert all(low <= dict(fault.attributes)[name] <= high for name, (low, high) in kind.attributes.items())
+            assert (fault.direction is None) == (kind.plane is None or kind.does == "down")
+
+    def test_a_run_too_short_to_show_every_fault_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="too short"):
+            planned(scenario(ALL, "20s"))

@@ -1,0 +1,84 @@
+"""What makes a run's journal a proof."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.chaos import page, verdict
+from holdfast.chaos.live_cli import exit_status
+
+
+def line(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"at_ms": 0, "kind": kind, **fields}
+
+
+def fault(phase: str, number: int = 1, name: str = "worker-kill") -> dict[str, Any]:
+    return line("fault", id=number, fault=name, target="worker", phase=phase, detail="")
+
+
+def check(passed: bool = True, name: str = "tables") -> dict[str, Any]:
+    return line(
+        "check", name=name, invariant="I1", passed=passed, lost=0 if passed else 3, duplicated=None, reordered=None,
+        detail="3 missing",
+    )  # fmt: skip
+
+
+EPOCH = line("epoch", epoch=7, generation=1, duration_ms=10)
+HELD = [fault("armed"), fault("fired"), EPOCH, check()]
+
+
+def judged(lines: list[dict[str, Any]], failed: str | None = None) -> tuple[str, str]:
+    found = verdict.of(lines, ["worker-kill"], failed)
+    return found.verdict, found.reason
+
+
+class TestVerdict:
+    def test_a_run_held_if_its_faults_fired_and_its_checks_passed(self) -> None:
+        assert judged(HELD) == ("held", "1 faults fired, 1 checks passed")
+
+    def test_a_check_that_failed_is_a_violation_whatever_else_happened(self) -> None:
+        assert judged([*HELD, check(passed=False)], "the job failed") == ("violated", "tables: 3 missing")
+
+    def test_a_run_that_did_not_come_to_its_end_proves_nothing(self) -> None:
+        assert judged(HELD, "the job failed") == ("not_proven", "the job failed")
+
+    def test_a_fault_that_was_armed_and_never_fired_proves_nothing(self) -> None:
+        assert judged([*HELD[:3], fault("armed", 2), EPOCH, check()]) == (
+            "not_proven", "armed and never fired: worker-kill (2)",
+        )  # fmt: skip
+
+    def test_a_kind_that_never_fired_proves_nothing(self) -> None:
+        assert verdict.of(HELD, ["worker-kill", "driver-kill"], None).reason.endswith("never fired: driver-kill")
+
+    def test_an_epoch_has_to_be_completed_after_the_last_fault(self) -> None:
+        assert judged([EPOCH, *HELD[:2], check()]) == ("not_proven", "no epoch was completed after the last fault")
+
+    def test_checks_of_the_run_itself_are_no_check_of_its_results(self) -> None:
+        assert judged([*HELD[:3], check(name="epochs")]) == ("not_proven", "the check compared nothing")
+
+
+def status(folder: Path, *lines: dict[str, Any]) -> int:
+    journal = folder / "journal.jsonl"
+    journal.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return exit_status(page.read(journal))
+
+
+class TestExitStatus:
+    @pytest.mark.parametrize(("found", "expected"), [("held", 0), ("violated", 4), ("not_proven", 1)])
+    def test_each_verdict_has_its_own(self, tmp_path: Path, found: str, expected: int) -> None:
+        assert status(tmp_path, *HELD, line("end", verdict=found, reason="")) == expected
+
+    def test_a_job_that_failed_has_its_own(self, tmp_path: Path) -> None:
+        ended = line("driver", phase="ended", pid=1, exit=7)
+        assert status(tmp_path, ended, line("end", verdict="not_proven", reason="")) == 7
+
+    def test_a_driver_that_was_killed_and_came_back_is_no_failed_job(self, tmp_path: Path) -> None:
+        killed = line("driver", phase="ended", pid=1, exit=-9)
+        assert status(tmp_path, killed, line("end", verdict="not_proven", reason="")) == 1
+
+    def test_a_journal_without_an_end_proves_nothing(self, tmp_path: Path) -> None:
+        assert status(tmp_path, *HELD) == 1
