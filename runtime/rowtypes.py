@@ -55,8 +55,9 @@ class Row(tuple[Any, ...]):
 @cache
 def row_class(names: tuple[str, ...]) -> type[Row]:
     """Return the class of rows with these columns."""
-    getters = vars(namedtuple("Getters", [f"c{at}" for at in range(len(names))]))  # faster than any property
-    columns = {name: getters[f"c{at}"] for at, name in enumerate(names)}
+    # Its getters are faster than any property. It must stay named: the collector empties a class that is not.
+    getters = namedtuple("Getters", [f"c{at}" for at in range(len(names))])  # type: ignore[misc]
+    columns = {name: vars(getters)[f"c{at}"] for at, name in enumerate(names)}
     return type("Row", (Row,), {"__slots__": (), "__module__": __name__, "_fields": names, **columns})
 
 
