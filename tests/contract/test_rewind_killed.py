@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from words_job import Words, durable, visible
 
+pytestmark = pytest.mark.thorough
+
 KILLED_AT_EACH = Path(__file__).parents[1] / "e2e" / "killed_at_each.py"
 EVERY = 5
 """One of so many steps is looked at in every run of the tests, the others in long ones."""

@@ -33,6 +33,7 @@ def played(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 class TestShrunkFailure:
     @pytest.mark.parametrize("name", CAUGHT)
     def test_a_small_schedule_breaks_the_same_rule_and_its_command_plays_it_again(

@@ -18,7 +18,7 @@ from holdfast.chaos.report import Summary, failure_lines, replay_command, summar
 from holdfast.chaos.simulator import simulate
 from holdfast.runtime.cli.main import main
 
-SEEDS_QUICK, SEEDS_SLOW = 200, 4_000
+SEEDS_SMOKE, SEEDS_QUICK, SEEDS_SLOW = 30, 200, 4_000
 SEEDS_PER_MUTANT = 400
 
 
@@ -31,6 +31,13 @@ def summary() -> Summary:
     return play_all(range(SEEDS_QUICK), workers=2)
 
 
+class TestSmoke:
+    def test_every_answer_is_right_in_the_first_seeds(self) -> None:
+        few = play_all(range(SEEDS_SMOKE), workers=1)
+        assert not few.failed, explained(few)
+
+
+@pytest.mark.thorough
 class TestSimulatedJobs:
     def test_every_answer_is_right_whatever_fails(self, summary: Summary) -> None:
         assert not summary.failed, explained(summary)
@@ -75,6 +82,7 @@ class TestDeterminism:
         assert len({simulate(seed).trace for seed in range(10)}) == 10
 
 
+@pytest.mark.thorough
 class TestMutants:
     @pytest.mark.parametrize("mutant", [m for m in MUTANTS if not m.rare], ids=lambda mutant: mutant.name)
     def test_a_wrong_version_of_the_protocol_is_caught(self, mutant: Mutant) -> None:

@@ -46,6 +46,8 @@ from holdfast.chaos.soak_log import (
 from holdfast.errors import ConfigError, Damaged, Fenced
 from holdfast.runtime.cli.main import main
 
+pytestmark = pytest.mark.thorough
+
 CODE = Code("0123456789ab", "0.1.0", "abc")
 HOUR = 3_600.0
 

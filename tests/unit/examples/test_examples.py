@@ -20,6 +20,8 @@ from holdfast.runtime.testing import PARTITIONS, TestDriver
 from holdfast.storage.log import create_log
 from holdfast.storage.objects import open_objects
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SOME_FLIGHTS = 400
 

@@ -17,6 +17,8 @@ from holdfast.examples.flights_hours_oracle import EVENT, HOUR, RESULTS, hours_o
 from holdfast.storage.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
+pytestmark = pytest.mark.thorough
+
 AIRPORTS = pl.DataFrame({"faa": ["EWR", "LAX"], "tzone": ["America/New_York", "America/Los_Angeles"]})
 FLIGHTS = 3_000
 

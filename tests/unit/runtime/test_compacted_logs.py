@@ -31,6 +31,8 @@ from holdfast.storage.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.storage.partitioning import partition_rows
 
+pytestmark = pytest.mark.thorough
+
 WORDS = ["a", "b", "c", "d", "e", "f"]
 SCHEMA = pa.schema([("n", pa.int64()), pa.field("word", pa.utf8(), nullable=False)])
 EVERYTHING = Wishes(0, 10**15)

@@ -18,6 +18,8 @@ from holdfast.runtime.status import of_run
 from holdfast.runtime.testing import PARTITIONS
 from holdfast.testing import TestDriver
 
+pytestmark = pytest.mark.thorough
+
 
 @dataclass
 class Line:

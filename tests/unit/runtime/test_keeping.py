@@ -21,6 +21,8 @@ from holdfast.runtime.testing import TestDriver
 from holdfast.state.keygroups import range_of
 from holdfast.state.store import Identity, Piece, StateStore
 
+pytestmark = pytest.mark.thorough
+
 KEPT, SEGMENTS, RECORDS, GROUPS = 3, 6, 12, 16
 Totals = dict[int, int]
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,8 @@ from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.keygroups import range_of
 from holdfast.testing import TestDriver
+
+pytestmark = pytest.mark.thorough
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SOURCES = ("readings", "more", "most")

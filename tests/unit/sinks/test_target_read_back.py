@@ -21,6 +21,8 @@ from holdfast.sinks.contract import Rewinding
 from holdfast.sinks.staging import Part, Stage, decode
 from holdfast.storage.digests import NOTHING
 
+pytestmark = pytest.mark.thorough
+
 JOB = "job"
 SCHEMA = pa.schema([
     pa.field("k", pa.int32(), nullable=False), pa.field("name", pa.string(), nullable=False),

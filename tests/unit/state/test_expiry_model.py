@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -25,6 +26,8 @@ from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.rocks import RocksKeyValue, RocksMemory
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.table import ColumnSpec, Table, TableSpec
+
+pytestmark = pytest.mark.thorough
 
 JOB, WORKER, GROUPS = JobUuid("job"), WorkerId("w"), 4
 IDENTITY = Identity(JOB, Generation(1), Timeline(1), WORKER)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,6 +24,8 @@ from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.rocks import RocksKeyValue, RocksMemory
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.table import ColumnSpec, TableSpec
+
+pytestmark = pytest.mark.thorough
 
 JOB = JobUuid("job")
 WORKER = WorkerId("w")

@@ -29,6 +29,8 @@ from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.storage.rewrite import Sizes
 from holdfast.storage.voids import TakeBack
 
+pytestmark = pytest.mark.thorough
+
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field("word", pa.utf8())])
 ANY_BYTES = 1 << 30
 JOB, WRITER = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0))

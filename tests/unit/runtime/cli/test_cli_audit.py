@@ -29,6 +29,8 @@ from dataclasses import dataclass
 import polars as pl
 import holdfast as hf
 
+pytestmark = pytest.mark.thorough
+
 @dataclass
 class Said:
     n: int
