@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 # Live runs of a soak: the shortest scenario that the tree has.
 SOAK_LIVE = $(if $(wildcard chaos/scenarios/flights-short.toml),--scenario flights-short --job examples/flights.py)
 # Spark on one core, everything else on the other; the order keeps what takes longest first.
-BOTH := -n 2 --dist loadgroup --no-loadscope-reorder
+BOTH := -n 2 --dist loadscope --no-loadscope-reorder
 QUICK := $(wildcard tests/unit tests/formats tests/contract tests/sim)
 # Recipes that start Spark. JAVA_HOME given by the user wins, if Spark can use it.
 WITH_JAVA = JAVA_HOME="$$(cat $(VENV)/java-home)"

@@ -1,5 +1,9 @@
 """What all tests share."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import pytest
 from hypothesis import settings
 
@@ -7,10 +11,17 @@ from hypothesis import settings
 settings.register_profile("holdfast", deadline=None)
 settings.load_profile("holdfast")
 
+WITH_SPARK = ("tests/bench/", "tests/e2e/", "tests/soak/")
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let one of several processes run all that starts Spark, one test after the other; other files stay whole."""
-    for item in items:
-        group = "spark" if item.get_closest_marker("e2e") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneSpark(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::")[0]
+            return "spark" if path.startswith(WITH_SPARK) else path
+
+    return OneSpark(config, log)
