@@ -24,12 +24,12 @@ from holdfast.storage.log import LogWriter, create_log, read_meta
 from holdfast.storage.logformat import commit_path, encode_commit
 from holdfast.storage.segment import encode_segment, segment_hash
 
+pytestmark = pytest.mark.thorough
+
 JOB = '''
 from dataclasses import dataclass
 import polars as pl
 import holdfast as hf
-
-pytestmark = pytest.mark.thorough
 
 @dataclass
 class Said:
