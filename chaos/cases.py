@@ -151,7 +151,7 @@ def chaos_case(
 
 
 def play(case: Case, seed: int, beside: Path, out: Path, again: str) -> Outcome:
-    """Carry a case out; skip the test if this machine cannot.
+    """Carry a case out; fail the test if this machine cannot.
 
     Args:
         beside: The folder of the test's file.
@@ -166,7 +166,7 @@ def play(case: Case, seed: int, beside: Path, out: Path, again: str) -> Outcome:
 
     lacking = live_port.missing()
     if lacking is not None:
-        pytest.skip(f"no live run: {lacking}")
+        pytest.fail(f"no live run: {lacking}; install it, or give the case driver=\"test\"", pytrace=False)
     raw, function = scenario_of(case)
     return play_live(live_port.of_table(raw, "chaos_case", function), _file(case.job, beside), out, seed, again)
 

@@ -287,7 +287,7 @@ class TestRewound:
     def test_a_writer_that_is_behind_keeps_its_change_of_a_shared_key(self, keyed: World) -> None:
         """Left is ahead, so the older epoch came later: only what lies after the base goes."""
         if isinstance(keyed.sink, SQLite) and keyed.sink.delivery == "idempotent":
-            pytest.skip("this target has no older epoch that comes later: a key takes only what is newer")
+            pytest.skip("missing: an older epoch that comes later; a key takes only what is newer")
         history = [write(LEFT, n, (1, name)) for n, name in ((1, "a"), (5, "b"), (6, "d"))]
         history.insert(2, write(RIGHT, 3, (1, "c")))
         deliver(keyed, *history)
@@ -337,7 +337,7 @@ class TestRepetition:
 
     def test_a_lost_reply_does_not_undo_twice(self, either: World) -> None:
         if isinstance(either, LogWorld):
-            pytest.skip("a log has no fault point: its lost reply is played in tests/unit/storage/test_voids.py")
+            pytest.skip("missing: a fault point of a log; its lost reply is played in tests/unit/storage/test_voids.py")
 
         def lose_reply(point: FaultPoint) -> None:
             if point == "after_commit":
@@ -417,7 +417,7 @@ class TestHorizon:
     @pytest.fixture
     def forgetful(self, either: World) -> World:
         if isinstance(either, LogWorld):
-            pytest.skip("a log has no horizon: what a repair needs is never forgotten")
+            pytest.skip("missing: a horizon of a log; what a repair needs is never forgotten")
         deliver(either, *HISTORY)
         with closing(either.sink.open(JOB, LEFT)) as target:
             target.forget(tag(3))

@@ -444,7 +444,7 @@ class TestBeforeImages:
 
     def test_an_append_target_says_which_rows_a_delivery_added(self, append: World) -> None:
         if isinstance(append, LogWorld):
-            pytest.skip("a log has no before-images: its commits say what each epoch added")
+            pytest.skip("missing: before-images of a log; its commits say what each epoch added")
         target = append.open(LEFT)
         target.deliver(tag(1), [added(ANN, BEA)])
         target.deliver(tag(2), [])

@@ -213,10 +213,10 @@ class TestPytest:
         code = '@chaos_case("job.py", driver="test", rows=ROWS)\ndef test_totals(): ...\n'
         assert "no argument `outcome`" in suite(tmp_path, code).stdout
 
-    def test_a_real_run_without_java_is_skipped_and_says_so(self, tmp_path: Path) -> None:
+    def test_a_real_run_without_java_fails_and_says_so(self, tmp_path: Path) -> None:
         code = '@chaos_case("job.py", check="audit")\ndef test_totals(outcome):\n    assert outcome.held\n'
-        shown = suite(tmp_path, code, "-rs", JAVA_HOME=str(tmp_path / "nothing")).stdout
-        assert "1 skipped" in shown
+        shown = suite(tmp_path, code, JAVA_HOME=str(tmp_path / "nothing")).stdout
+        assert "skipped" not in shown and "passed" not in shown
         assert "no live run: no java was found" in shown
 
     def test_the_plugin_costs_a_suite_that_does_not_use_it_nothing(self) -> None:

@@ -250,7 +250,7 @@ def browsed(folder: Path, html: Path, asked: str) -> bytes:
     """Open a page in a narrow window; skip the test where there is no browser."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
-        pytest.skip(f"no page drawn: none of {', '.join(BROWSERS)} is installed (Debian: apt install chromium)")
+        pytest.skip(f"missing: a browser, none of {', '.join(BROWSERS)} is installed (Debian: apt install chromium)")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=390,900"]
     command = [browser, *flags, f"--user-data-dir={folder / 'profile'}", asked, html.as_uri()]
     return subprocess.run(command, capture_output=True, check=True).stdout
