@@ -187,5 +187,6 @@ def _damaged(ref: ObjectRef, what: str) -> Damaged:
     return Damaged(
         f"object {ref.path} {what}",
         not_done="nothing was restored from it",
-        next_step="see which checkpoints are whole: holdfast checkpoints verify JOB",
+        next_step="put it back from a copy and start the job again; else see which checkpoints are whole (holdfast "
+        "checkpoints verify JOB) and go back to one, outputs too: holdfast rewind JOB.py --to-epoch N",
     )

@@ -160,8 +160,12 @@ def _print(stored: Stored, counts: Counts, broken: list[Broken], whole: list[Epo
     advise(
         f"holdfast: {text.plural(len(broken), 'object')} of {stored.name} damaged ({read}); {newest}.\n"
         "Not done: nothing was changed.\n"
-        f"Next: restore the named objects from a copy of {stored.folder}; then verify again"
+        f"Next: restore the named objects from a copy of {stored.folder}; then verify again{_else_rewind(whole)}"
     )
+
+
+def _else_rewind(whole: list[Epoch]) -> str:
+    return f". Without a copy: go back, outputs too: holdfast rewind JOB.py --to-epoch {whole[-1]}" if whole else ""
 
 
 def _epochs(each: Broken) -> str:
