@@ -1,4 +1,4 @@
-"""A job whose newest state is damaged: the run says so, and a rewind to a whole checkpoint repairs state and outputs."""
+"""A job whose newest state is damaged: the run says so; a rewind to a whole checkpoint repairs state and outputs."""
 
 from __future__ import annotations
 
