@@ -1,0 +1,71 @@
+"""How long a job that cannot run goes on trying when nobody has set anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import holdfast as hf
+from holdfast.runtime import master
+from holdfast.runtime.master import End, Launch
+from holdfast.runtime.settings import resolve
+from tests.unit.runtime.test_master import RULES, A, B, Run, opened, running
+
+MINUTE = 60.0
+
+
+def rules() -> master.Rules:
+    """Return the rules that a run without any setting has."""
+    settings = resolve(hf.App("job"))
+    return replace(
+        RULES,
+        failures_max=settings.restart_failures_max,
+        failures_window=settings.restart_window_ms / 1000,
+        backoff_first=settings.restart_backoff_first_ms / 1000,
+        backoff_max=settings.restart_backoff_max_ms / 1000,
+    )
+
+
+def ended(run: Run) -> str | None:
+    """Return the cause that the run ended with, None while it goes on."""
+    ends = [effect for effect in run.effects if isinstance(effect, End)]
+    return None if not ends else str((ends[0].error or {})["what"])
+
+
+def fail_every_launch(run: Run, attempt_s: float, until_s: float) -> float:
+    """Let every worker that is started end after so long; return how long the run went on."""
+    began, number, due = run.now, 0, 0.0
+    while ended(run) is None and run.now - began < until_s:
+        run.pass_time(0.1)
+        last = max((effect.number for effect in run.effects if isinstance(effect, Launch)), default=0)
+        if last > number and due == 0.0:
+            due = run.now + attempt_s
+        if due and run.now >= due:
+            number, due = last, 0.0
+            run.end_launch(number, f"attempt {number}")
+    return run.now - began
+
+
+class TestByDefault:
+    def test_a_job_whose_every_attempt_fails_at_once_goes_on_for_minutes_and_ends_with_the_first_cause(self) -> None:
+        run = opened(replace(rules(), key_ranges=((0, 128),)))
+        took = fail_every_launch(run, 0.0, 60 * MINUTE)
+        assert 5 * MINUTE <= took <= 6 * MINUTE
+        assert ended(run) == "a worker could not be started: attempt 1"
+
+    def test_streams_that_are_cut_again_and_again_are_mended_for_minutes(self) -> None:
+        run = running(rules())
+        began = run.now
+        while ended(run) is None:
+            run.beat(A, broken=True)
+            while not any(isinstance(e, master.CreateRecord | End) for e in run.pass_time(0.1)):
+                pass
+            if ended(run) is None:
+                run.append()
+                run.ready(A, B)
+        assert 5 * MINUTE <= run.now - began <= 7 * MINUTE
+        assert ended(run) == "a data channel broke between live workers"
+
+    def test_attempts_that_each_take_longer_than_seven_seconds_are_made_without_end(self) -> None:
+        run = opened(replace(rules(), key_ranges=((0, 128),)))
+        fail_every_launch(run, 7.0, 20 * MINUTE)
+        assert ended(run) is None
