@@ -137,6 +137,7 @@ class _Session:
     def __init__(self, task: WorkerTask, loop: WorkerLoop, mailbox: Mailbox) -> None:
         self._task, self._loop, self._mailbox = task, loop, mailbox
         self._heard = self._turned = time.monotonic()
+        self._refused: m.LocalRefusal | None = None
         self.over = threading.Event()
 
     def received(self, message: m.FromDriver) -> None:
@@ -161,6 +162,15 @@ class _Session:
     def _take_stock(self) -> None:
         self._turned = time.monotonic()
         self._loop.take_stock()
+        self._log_refusal(self._loop.heartbeat().progress.local_refused)
+
+    def _log_refusal(self, told: m.LocalRefusal | None) -> None:
+        """Say once that the local state refuses, and once that it does no more."""
+        if told is not None and self._refused is None:
+            _log.warning("no local state written for %.0f s; going on without: %s", told.for_ms / 1000, told.what)
+        if told is None and self._refused is not None:
+            _log.warning("local state is written again, or begun anew")
+        self._refused = told
 
 
 def _die_with_parent() -> None:
