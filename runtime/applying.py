@@ -1,11 +1,11 @@
 """When a worker brings its local state nearer to what is committed, and since when the disk refuses that.
 
 Committed values are in memory and in the root; the local state is a copy that makes the next restore short. So a disk
-that refuses stops nothing: the worker goes on, tries again, and says so. What waits is a list of slots, each in it once,
-so it stays below the state that is in memory anyway, whatever the lag.
+that refuses stops nothing: the worker goes on, tries again, and says so. What waits is a list of slots, each in it
+once: whatever the lag, it is small beside the state itself, which is in memory anyway.
 
 Invariants
-    - Who refuses is tried again for as long as the state is open.
+    - A disk that refuses is tried again for as long as the state is open.
     - A refusal is told from TOLD_AFTER_S after the first one until a batch is taken; a short stall is not.
 
 Source: DESIGN section 5 (apply).

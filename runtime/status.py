@@ -138,9 +138,9 @@ def _local_refusals(state: master.Master) -> list[dict[str, Any]]:
             "code": LOCAL_STATE_REFUSED,
             "what": f"worker {worker} on {hosted.host} has not been able to write its local state for "
             f"{told.for_ms / 1000:,.0f} s: {told.what}; it is {told.epochs} epochs ({told.bytes:,} bytes) behind. The "
-            "job goes on and its checkpoints are complete, but this worker's next restart has so much more to restore",
-            "next": f"make room on the disk of {hosted.host}, or see why it refuses; the worker tries again by itself. To "
-            "move local state: stop the job, set TMPDIR on the executors to a folder with room, run it again",
+            "job goes on, and its checkpoints hold everything; a worker that starts on that disk now may fail",
+            "next": f"make room on the disk of {hosted.host}, or see why it refuses; the worker tries again by itself. "
+            "To use another disk: stop the job, set TMPDIR on the executors to a folder there, run it again",
         }
         for worker, hosted in state.workers.items()
         if (told := hosted.progress.local_refused) is not None

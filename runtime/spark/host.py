@@ -94,7 +94,7 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), announced)
     ports = _Ports(task, mailbox, network)
     loop = WorkerLoop(worker, task.plan, ports, Limits(task.records_per_second))
-    session = _Session(task, loop, mailbox)
+    session = Session(task, loop, mailbox)
     try:
         ports.client = ControlClient(driver, task.credentials, register, session.received, session.closed)
         ports.client.start()
@@ -131,7 +131,7 @@ def unexpected(error: BaseException) -> dict[str, Any]:
     }
 
 
-class _Session:
+class Session:
     """What the worker's other threads do: hear the driver, show signs of life."""
 
     def __init__(self, task: WorkerTask, loop: WorkerLoop, mailbox: Mailbox) -> None:
@@ -141,14 +141,17 @@ class _Session:
         self.over = threading.Event()
 
     def received(self, message: m.FromDriver) -> None:
+        """The driver said something."""
         self._heard = time.monotonic()
         if not isinstance(message, m.Pulse):
             self._mailbox.post(lambda: self._loop.received(message))
 
     def closed(self, why: str) -> None:
+        """The stream to the driver ended."""
         self._mailbox.post(lambda: self._loop.leave(f"the driver closed the stream: {why}"))
 
     def watch(self, ports: _Ports) -> None:
+        """Show signs of life until the worker leaves, or leave when the driver shows none."""
         while not self.over.wait(self._task.heartbeat_s):
             silent = time.monotonic() - self._heard
             if silent > self._task.session_timeout_s:
@@ -157,9 +160,10 @@ class _Session:
             if time.monotonic() - self._turned > HUNG_AFTER_S:
                 continue  # the loop hangs: being silent lets the driver replace this worker
             ports.send(self._loop.heartbeat())
-            self._mailbox.post(self._take_stock)
+            self._mailbox.post(self.take_stock)
 
-    def _take_stock(self) -> None:
+    def take_stock(self) -> None:
+        """Renew what heartbeats show; runs in the thread of the loop."""
         self._turned = time.monotonic()
         self._loop.take_stock()
         self._log_refusal(self._loop.heartbeat().progress.local_refused)

@@ -17,9 +17,12 @@ from holdfast.errors import Unavailable
 from holdfast.model import WorkerId
 from holdfast.runtime import explain, status
 from holdfast.runtime.applying import RETRY_AFTER_S, TOLD_AFTER_S
-from holdfast.runtime.local import LocalFolders, Opened, identity_of
+from holdfast.runtime.local import LocalFolders, LocalState, Opened, identity_of
+from holdfast.runtime.mailbox import Mailbox
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
+from holdfast.runtime.spark.host import Session, WorkerTask
+from holdfast.runtime.spark.tls import make_credentials
 from holdfast.state import rocks
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
@@ -70,11 +73,15 @@ class OneDisk:
             folder.refusing = False
 
 
-def counting(disk: Any, parallelism: int = 1) -> TestDriver:
+def pairs_app() -> hf.App:
     app = hf.App("pairs", key_groups=16)
     pairs = app.source("pairs", hf.Generator(Pair, lambda i: Pair(i, i), count=1))
     pairs.key_by("key").agg("counts", n=hf.count()).sink("out", hf.SQLite("x.db", table="t", key=["key"]))
-    driver = TestDriver(app, parallelism)
+    return app
+
+
+def counting(disk: LocalState, parallelism: int = 1) -> TestDriver:
+    driver = TestDriver(pairs_app(), parallelism)
     driver.cluster.local = lambda: disk
     return driver
 
@@ -220,6 +227,25 @@ class TestADiskThatRefuses:
             assert store.lag.bytes == before
 
 
+class TestTheLogOfAWorker:
+    def test_says_once_that_the_disk_refuses_and_once_that_it_does_no_more(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        disk = OneDisk()
+        task = WorkerTask(pairs_app().plan(), "root", ("here", 1), make_credentials(False), 0.5, 10.0, None)
+        with counting(disk) as t:
+            (member,) = t.cluster.members.values()
+            session = Session(task, member.loop, Mailbox())
+            for act in (disk.refuse, disk.heal):
+                act()
+                for _ in range(20):
+                    step(t, range(100))
+                    session.take_stock()
+        refused, over = [record.getMessage() for record in caplog.records]
+        assert refused.startswith("no local state written for") and FULL in refused
+        assert over.startswith("local state is written again")
+
+
 def real(folder: str) -> None:
     """Play a worker whose RocksDB may grow no file, and then may again; everything else is in memory."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -251,9 +277,8 @@ def real(folder: str) -> None:
 class TestRocksDB:
     def test_that_may_grow_no_file_is_told_in_its_own_words_until_it_may(self, tmp_path: Path) -> None:
         """In a process of its own, which alone may grow no file."""
-        done = subprocess.run(
-            [sys.executable, __file__, str(tmp_path / "local")], capture_output=True, text=True, timeout=120, check=False
-        )
+        command = [sys.executable, __file__, str(tmp_path / "local")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
