@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.runtime.status import LOCAL_STATE_REFUSED
+
 Status = Mapping[str, Any]
 SLOW_EPOCHS = 3
 """An epoch is slow if it is open for longer than so many intervals, and than SLOW_MIN_MS."""
@@ -43,7 +45,8 @@ def findings(shown: Status) -> list[Finding]:
     if state in ("finished", "stopped", "failed", "unreachable"):
         return [_ended(job, state, shown)]
     found = [
-        *_repairs(shown), *_workers(shown), *_epoch(shown), *_delivery(shown), *_sources(shown), *_letters(shown),
+        *_repairs(shown), *_workers(shown), *_local(shown), *_epoch(shown), *_delivery(shown), *_sources(shown),
+        *_letters(shown),
     ]  # fmt: skip
     if all(each.code in GOOD for each in found):
         checkpoint = shown["checkpoint"]
@@ -113,6 +116,12 @@ def _workers(shown: Status) -> Iterator[Finding]:
                 f"worker {each['worker']} ({_subtask(each)}) is not ready: it restores its state",
                 f"wait; if it lasts, see that the root can be read: holdfast checkpoints verify {shown['job']}",
             )
+
+
+def _local(shown: Status) -> Iterator[Finding]:
+    for problem in shown["problems"]:
+        if problem["code"] == LOCAL_STATE_REFUSED:
+            yield Finding(problem["code"], problem["what"], problem["next"])
 
 
 def _epoch(shown: Status) -> Iterator[Finding]:

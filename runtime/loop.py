@@ -26,6 +26,7 @@ from holdfast.model import Barrier, ChannelId, Epoch, Generation, SegmentRef, Su
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime import messages as m
 from holdfast.runtime import worker
+from holdfast.runtime.applying import Applying
 from holdfast.runtime.channels import Network, OpenLinks
 from holdfast.runtime.compaction import CompactJob, restore
 from holdfast.runtime.deliveries import Deliveries
@@ -41,9 +42,7 @@ from holdfast.state.store import StateStore
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 """Errors that would come again after a restart; a damaged local folder alone is not taken again."""
 SEAL_RETRY_S = 0.2
-LAG_EPOCHS_MAX, LAG_BYTES_MAX = 8, 64 << 20
-"""How far the cold store may fall behind before it is served between batches."""
-APPLY_EVERY_TURNS, APPLY_AFTER_IDLE_S = 16, 0.25
+APPLY_AFTER_IDLE_S = 0.25
 
 
 class Ports(Protocol):
@@ -100,7 +99,7 @@ class WorkerLoop:
         self._timer_ids = itertools.count()
         self._deliveries = Deliveries(plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
-        self._turns, self._busy_until, self._refused = 0, 0.0, ""
+        self._applying, self._refused = Applying(ports.clock, limits.apply_after_idle), ""
         self.exited: str | None = None
 
     # Events
@@ -158,21 +157,8 @@ class WorkerLoop:
         return self._apply_some(worked) or worked
 
     def _apply_some(self, worked: bool) -> bool:
-        """Bring the cold store nearer when there is time for it, or when it has fallen far behind."""
-        state, now = self._state, self._ports.clock.monotonic()
-        if worked:
-            self._busy_until = now
-        self._turns += 1
-        if state is None or (worked and self._turns % APPLY_EVERY_TURNS != 1):
-            return False
-        lag = state.lag
-        far = lag.epochs >= LAG_EPOCHS_MAX or lag.bytes >= LAG_BYTES_MAX
-        if not far and (worked or now - self._busy_until < self._limits.apply_after_idle):
-            return False
         try:
-            return state.apply()
-        except Unavailable:
-            self._busy_until = now  # RocksDB is busy with itself: later
+            return self._applying.some(self._state, worked)
         except LocalDamaged as error:
             self._fail(error)
         return False
@@ -254,6 +240,7 @@ class WorkerLoop:
         if self._state is not None:
             self._state, self._held = None, None
             self._release()
+            self._applying.begin()
 
     def _start(self, deploy: m.Deploy) -> Active:
         plan, subtask, parallelism = self._plan, deploy.subtask, len(deploy.peers)
@@ -394,7 +381,8 @@ class WorkerLoop:
         if active is None:
             return m.Heartbeat(self.worker_id, Generation(0), False, False, delivered, m.Progress())
         run = active.run
-        progress = progress_of(run, active.machine, self._deliveries, active.first_record_at, self._refused)
+        local = None if self._state is None else self._applying.refusal(self._state)
+        progress = progress_of(run, active.machine, self._deliveries, active.first_record_at, self._refused, local)
         return m.Heartbeat(
             self.worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress, run.caught_up()
         )

@@ -63,6 +63,17 @@ class OperatorProgress(msgspec.Struct, frozen=True):
     """Records that became dead letters; None where none can."""
 
 
+class LocalRefusal(msgspec.Struct, frozen=True):
+    """A worker's local state has taken nothing of what is committed for a while."""
+
+    what: str
+    """Why, at the first attempt that was refused."""
+    for_ms: int
+    epochs: int
+    """How far it is behind the committed epochs."""
+    bytes: int
+
+
 class Progress(msgspec.Struct, frozen=True):
     """What a worker has done in this generation, for people."""
 
@@ -81,6 +92,7 @@ class Progress(msgspec.Struct, frozen=True):
     """When the first record of this generation was taken; microseconds since 1970, UTC."""
     refused: str = ""
     """Why the root did not take what this worker has to store, at its last attempt."""
+    local_refused: LocalRefusal | None = None
 
 
 class Heartbeat(Message, frozen=True):

@@ -17,7 +17,12 @@ from holdfast.runtime.subtask import SubtaskRun
 
 
 def progress_of(
-    run: SubtaskRun, machine: worker.Worker, deliveries: Deliveries, first_record_at: int | None, refused: str
+    run: SubtaskRun,
+    machine: worker.Worker,
+    deliveries: Deliveries,
+    first_record_at: int | None,
+    refused: str,
+    local_refused: m.LocalRefusal | None,
 ) -> m.Progress:
     """Return how far a subtask is."""
     return msgspec.structs.replace(
@@ -28,6 +33,7 @@ def progress_of(
         first_record_at=first_record_at,
         held_by=_held_by(run, machine, deliveries),
         refused=refused,
+        local_refused=local_refused,
     )
 
 

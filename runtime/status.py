@@ -17,6 +17,8 @@ from holdfast.runtime.rewinding import no_way_back
 
 SCHEMA = 1
 ENDED_NOW = "it was ended at once, without a last checkpoint"
+LOCAL_STATE_REFUSED = "local_state_refused"
+"""Code of the problem that a worker's disk takes nothing; nothing else stops for it."""
 STALE_AFTER_MS = 5_000
 """A `live.json` older than this says that its driver cannot be reached."""
 
@@ -67,6 +69,8 @@ def of_run(state: master.Master, root: str, mode: str, driver: Mapping[str, Any]
     status |= waiting.of(state)
     if isinstance(state.phase, master.Over) and state.phase.error is not None:
         status["problems"] = [{"code": state.phase.outcome, **state.phase.error}]
+    elif not isinstance(state.phase, master.Over):
+        status["problems"] = _local_refusals(state)
     return status
 
 
@@ -125,6 +129,22 @@ def _phase(state: master.Master) -> tuple[str, str | None]:
             return "recovering", state.restarts[-1].cause if state.restarts else state.recover
         case _:
             return "starting", f"{len(state.workers)} of {state.rules.parallelism} workers have come up"
+
+
+def _local_refusals(state: master.Master) -> list[dict[str, Any]]:
+    """Return a problem for every worker whose local state takes nothing."""
+    return [
+        {
+            "code": LOCAL_STATE_REFUSED,
+            "what": f"worker {worker} on {hosted.host} has not been able to write its local state for "
+            f"{told.for_ms / 1000:,.0f} s: {told.what}; it is {told.epochs} epochs ({told.bytes:,} bytes) behind. The "
+            "job goes on, and its checkpoints hold everything; a worker that starts on that disk now may fail",
+            "next": f"make room on the disk of {hosted.host}, or see why it refuses; the worker tries again by itself. "
+            "To use another disk: stop the job, set TMPDIR on the executors to a folder there, run it again",
+        }
+        for worker, hosted in state.workers.items()
+        if (told := hosted.progress.local_refused) is not None
+    ]
 
 
 def _sources(state: master.Master) -> list[dict[str, Any]]:

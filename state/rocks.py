@@ -121,7 +121,7 @@ class RocksKeyValue:
 
         What is in its memory cannot be saved then, and rows in it count as applied: only a restore gets them back.
         """
-        if "IO error" not in error.what or not _takes_writes(self.path):
+        if "IO error" not in error.what or not takes_writes(self.path, 2 * WRITE_BUFFER_BYTES):
             self._fine_since = None
             return
         now = time.monotonic()
@@ -174,20 +174,21 @@ class RocksKeyValue:
             self._db.close()
 
 
-def _takes_writes(folder: Path) -> bool:
-    """Return whether the disk of a folder takes a small file."""
+def takes_writes(folder: Path, room_bytes: int) -> bool:
+    """Return whether the disk of a folder takes a small file, and has room for so much: a start anew makes none."""
     probe = folder / "probe"
     try:
         with open(probe, "wb") as file:
             file.write(bytes(PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())
+        disk = os.statvfs(folder)
     except OSError:
         return False
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
-    return True
+    return disk.f_bavail * disk.f_frsize >= room_bytes
 
 
 def _options(memory: RocksMemory) -> Options:

@@ -33,7 +33,8 @@ class Unapplied:
 
     def note(self, slots: Rows) -> None:
         """These were committed, and are not in the list."""
-        self._slots.append(slots)
+        if slots.size:  # in every epoch the same keys: nothing may grow with epochs, while the cold store refuses
+            self._slots.append(slots)
 
     def erase(self, through: Through) -> None:
         """A range was committed."""
@@ -41,7 +42,8 @@ class Unapplied:
 
     def keep(self, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
         """Drop the slots that are not wanted; one flag per slot of the table."""
-        self._slots = [slots[wanted[slots]] for slots in self._slots]
+        kept = (slots[wanted[slots]] for slots in self._slots)
+        self._slots = [slots for slots in kept if slots.size]
 
     def next(self, rows_max: int) -> Rows:
         """Return the next slots to apply."""

@@ -94,7 +94,7 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), announced)
     ports = _Ports(task, mailbox, network)
     loop = WorkerLoop(worker, task.plan, ports, Limits(task.records_per_second))
-    session = _Session(task, loop, mailbox)
+    session = Session(task, loop, mailbox)
     try:
         ports.client = ControlClient(driver, task.credentials, register, session.received, session.closed)
         ports.client.start()
@@ -131,23 +131,27 @@ def unexpected(error: BaseException) -> dict[str, Any]:
     }
 
 
-class _Session:
+class Session:
     """What the worker's other threads do: hear the driver, show signs of life."""
 
     def __init__(self, task: WorkerTask, loop: WorkerLoop, mailbox: Mailbox) -> None:
         self._task, self._loop, self._mailbox = task, loop, mailbox
         self._heard = self._turned = time.monotonic()
+        self._refused: m.LocalRefusal | None = None
         self.over = threading.Event()
 
     def received(self, message: m.FromDriver) -> None:
+        """The driver said something."""
         self._heard = time.monotonic()
         if not isinstance(message, m.Pulse):
             self._mailbox.post(lambda: self._loop.received(message))
 
     def closed(self, why: str) -> None:
+        """The stream to the driver ended."""
         self._mailbox.post(lambda: self._loop.leave(f"the driver closed the stream: {why}"))
 
     def watch(self, ports: _Ports) -> None:
+        """Show signs of life until the worker leaves, or leave when the driver shows none."""
         while not self.over.wait(self._task.heartbeat_s):
             silent = time.monotonic() - self._heard
             if silent > self._task.session_timeout_s:
@@ -156,11 +160,21 @@ class _Session:
             if time.monotonic() - self._turned > HUNG_AFTER_S:
                 continue  # the loop hangs: being silent lets the driver replace this worker
             ports.send(self._loop.heartbeat())
-            self._mailbox.post(self._take_stock)
+            self._mailbox.post(self.take_stock)
 
-    def _take_stock(self) -> None:
+    def take_stock(self) -> None:
+        """Renew what heartbeats show; runs in the thread of the loop."""
         self._turned = time.monotonic()
         self._loop.take_stock()
+        self._log_refusal(self._loop.heartbeat().progress.local_refused)
+
+    def _log_refusal(self, told: m.LocalRefusal | None) -> None:
+        """Say once that the local state refuses, and once that it does no more."""
+        if told is not None and self._refused is None:
+            _log.warning("no local state written for %.0f s; going on without: %s", told.for_ms / 1000, told.what)
+        if told is None and self._refused is not None:
+            _log.warning("local state is written again, or begun anew")
+        self._refused = told
 
 
 def _die_with_parent() -> None:

@@ -195,6 +195,8 @@ def _take(result: Result, lines: list[dict[str, Any]], killed: bool, fault: Faul
             result.findings += line.get("findings", [])
             if over == "bug":
                 result.problem = line["trace"]
+        elif "problem" in line:
+            result.findings.append(line["problem"])
         elif "how" in line:
             result.hows.append(line["how"])
         elif "able" in line:

@@ -108,6 +108,7 @@ class Life:
         self._epoch = 0
         self._delivered: set[tuple[object, ...]] = set()
         self._hows: set[str] = set()
+        self._problems: set[str] = set()
         rocks.WRITE_BUFFER_BYTES = SMALL_BUFFER
 
     # Input
@@ -251,6 +252,11 @@ class Life:
             if hosted.how is not None and hosted.how not in self._hows:
                 self._hows.add(hosted.how)
                 self._tell({"how": hosted.how})
+
+        for problem in self._status(cluster)["problems"]:
+            if problem["code"] not in self._problems:
+                self._problems.add(problem["code"])
+                self._tell({"problem": problem})
 
     def _status(self, cluster: _Cluster) -> dict[str, Any]:
         me = myself("life", time.time_ns() // 1_000)

@@ -135,6 +135,16 @@ class TestAFullRoot:
 
 
 @pytest.mark.timeout(1_200)
+class TestAFullLocalDisk:
+    def test_is_told_of_the_worker_whose_state_is_open_beside_the_one_that_cannot_start(self, server: Cases) -> None:
+        result = server.run(Case(0, (Fault("full", 8, True, "local"),)))
+        assert not result.problem, result.problem
+        assert {found.get("code") for found in result.findings} >= {"local_state_refused", "backoff"}
+        (told, *_) = [found for found in result.findings if found.get("code") == "local_state_refused"]
+        assert "No space left on device" in told["what"] and "make room" in told["next"]
+
+
+@pytest.mark.timeout(1_200)
 class TestAFaultInTheRecovery:
     def test_leaves_what_was_done_before_and_in_between(self, server: Cases, able: dict[str, int]) -> None:
         firsts = spread("kill", able["kill"], 4)

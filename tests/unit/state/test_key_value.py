@@ -11,7 +11,7 @@ import pytest
 from holdfast.errors import Damaged, Unavailable
 from holdfast.ports import KeyValue
 from holdfast.state.memory import MemoryKeyValue
-from holdfast.state.rocks import RANGES_MAX, RocksKeyValue
+from holdfast.state.rocks import RANGES_MAX, RocksKeyValue, takes_writes
 
 PAIRS = [(b"a", b"1"), (b"b\x00", b""), (b"b\xff", b"3"), (b"c", b"4")]
 
@@ -214,6 +214,12 @@ store.close()
 
 
 class TestRocksAfterAnErrorOfTheDisk:
+    def test_takes_a_disk_for_well_only_if_it_has_room_for_what_waits(self, tmp_path: Path) -> None:
+        assert takes_writes(tmp_path, 1)
+        assert not takes_writes(tmp_path, 1 << 60)
+        assert not takes_writes(tmp_path / "gone", 1)
+        assert not list(tmp_path.iterdir())
+
     def test_says_that_it_must_be_opened_again_once_the_disk_takes_writes(self, tmp_path: Path) -> None:
         run = subprocess.run(
             [sys.executable, "-c", STUCK, str(tmp_path / "db")], capture_output=True, text=True, check=False

@@ -20,6 +20,7 @@ from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.rocks import RocksKeyValue
 from holdfast.state.store import Identity, Lag, StateStore
 from holdfast.state.table import ColumnSpec, TableSpec
+from holdfast.state.unapplied import Unapplied
 
 JOB = JobUuid("job")
 IDENTITY = Identity(JOB, Generation(1), Timeline(1), WorkerId("w"))
@@ -135,6 +136,14 @@ class TestApply:
         assert worker.store.lag == Lag(5, 2 * (8 + 16))
         assert not worker.store.apply()
         assert worker.store.lag == Lag(0, 0)
+
+    def test_that_is_refused_for_epochs_on_end_keeps_a_key_once(self) -> None:
+        unapplied = Unapplied()
+        unapplied.note(np.arange(100))
+        before = repr(vars(unapplied))
+        for _ in range(1_000):
+            unapplied.note(np.empty(0, np.int64))  # the same keys are committed again
+        assert repr(vars(unapplied)) == before
 
     def test_repeats_a_batch_that_was_refused(self) -> None:
         cold = Watched()

@@ -1,0 +1,286 @@
+"""A disk that takes no local state stops nothing, and is told: since when, why, what to do."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import Unavailable
+from holdfast.model import WorkerId
+from holdfast.runtime import explain, status
+from holdfast.runtime.applying import RETRY_AFTER_S, TOLD_AFTER_S
+from holdfast.runtime.local import LocalFolders, LocalState, Opened, identity_of
+from holdfast.runtime.mailbox import Mailbox
+from holdfast.runtime.messages import Deploy
+from holdfast.runtime.plan import Plan
+from holdfast.runtime.spark.host import Session, WorkerTask
+from holdfast.runtime.spark.tls import make_credentials
+from holdfast.state import rocks
+from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.store import StateStore
+from holdfast.testing import TestDriver
+
+FULL = "no space left on device"
+
+
+@dataclass
+class Pair:
+    key: int
+    value: int
+
+
+class Disk(MemoryKeyValue):
+    """A local folder that refuses writes when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusing, self.why, self.refused = False, FULL, 0
+
+    def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
+        if self.refusing:
+            self.refused += 1
+            raise Unavailable(self.why, next_step="make room")
+        super().write(puts, deletes)
+
+
+class OneDisk:
+    """The LocalState port of all workers; every open gets a new folder."""
+
+    def __init__(self) -> None:
+        self.folders: list[Disk] = []
+
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+        self.folders.append(Disk())
+        specs = [operator.table for operator in plan.operators]
+        owned = deploy.handle.key_groups
+        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, self.folders[-1])
+        return Opened(store, None, None, lambda: None)
+
+    def refuse(self, why: str = FULL) -> None:
+        for folder in self.folders:
+            folder.refusing, folder.why = True, why
+
+    def heal(self) -> None:
+        for folder in self.folders:
+            folder.refusing = False
+
+
+def pairs_app() -> hf.App:
+    app = hf.App("pairs", key_groups=16)
+    pairs = app.source("pairs", hf.Generator(Pair, lambda i: Pair(i, i), count=1))
+    pairs.key_by("key").agg("counts", n=hf.count()).sink("out", hf.SQLite("x.db", table="t", key=["key"]))
+    return app
+
+
+def counting(disk: LocalState, parallelism: int = 1) -> TestDriver:
+    driver = TestDriver(pairs_app(), parallelism)
+    driver.cluster.local = lambda: disk
+    return driver
+
+
+def step(t: TestDriver, keys: range, seconds: int = 1) -> None:
+    t.push("pairs", [{"key": key, "value": 1} for key in keys])
+    t.checkpoint()
+    t.advance(f"{seconds}s")
+
+
+def shown(t: TestDriver) -> dict[str, Any]:
+    told = status.of_run(t.cluster.driver.state, "", "continuous", {})
+    if told["checkpoint"] is not None:
+        told["checkpoint"]["age_ms"] = 0
+    return told
+
+
+def problems(t: TestDriver) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = shown(t)["problems"]
+    return found
+
+
+class TestADiskThatRefuses:
+    def test_is_a_problem_with_its_worker_its_words_and_the_next_step(self) -> None:
+        disk = OneDisk()
+        with counting(disk) as t:
+            step(t, range(100))
+            assert problems(t) == []
+            disk.refuse()
+            for _ in range(20):
+                step(t, range(100))
+            (problem,) = problems(t)
+            ((worker, member),) = t.cluster.members.items()
+            store = member.loop.state()
+        assert store is not None and store.lag.epochs >= 20
+        assert problem["code"] == "local_state_refused"
+        assert f"worker {worker} on here" in problem["what"] and FULL in problem["what"]
+        assert f" epochs ({store.lag.bytes:,} bytes) behind" in problem["what"]
+        assert "make room" in problem["next"]
+
+    def test_tells_the_words_of_its_first_refusal(self) -> None:
+        disk = OneDisk()
+        with counting(disk) as t:
+            disk.refuse("first words")
+            step(t, range(100), 3)
+            disk.refuse("other words")
+            step(t, range(100), 30)
+            (problem,) = problems(t)
+        assert "first words" in problem["what"]
+
+    def test_is_told_for_each_worker_that_it_concerns(self) -> None:
+        disk = OneDisk()
+        with counting(disk, 2) as t:
+            step(t, range(100))
+            disk.folders[0].refusing = True
+            step(t, range(100), 30)
+            assert len(problems(t)) == 1
+            disk.refuse()
+            step(t, range(100), 30)
+            assert len(problems(t)) == 2
+
+    def test_stops_neither_epochs_nor_output(self) -> None:
+        disk = OneDisk()
+        with counting(disk) as t:
+            disk.refuse()
+            for _ in range(20):
+                step(t, range(100))
+            assert {row["n"] for row in t.rows("out")} == {20}
+            assert t.restarts == ()
+
+    def test_is_found_by_explain(self) -> None:
+        disk = OneDisk()
+        with counting(disk) as t:
+            disk.refuse()
+            step(t, range(100), 30)
+            found = [each for each in explain.findings(shown(t)) if each.code not in explain.GOOD]
+            assert [each.code for each in found] == ["local_state_refused"]
+            assert FULL in found[0].what and found[0].next
+
+    def test_is_no_problem_when_it_takes_writes_a_moment_later(self) -> None:
+        disk = OneDisk()
+        with counting(disk) as t:
+            disk.refuse()
+            step(t, range(100))
+            t.cluster.pass_time(TOLD_AFTER_S / 2)
+            assert disk.folders[0].refused > 0
+            assert problems(t) == []
+
+    def test_is_no_problem_any_more_once_it_takes_writes_again(self) -> None:
+        disk = OneDisk()
+        with counting(disk) as t:
+            disk.refuse()
+            step(t, range(100), 30)
+            assert len(problems(t)) == 1
+            disk.heal()
+            t.cluster.pass_time(2 * RETRY_AFTER_S)
+            assert problems(t) == []
+            assert disk.folders[0].scan(b"", b"\xff\xfe")
+
+    def test_is_asked_once_a_second_and_not_in_every_turn(self) -> None:
+        disk = OneDisk()
+        with counting(disk) as t:
+            disk.refuse()
+            step(t, range(100), 30)
+            before = disk.folders[0].refused
+            step(t, range(100), 60)
+            assert 50 <= disk.folders[0].refused - before <= 62
+
+    def test_is_forgotten_with_its_folder(self) -> None:
+        disk = OneDisk()
+        with counting(disk) as t:
+            disk.refuse()
+            step(t, range(100), 30)
+            assert len(problems(t)) == 1
+            t.crash()
+            t.recover()
+            t.cluster.pass_time(30)
+            assert problems(t) == []
+
+    def test_stays_told_through_a_rollback_in_place(self) -> None:
+        disk = OneDisk()
+        with counting(disk, 2) as t:
+            disk.refuse()
+            step(t, range(100), 30)
+            t.crash(1)
+            t.recover()
+            t.cluster.pass_time(1)
+            assert t.how()[0] == "rolled back"
+            assert len(problems(t)) == 1
+
+    def test_lets_nothing_grow_but_with_the_number_of_keys(self) -> None:
+        disk = OneDisk()
+        with counting(disk) as t:
+            disk.refuse()
+            step(t, range(100))
+            (member,) = t.cluster.members.values()
+            store = member.loop.state()
+            assert store is not None
+            before = store.lag.bytes
+            for _ in range(50):
+                step(t, range(100), 1)
+            assert store.lag.epochs > 50
+            assert store.lag.bytes == before
+
+
+class TestTheLogOfAWorker:
+    def test_says_once_that_the_disk_refuses_and_once_that_it_does_no_more(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        disk = OneDisk()
+        task = WorkerTask(pairs_app().plan(), "root", ("here", 1), make_credentials(False), 0.5, 10.0, None)
+        with counting(disk) as t:
+            (member,) = t.cluster.members.values()
+            session = Session(task, member.loop, Mailbox())
+            for act in (disk.refuse, disk.heal):
+                act()
+                for _ in range(20):
+                    step(t, range(100))
+                    session.take_stock()
+        refused, over = [record.getMessage() for record in caplog.records]
+        assert refused.startswith("no local state written for") and FULL in refused
+        assert over.startswith("local state is written again")
+
+
+def real(folder: str) -> None:
+    """Play a worker whose RocksDB may grow no file, and then may again; everything else is in memory."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    rocks.WRITE_BUFFER_BYTES, rocks.STUCK_AFTER_S = 16 << 10, 3.0
+    with counting(LocalFolders(Path(folder))) as t:
+        step(t, range(1_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, resource.RLIM_INFINITY))
+        rounds = 0
+        while not problems(t):
+            step(t, range(1_000))
+            rounds += 1
+            assert rounds < 200, "nothing was told of a disk that takes nothing"
+        (problem,) = problems(t)
+        print(rounds, problem["what"])
+        assert "IO error" in problem["what"] and "File too large" in problem["what"]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        while not t.restarts:  # RocksDB goes on by itself, or says that it never will
+            step(t, range(1_000))
+            rounds += 1
+            if not problems(t):
+                break
+        step(t, range(1_000), 10)
+        assert problems(t) == []
+        t.finish()
+        assert {row["n"] for row in t.rows("out")} == {rounds + 2}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="missing: RLIMIT_FSIZE as Linux has it")
+class TestRocksDB:
+    def test_that_may_grow_no_file_is_told_in_its_own_words_until_it_may(self, tmp_path: Path) -> None:
+        """In a process of its own, which alone may grow no file."""
+        command = [sys.executable, __file__, str(tmp_path / "local")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    real(sys.argv[1])

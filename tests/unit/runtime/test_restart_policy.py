@@ -1,0 +1,89 @@
+"""How long a job that cannot run goes on trying when nobody has set anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import holdfast as hf
+from holdfast.model import WorkerId
+from holdfast.runtime import master
+from holdfast.runtime.master import End, Launch
+from holdfast.runtime.settings import resolve
+from tests.unit.runtime.test_master import RULES, A, B, Run, opened, running
+
+MINUTE = 60.0
+
+
+def rules() -> master.Rules:
+    """Return the rules that a run without any setting has."""
+    settings = resolve(hf.App("job"))
+    return replace(
+        RULES,
+        failures_max=settings.restart_failures_max,
+        failures_window=settings.restart_window_ms / 1000,
+        backoff_first=settings.restart_backoff_first_ms / 1000,
+        backoff_max=settings.restart_backoff_max_ms / 1000,
+    )
+
+
+def ended(run: Run) -> str | None:
+    """Return the cause that the run ended with, None while it goes on."""
+    ends = [effect for effect in run.effects if isinstance(effect, End)]
+    return None if not ends else str((ends[0].error or {})["what"])
+
+
+def fail_every_launch(run: Run, attempt_s: float, until_s: float) -> float:
+    """Let every worker that is started end after so long; return how long the run went on."""
+    began, number, due = run.now, 0, 0.0
+    while ended(run) is None and run.now - began < until_s:
+        run.pass_time(0.1)
+        last = max((effect.number for effect in run.effects if isinstance(effect, Launch)), default=0)
+        if last > number and due == 0.0:
+            due = run.now + attempt_s
+        if due and run.now >= due:
+            number, due = last, 0.0
+            run.end_launch(number, f"attempt {number}")
+    return run.now - began
+
+
+class TestByDefault:
+    def test_a_job_whose_every_attempt_fails_at_once_goes_on_for_minutes_and_ends_with_the_first_cause(self) -> None:
+        run = opened(replace(rules(), key_ranges=((0, 128),)))
+        took = fail_every_launch(run, 0.0, 60 * MINUTE)
+        assert took == pytest.approx(333, abs=5)
+        assert ended(run) == "a worker could not be started: attempt 1"
+
+    @pytest.mark.parametrize(("noticed_after_s", "seconds"), [(0.0, 336), (5.0, 368)])
+    def test_streams_that_are_cut_again_and_again_are_mended_for_minutes(
+        self, noticed_after_s: float, seconds: int
+    ) -> None:
+        run = running(rules())
+        began = run.now
+        while ended(run) is None:
+            run.pass_time(noticed_after_s)
+            run.beat(A, broken=True)
+            while not any(isinstance(e, master.CreateRecord | End) for e in run.pass_time(0.1)):
+                pass
+            if ended(run) is None:
+                run.append()
+                run.ready(A, B)
+        assert run.now - began == pytest.approx(seconds, abs=12)
+        assert ended(run) == "a data channel broke between live workers"
+
+    def test_the_loss_of_more_workers_at_once_than_are_forgiven_ends_the_job(self) -> None:
+        workers = [WorkerId(chr(ord("a") + number)) for number in range(41)]
+        run = opened(replace(rules(), key_groups=41, key_ranges=tuple((n, n + 1) for n in range(41))))
+        run.pass_time(0.0)
+        run.register(*workers)
+        for worker in workers[:40]:
+            run.lose(worker)
+        assert ended(run) is None
+        run.lose(workers[40], "the last")
+        assert ended(run) == "stream closed"
+
+    def test_attempts_that_each_take_longer_than_seven_seconds_are_made_without_end(self) -> None:
+        run = opened(replace(rules(), key_ranges=((0, 128),)))
+        fail_every_launch(run, 7.0, 20 * MINUTE)
+        assert ended(run) is None
