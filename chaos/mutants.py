@@ -250,7 +250,7 @@ MUTANTS = (
     Mutant("stale-batches", "P2", "channels are not bound to a generation",
            (Swap(network, "belongs", _takes_any_connection),), first=52),
     Mutant("abandon-while-in-doubt", "P4", "an epoch is given up although its record was sent",
-           (Swap(master, "_tick_running", _abandons_in_doubt),), first=44),
+           (Swap(master, "_tick_running", _abandons_in_doubt),), first=92),
     Mutant("base-before-refold", "P5", "a generation's base is not taken anew after a conflict",
            (Swap(append, "append", _drafts_once),), first=151),
     Mutant("survivor-drops-committed-delta", "P10", "a rollback forgets what was frozen for the base itself",
