@@ -57,8 +57,13 @@ def draw(rng: random.Random) -> tuple[Aim, ...]:
     )
 
 
+def draw_at_calls(rng: random.Random) -> tuple[Aim, ...]:
+    """Choose which call of a function fails while a barrier is awaited; it is made in an event, not between two."""
+    return (Aim(Fault.FUNCTION_FAILED, Point.ALIGN, rng.choice((1, 1, 1, 2, 4)), 0.0),)
+
+
 class Aiming:
-    """Watches processes until every aim has struck.
+    """Watches processes until every aim has struck, but for those at calls of functions.
 
     Args:
         points_of: Returns the points at which a process is.
@@ -71,7 +76,7 @@ class Aiming:
         points_of: Callable[[Process], frozenset[Point]],
         strike: Callable[[int, Aim, Process], None],
     ) -> None:
-        self._left = {number: (aim, aim.nth) for number, aim in enumerate(aims)}
+        self._left = {n: (aim, aim.nth) for n, aim in enumerate(aims) if aim.fault is not Fault.FUNCTION_FAILED}
         self._points_of, self._strike = points_of, strike
         self._were: dict[str, frozenset[Point]] = {}
 

@@ -10,7 +10,7 @@ plain JSON, and the right answer comes from an oracle that shares no code with t
     I7      an overtaken driver appends nothing
     I8      everything that a manifest names is there, with the right size and hash
     I9      a checkpoint restores to what the oracle says of its offsets
-    I12     a run fails only over an object that is damaged, and says which
+    I12     a run fails only over an object that is damaged, or a function that failed, and says which
     P21     after a repair a target shows the base of the rewind, whole, and no older timeline writes to it again
 
 Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13, P17, P18, P21.

@@ -64,6 +64,7 @@ class Fault(StrEnum):
     DAEMON_KILLED = "all workers killed at once"
     POWER_LOST = "power lost, and what was not synced"
     RESCALED = "restarted with another parallelism in recovery"
+    FUNCTION_FAILED = "a function failed"
 
 
 PER_CALL: Mapping[Fault, float] = {
@@ -93,6 +94,7 @@ PER_CALL: Mapping[Fault, float] = {
     Fault.READ_DAMAGED: 0.4,
     Fault.OBJECT_DAMAGED: 0.4,
     Fault.DISK_ERROR: 0.3,
+    Fault.FUNCTION_FAILED: 0.1,
 }
 """Faults that may strike at every call of their kind, with the highest probability that a seed gives them."""
 
@@ -131,7 +133,7 @@ CODES: Mapping[Fault, tuple[str, ...]] = {
     Fault.CREATE_CONFLICT: ("F11",), Fault.CREATE_TAKEN: ("F8", "F11"), Fault.STORE_BUSY: ("F11",),
     Fault.READ_DAMAGED: ("F10",), Fault.OBJECT_DAMAGED: ("F10",), Fault.DISK_FULL: ("F12",),
     Fault.DISK_ERROR: ("F13",), Fault.DAEMON_KILLED: ("F2", "F3"), Fault.POWER_LOST: ("F14",),
-    Fault.RESCALED: ("F23",),
+    Fault.RESCALED: ("F23",), Fault.FUNCTION_FAILED: ("F6",),
 }  # fmt: skip
 """Rows in which a fault counts. F9 and F24 are counted where they are seen to be such."""
 
@@ -258,10 +260,11 @@ MORE_CELLS: tuple[tuple[Fault, ...], ...] = (
     (Fault.DISK_ERROR, Fault.DAEMON_KILLED),
     (Fault.POWER_LOST, Fault.DISK_FULL),
 )
-MORE_SHARE = 0.25
+MORE_SHARE, FUNCTIONS_SHARE = 0.25, 0.08
 NOT_IN_SWARM = frozenset({
     Fault.CREATE_CONFLICT, Fault.CREATE_TAKEN, Fault.STORE_BUSY, Fault.READ_DAMAGED, Fault.OBJECT_DAMAGED,
     Fault.DISK_FULL, Fault.DISK_ERROR, Fault.DAEMON_KILLED, Fault.POWER_LOST, Fault.RESCALED,
+    Fault.FUNCTION_FAILED,
 })  # fmt: skip
 """Chosen from numbers of their own, so that what a seed drew before stays as it is."""
 SWARM = tuple(fault for fault in Fault if fault not in NOT_IN_SWARM)
@@ -280,6 +283,13 @@ def draw_more(rng: random.Random) -> dict[Fault, float]:
     if rng.random() >= MORE_SHARE:
         return {}
     return {fault: _highest(fault) * rng.choice((0.3, 0.6, 1.0)) for fault in rng.choice(MORE_CELLS)}
+
+
+def draw_functions(rng: random.Random) -> dict[Fault, float]:
+    """Choose whether the job has Python functions, which then fail."""
+    if rng.random() >= FUNCTIONS_SHARE:
+        return {}
+    return {Fault.FUNCTION_FAILED: _highest(Fault.FUNCTION_FAILED) * rng.choice((0.2, 0.4, 1.0))}
 
 
 def times(armed: Mapping[Fault, float], fault: Fault) -> int:

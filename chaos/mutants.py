@@ -8,6 +8,7 @@ Source: PROTOCOL, list of mutants; research section 2b, checker validation.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from holdfast.chaos.mutation import Mutant, Right, Swap
 from holdfast.chaos.targets import SharedTable
 from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.repository import Repository
+from holdfast.errors import JobFailed
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
 from holdfast.runtime import (
     compaction,
@@ -37,6 +39,7 @@ from holdfast.runtime import (
 )
 from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.loop import WorkerLoop
+from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.window import WindowOperator
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
@@ -98,6 +101,14 @@ def _rolls_back_too_far(_: Right) -> Right:
         return True
 
     return roll_back
+
+
+def _leaves_batches_half_done(right: Right) -> Right:
+    def on_batch(run: FragmentRuntime, *batch: Any) -> None:
+        with suppress(JobFailed):
+            right(run, *batch)
+
+    return on_batch
 
 
 # Job log and generations
@@ -239,7 +250,7 @@ MUTANTS = (
     Mutant("stale-batches", "P2", "channels are not bound to a generation",
            (Swap(network, "belongs", _takes_any_connection),), first=52),
     Mutant("abandon-while-in-doubt", "P4", "an epoch is given up although its record was sent",
-           (Swap(master, "_tick_running", _abandons_in_doubt),), first=44),
+           (Swap(master, "_tick_running", _abandons_in_doubt),), first=92),
     Mutant("base-before-refold", "P5", "a generation's base is not taken anew after a conflict",
            (Swap(append, "append", _drafts_once),), first=151),
     Mutant("survivor-drops-committed-delta", "P10", "a rollback forgets what was frozen for the base itself",
@@ -318,5 +329,7 @@ MUTANTS = (
            (Swap(Repository, "create_record", wrong_reads.takes_taken_for_lost),)),
     Mutant("folder-of-earlier-boot", "P15, DESIGN 5", "a folder is used although the power was lost since",
            (Swap(Disk, "_is_of_now", wrong_reads.takes_any_boot),), needs="loses_power", first=500),
+    Mutant("failed-batch-half-kept", "DESIGN 4.2", "a batch is left where a function failed, and the worker goes on",
+           (Swap(FragmentRuntime, "on_batch", _leaves_batches_half_done),), needs="functions"),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""

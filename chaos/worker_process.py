@@ -135,7 +135,7 @@ class WorkerProcess(Process):
         self.endpoint = Endpoint(world, self)
         world.endpoints[self.address] = self.endpoint
         self.ports = WorkerPorts(world, self)
-        plan = world.plan
+        plan = world.functions.bound(world.plan, name, lambda: points.of_worker(self))
         sinks = tuple(
             replace(spec, sink=ProcessSink(world, self, spec.name) if spec.path is None else ProcessTable(world, self))
             for spec in plan.sinks

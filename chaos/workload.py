@@ -28,6 +28,7 @@ from holdfast.chaos import aims, faults, ledger
 from holdfast.chaos.aims import Aim
 from holdfast.chaos.arriving import ArrivingSource
 from holdfast.chaos.faults import Fault
+from holdfast.chaos.functions import calling
 from holdfast.chaos.oracle import PARTITION_STRIDE, Input
 from holdfast.chaos.points import Point
 from holdfast.checkpoint.bases import Thresholds
@@ -150,6 +151,11 @@ class Scenario:
         return Fault.READ_DAMAGED in self.armed or Fault.OBJECT_DAMAGED in self.armed
 
     @property
+    def functions(self) -> bool:
+        """Return whether there are Python functions, which then fail."""
+        return Fault.FUNCTION_FAILED in self.armed
+
+    @property
     def loses_power(self) -> bool:
         """Return whether the power may be lost."""
         return Fault.POWER_LOST in self.armed
@@ -214,7 +220,7 @@ def scenario(seed: int) -> Scenario:
         heal_at=heal_at,
         aims=(),
     )
-    return _with_more(whole)
+    return _with_functions(_with_more(whole))
 
 
 def _with_more(whole: Scenario) -> Scenario:
@@ -235,6 +241,15 @@ def _with_more(whole: Scenario) -> Scenario:
         calm = {**more, Fault.WRITE_LATE: 0.2}
         whole = replace(whole, armed=calm, moments=(), checkpoint_every=0.12, retention=Retention(1, 0, 2))
     return whole
+
+
+def _with_functions(whole: Scenario) -> Scenario:
+    """In some seeds let the job have functions that fail, also of a world in which nothing else is wrong."""
+    rng = random.Random(f"{whole.seed}/functions")
+    failing = faults.draw_functions(rng)
+    if not failing:
+        return whole
+    return replace(whole, armed={**whole.armed, **failing}, aims=(*whole.aims, *aims.draw_at_calls(rng)))
 
 
 def _windowing(rng: random.Random) -> Windowing | None:
@@ -317,6 +332,7 @@ def plan_of(
     with_ledger: bool = False,
     regroups: bool = False,
     united: bool = False,
+    functions: bool = False,
 ) -> Plan:
     """Return the job's plan; its source and sinks are stand-ins that every worker replaces by its own."""
     app = hf.App("simulated", key_groups=16)
@@ -329,8 +345,9 @@ def plan_of(
     records, *others = [app.source(name, source, partitioned_by=["place"], **timed) for name in names]
     if others:
         records = records.union(*others)
+    records = calling(records, functions)
     if windowing is not None:
-        counted = _count_in_windows(records, windowing)
+        counted = _count_in_windows(records, windowing, functions)
         if regroups:
             ledger.regroup(counted)
     kept = records if above is None else records.filter(pl.col("value") > above)
@@ -339,7 +356,7 @@ def plan_of(
         kept.select("place", "id", "value").sink(LASTS, ImmediateTable(["place"]))
     for name in upserts:
         key = UPSERTS[name]
-        totals = records.key_by(key).agg(
+        totals = calling(records, functions).key_by(key).agg(
             operator_of(name), n=hf.count(), total=hf.sum("value"), low=hf.min("value"), high=hf.max("value")
         )
         totals.sink(name, MemorySink(key=[key]))
@@ -348,13 +365,13 @@ def plan_of(
     return app.plan()
 
 
-def _count_in_windows(records: Stream, windowing: Windowing) -> Stream:
+def _count_in_windows(records: Stream, windowing: Windowing, functions: bool) -> Stream:
     lateness = f"{windowing.lateness_s}s"
     window = records.key_by("bucket").window(hf.tumbling(f"{windowing.size_s}s"), allowed_lateness=lateness)
     counted = window.agg(
         operator_of(WINDOWS), emit="final",
         n=hf.count(), total=hf.sum("value"), low=hf.min("value"), high=hf.max("value"),
     )  # fmt: skip
-    counted.sink(WINDOWS, MemorySink())
+    calling(counted, functions).sink(WINDOWS, MemorySink())
     counted.late.sink(LATE, MemorySink())
     return counted

@@ -27,6 +27,7 @@ from holdfast.chaos.disks import Disk
 from holdfast.chaos.draws import Chance
 from holdfast.chaos.driver_process import DriverProcess, Errand
 from holdfast.chaos.faults import Fault, Faults, Strike
+from holdfast.chaos.functions import Functions
 from holdfast.chaos.namings import NamingProcess
 from holdfast.chaos.network import Address, Endpoint
 from holdfast.chaos.points import Point
@@ -69,11 +70,12 @@ class World:
         self.workers: list[WorkerProcess] = []
         self.endpoints: dict[Address, Endpoint] = {}
         self.disk, self.damage = Disk(self), Damage(self.faults, self.random)
+        self.functions = Functions(self.faults, scenario.aims)
         self._start = self.schedule.now
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max
         s = scenario
-        plan = plan_of(s.upserts, s.above, s.windowing, s.at_once, s.ledger, s.regroups, s.united)
+        plan = plan_of(s.upserts, s.above, s.windowing, s.at_once, s.ledger, s.regroups, s.united, s.functions)
         schema = plan.sources[0].source.schema
         batches = batches_of(scenario.partitions, schema)
         source = ArrivingSource(batches, arrivals, clock, self.random, rows_max, schema)
@@ -83,7 +85,7 @@ class World:
         for spec in plan.sinks:
             (self.tables[spec.name] if spec.path is None else self.lasts).prepare(spec.schema, spec.upsert_key)
         self.checks = Checks(scenario, self.plan, self.tables, self.lasts, self.schedule.journal)
-        self.checks.explained = self.damage.explains
+        self.checks.explained = lambda error: self.damage.explains(error) or self.functions.explains(error)
         self.objects = WatchedObjects(self._landed, self.checks.history.deleted)
         self.checks.objects = self.objects
         if scenario.earlier_job:

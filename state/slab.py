@@ -1,9 +1,9 @@
 """A column that grows without moving.
 
 Growing an array by copying stalls the operator for tens of milliseconds once it holds millions
-of rows. A slab reserves address space for many more rows than it has; the system gives memory
-only to the pages that are written. Beyond the reservation, or where address space is limited
-(RLIMIT_AS, strict overcommit), it doubles and copies.
+of rows. A slab that outgrows its first few rows reserves address space for many more than it has;
+the system gives memory only to the pages that are written. Beyond the reservation, or where address
+space is limited (RLIMIT_AS, strict overcommit), it doubles and copies.
 
 Invariants
     - Rows below the size asked for keep their values.
@@ -26,24 +26,28 @@ _FIRST_ROWS = 1 << 12
 class Slab:
     """One growing column; `array` is its whole room, of which the owner uses the first rows."""
 
-    __slots__ = ("array",)
+    __slots__ = ("_reserved", "array")
 
     def __init__(self, dtype: DTypeLike, reserved: int = RESERVED_ROWS) -> None:
         # A dtype that was pickled is equal to NumPy's own object for the type, but not that object, and then
         # np.add.at takes a path that is 15 times slower.
-        self.array: NDArray[Any] = _room(np.dtype(np.dtype(dtype).type), reserved)
+        plain = np.dtype(np.dtype(dtype).type)
+        self._reserved = reserved
+        # Reserving costs two calls of the system and a page; most tables are small, and many do not live long.
+        self.array: NDArray[Any] = np.empty(min(_FIRST_ROWS, reserved), plain)
 
     def hold(self, rows: int) -> None:
         """Make room for so many rows."""
         if rows <= self.array.size:
             return
-        grown = np.empty(max(rows, 2 * self.array.size), self.array.dtype)
+        grown = _room(self.array.dtype, max(rows, 2 * self.array.size), self._reserved)
         grown[: self.array.size] = self.array
         self.array = grown
 
 
-def _room(dtype: np.dtype[Any], reserved: int) -> NDArray[Any]:
+def _room(dtype: np.dtype[Any], rows: int, reserved: int) -> NDArray[Any]:
+    """Return room for the rows, and the reservation if they are within it and it can be had."""
     try:
-        return np.empty(reserved, dtype)
+        return np.empty(max(rows, reserved), dtype)
     except MemoryError:
-        return np.empty(_FIRST_ROWS, dtype)
+        return np.empty(rows, dtype)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.chaos.aims import Aim
+from holdfast.chaos.faults import Fault, Faults
+from holdfast.chaos.functions import FunctionFailed, Functions, passes
+from holdfast.chaos.points import Point
+from holdfast.chaos.schedule import Schedule
+from holdfast.chaos.workload import plan_of
+from holdfast.errors import JobFailed
+from holdfast.runtime.operators.fragment import FragmentRuntime
+from holdfast.runtime.steps import Call, Plan
+
+SHARED = plan_of(("by_key",), None, with_ledger=True, functions=True)
+
+
+def functions_of(plan: Plan) -> list[Any]:
+    return [step.kind.function for fragment in plan.fragments for step in fragment.steps if isinstance(step.kind, Call)]
+
+
+class Played:
+    """A world's functions in the hands of one worker that is at some point."""
+
+    def __init__(self, rate: float = 0.0, aims: tuple[Aim, ...] = ()) -> None:
+        self.faults = Faults({Fault.FUNCTION_FAILED: rate}, random.Random(0), Schedule())
+        self.functions = Functions(self.faults, aims)
+        self.at = Point.BETWEEN
+        self.plan = self.functions.bound(SHARED, "w1", lambda: (self.at,))
+        self.function = functions_of(self.plan)[0]
+
+    def fails(self, at: Point) -> bool:
+        self.at = at
+        try:
+            return not self.function(None)
+        except FunctionFailed:
+            return True
+
+    def error(self) -> dict[str, Any]:
+        """Return what a worker reports when the first function of the job fails."""
+        [source] = self.plan.sources
+        run = FragmentRuntime(self.plan.fragments[source.fragment], {}, lambda *_: None, lambda *_: None)
+        record = {name: [1] for name in source.source.schema.names}
+        with pytest.raises(JobFailed) as caught:
+            run.on_batch(pa.RecordBatch.from_pydict(record, source.source.schema))
+        return caught.value.as_json()
+
+
+class TestFunctionsOfAWorld:
+    def test_a_worker_puts_its_own_where_the_shared_plan_has_the_stand_in(self) -> None:
+        before, bound = functions_of(SHARED), functions_of(Played().plan)
+        assert [new is old for new, old in zip(bound, before, strict=True)] == [old is not passes for old in before]
+        assert before.count(passes) == 2
+        assert functions_of(SHARED) == before
+
+    def test_a_failure_counts_at_the_point_where_the_worker_is(self) -> None:
+        played = Played(rate=1.0)
+        assert played.fails(Point.UPLOAD)
+        assert played.faults.hits == {("F6", Point.UPLOAD): 1}
+
+    def test_the_call_that_is_aimed_at_fails_and_no_other(self) -> None:
+        played = Played(aims=(Aim(Fault.FUNCTION_FAILED, Point.ALIGN, 2, 0.0),))
+        path = (Point.ALIGN, Point.BETWEEN, Point.ALIGN, Point.ALIGN)
+        assert [played.fails(at) for at in path] == [False, False, True, False]
+
+    def test_nothing_fails_in_a_world_that_has_healed(self) -> None:
+        played = Played(1.0, (Aim(Fault.FUNCTION_FAILED, Point.ALIGN, 1, 0.0),))
+        played.faults.heal()
+        assert not played.fails(Point.ALIGN)
+
+
+class TestRunsThatFail:
+    def test_a_failure_explains_the_end_of_one_run(self) -> None:
+        played = Played(rate=1.0)
+        error = played.error()
+        assert [played.functions.explains(error), played.functions.explains(error)] == [True, False]
+
+    def test_nothing_else_explains_one(self) -> None:
+        played = Played(rate=1.0)
+        error = played.error()
+        assert not played.functions.explains(None)
+        assert not played.functions.explains({**error, "kind": "damaged"})
+        assert not played.functions.explains({**error, "what": "a function failed"})
+        assert not Played().functions.explains(error)
