@@ -11,7 +11,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import SnapshotHandle
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.arguments import add_command, add_common, root_of
+from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
 from holdfast.runtime.cli.history import Stored, open_job
 from holdfast.runtime.cli.reporting import advise, print_json
 
@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     ):
         action = actions.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
         add_common(action)
-        action.add_argument("job", metavar="JOB", help="name of the job under the root")
+        add_job(action)
         action.set_defaults(handler=handler)
         if name == "list":
             default = f"default: {NEWEST_SHOWN}, with --json all"

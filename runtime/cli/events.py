@@ -16,7 +16,7 @@ from holdfast.checkpoint import joblog
 from holdfast.errors import ConfigError
 from holdfast.model import NO_EPOCH, Generation
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.arguments import add_command, add_job, root_of
 from holdfast.runtime.cli.history import Stored, open_job, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.clock import SystemClock
@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         "What happened to a job: starts, restarts with cause and duration, savepoints, rewinds, stops, its end.",
         "holdfast events hot-auctions\nholdfast events hot-auctions --all --last 100",
     )
-    parser.add_argument("job", metavar="JOB", help="name of the job under the root")
+    add_job(parser)
     default = f"default: {NEWEST_SHOWN}, with --json all"
     parser.add_argument("--last", metavar="N", type=int, help=f"only the newest N; {default}")
     parser.add_argument("--all", action="store_true", help="also every completed checkpoint")
