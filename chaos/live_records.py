@@ -1,8 +1,7 @@
 """What a journal of live chaos says, record by record.
 
-A run under live faults writes one JSON object per line as things happen, so a journal may end in the middle of a line:
-whoever wrote it was killed. That line is left out, and the missing end tells. A line in the middle that cannot be read
-means damage. Kinds that this version does not know are counted and left out.
+A run under live faults writes one JSON object per line as things happen (appended.py); where whoever wrote it was
+killed, the missing end tells. Kinds that this version does not know are counted and left out.
 
 Invariants
     - What is not known is None, never zero.
@@ -19,8 +18,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
+from holdfast.chaos.appended import read_lines
 from holdfast.chaos.findings import Finding
-from holdfast.errors import Damaged
 
 Phase = Literal["armed", "fired", "healed", "missed"]
 Verdict = Literal["held", "violated", "not_proven"]
@@ -145,24 +144,13 @@ def parse(data: bytes, called: str) -> Journal:
     Raises:
         Damaged: a line that is not the last cannot be read.
     """
-    lines = data.split(b"\n")
-    rest = lines.pop()
-    records: list[Record] = []
-    unknown = 0
-    for number, line in enumerate(lines, 1):
-        try:
-            record = record_of(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Damaged(
-                f"line {number} of {called} cannot be read: {error}",
-                not_done="no report was made",
-                next_step="a journal is only ever appended to; take it from where it was written",
-            ) from error
-        if record is None:
-            unknown += 1
-        else:
-            records.append(record)
-    return Journal(tuple(records), bool(rest), unknown)
+    found, end = read_lines(
+        data, called, record_of,
+        not_done="no report was made",
+        next_step="a journal is only ever appended to; take it from where it was written",
+    )  # fmt: skip
+    records = tuple(record for record in found if record is not None)
+    return Journal(records, end < len(data), len(found) - len(records))
 
 
 def record_of(line: bytes) -> Record | None:
