@@ -24,7 +24,7 @@ from holdfast.chaos.oracle import PARTITION_STRIDE, Cut
 from holdfast.chaos.points import Point
 from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import LATE_S
-from holdfast.chaos.targets import is_refused
+from holdfast.chaos.targets import PlannedTable, is_refused
 from holdfast.chaos.workload import Scenario
 from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Writer
@@ -38,28 +38,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ProcessTable:
+class ProcessTable(PlannedTable[ImmediateTable]):
     """The sink in the plan of one worker."""
 
     def __init__(self, world: World, process: Process) -> None:
-        self._world, self._process, self._table = world, process, world.lasts
-
-    @property
-    def key(self) -> tuple[str, ...] | None:
-        """See Sink.key."""
-        return self._table.key
-
-    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
-        self._table.check(schema, upsert_key)
-
-    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
-        self._table.prepare(schema, upsert_key)
-
-    def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
-        self._table.accept(batch)
+        super().__init__(world, process, world.lasts)
 
     def open(self, job_uuid: str, writer: Writer) -> MemoryTarget:
         """See Sink.open; nothing is ever staged for it."""

@@ -10,9 +10,9 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from holdfast.chaos.strikes import is_gone
 from holdfast.errors import Unavailable
+from holdfast.runtime.processes import is_gone, signal_all
 
 START_LIMIT_S = 90.0
 POLL_S = 0.05
@@ -95,11 +95,7 @@ class LiveCluster:
         for process in (*self._hosts, self._master):
             if process is None:
                 continue
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        child.kill()
-            process.kill()
+            signal_all(process, signal.SIGKILL)
             process.wait()
 
     def _start_host(self, number: int) -> None:

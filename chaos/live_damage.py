@@ -16,11 +16,12 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.chaos.strikes import is_gone, seen
+from holdfast.chaos.strikes import seen
 from holdfast.checkpoint.manifest import objects
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Damaged, HoldfastError
 from holdfast.model import ObjectRef
+from holdfast.runtime.processes import is_gone
 from holdfast.storage.objects import open_objects
 
 NEWEST_SPARED = 3

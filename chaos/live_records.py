@@ -1,8 +1,7 @@
 """What a journal of live chaos says, record by record.
 
-A run under live faults writes one JSON object per line as things happen, so a journal may end in the middle of a line:
-whoever wrote it was killed. That line is left out, and the missing end tells. A line in the middle that cannot be read
-means damage. Kinds that this version does not know are counted and left out.
+A run under live faults writes one JSON object per line as things happen (appended.py); where whoever wrote it was
+killed, the missing end tells. Kinds that this version does not know are counted and left out.
 
 Invariants
     - What is not known is None, never zero.
@@ -19,14 +18,15 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from holdfast.errors import Damaged
+from holdfast.chaos.appended import read_lines
+from holdfast.chaos.findings import Finding
 
 Phase = Literal["armed", "fired", "healed", "missed"]
 Verdict = Literal["held", "violated", "not_proven"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Any record: when it was written, in milliseconds since the run began."""
+    """Any record but a check: when it was written, in milliseconds since the run began."""
 
     at_ms: float
 
@@ -101,15 +101,10 @@ class DriverNews(Entry, frozen=True, kw_only=True, tag="driver"):
     exit: int | None = None
 
 
-class Check(Entry, frozen=True, kw_only=True, tag="check"):
-    """One invariant, looked at."""
+class Check(Finding, frozen=True, kw_only=True, tag_field="kind", tag="check"):
+    """One finding, and when it was written."""
 
-    name: str
-    passed: bool
-    invariant: str | None = None
-    lost: int | None = None
-    duplicated: int | None = None
-    reordered: int | None = None
+    at_ms: float
     detail: Any = None
 
 
@@ -122,7 +117,7 @@ class End(Entry, frozen=True, kw_only=True, tag="end"):
 
 Record = Begin | FaultNews | Sample | EpochDone | Recovery | DriverNews | Check | End
 KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Record))
-R = TypeVar("R", bound=Entry)
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -149,24 +144,13 @@ def parse(data: bytes, called: str) -> Journal:
     Raises:
         Damaged: a line that is not the last cannot be read.
     """
-    lines = data.split(b"\n")
-    rest = lines.pop()
-    records: list[Record] = []
-    unknown = 0
-    for number, line in enumerate(lines, 1):
-        try:
-            record = record_of(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Damaged(
-                f"line {number} of {called} cannot be read: {error}",
-                not_done="no report was made",
-                next_step="a journal is only ever appended to; take it from where it was written",
-            ) from error
-        if record is None:
-            unknown += 1
-        else:
-            records.append(record)
-    return Journal(tuple(records), bool(rest), unknown)
+    found, end = read_lines(
+        data, called, record_of,
+        not_done="no report was made",
+        next_step="a journal is only ever appended to; take it from where it was written",
+    )  # fmt: skip
+    records = tuple(record for record in found if record is not None)
+    return Journal(records, end < len(data), len(found) - len(records))
 
 
 def record_of(line: bytes) -> Record | None:

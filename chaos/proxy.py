@@ -25,8 +25,9 @@ import psutil
 from holdfast.chaos.live_kinds import FaultKind
 from holdfast.chaos.nemesis import Planned
 from holdfast.chaos.sockets import Connection, established
-from holdfast.chaos.strikes import is_gone, seen
+from holdfast.chaos.strikes import seen
 from holdfast.errors import ConfigError, Unavailable
+from holdfast.runtime.processes import is_gone
 
 VARIABLE = "HOLDFAST_TOXIPROXY"
 CLOSING = frozenset({"reset_peer", "limit_data", "down"})

@@ -1,7 +1,7 @@
 """What the log of a soak says: batches of simulated runs and single live runs, and the statement made from them.
 
-The log is a file of JSON lines that is only ever appended to, a line per finished batch. Its last line may be torn:
-whoever wrote it was killed, and that batch counts for nothing. The statement is a fold over the log and nothing else.
+The log has a line per finished batch (appended.py); a batch whose line is torn counts for nothing. The
+statement is a fold over the log and nothing else.
 
 A *recovery* is a generation that the job started because of a fault: in a live run every recovery that its journal
 tells of, in a simulated one every generation beyond the first, less two for every rewind: the one that it begins, and
@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 
 from holdfast.chaos import odds
+from holdfast.chaos.appended import read_lines
 from holdfast.chaos.live_records import Verdict
 from holdfast.chaos.report import VACUOUS_AFTER, Summary, replay_command
-from holdfast.errors import Damaged
 from holdfast.runtime.cli.text import count, plural, span
 
 FIRST_SEED = 1_000_000
@@ -118,18 +118,17 @@ def parse(data: bytes, called: str) -> SoakLog:
     Raises:
         Damaged: a line that is not the last cannot be read.
     """
-    end = data.rfind(b"\n") + 1
-    batches: list[Batch] = []
-    for number, line in enumerate(data[:end].splitlines(), 1):
-        try:
-            batches.append(msgspec.json.decode(line, type=Batch))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Damaged(
-                f"line {number} of {called} cannot be read: {error}",
-                not_done="nothing was played and nothing is stated",
-                next_step="look at that line; to begin anew, name another folder",
-            ) from error
+    batches, end = read_lines(
+        data, called, _batch_of,
+        not_done="nothing was played and nothing is stated",
+        next_step="look at that line; to begin anew, name another folder",
+    )  # fmt: skip
     return SoakLog(tuple(batches), end)
+
+
+def _batch_of(line: bytes) -> Batch:
+    batch: Batch = msgspec.json.decode(line, type=Batch)
+    return batch
 
 
 def encode(batch: Batch) -> bytes:

@@ -14,6 +14,7 @@ from typing import Protocol
 import psutil
 
 from holdfast.chaos.nemesis import Planned
+from holdfast.runtime.processes import is_gone
 
 SEEN_WITHIN_S = 10.0
 POLL_S = 0.005
@@ -141,14 +142,6 @@ def _may_write(process: psutil.Process) -> bool | None:
         return resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[0] != 0
     except ProcessLookupError:
         return None
-
-
-def is_gone(process: psutil.Process) -> bool:
-    """Return whether the process is dead or only waits to be reaped."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def seen(true: Callable[[], bool]) -> bool:

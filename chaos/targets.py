@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -30,6 +30,8 @@ from holdfast.sinks.memory import MemorySink, MemoryTarget
 if TYPE_CHECKING:
     from holdfast.chaos.world import World
 
+Table = TypeVar("Table", bound=MemorySink)
+
 
 class SharedTable(MemorySink):
     """A table that all workers deliver to. `generation` is that of whoever delivers just now, for mutants' guards."""
@@ -40,12 +42,11 @@ class SharedTable(MemorySink):
         self.newest: dict[Writer, Generation] = {}
 
 
-class ProcessSink:
-    """A sink in the plan of one worker."""
+class PlannedTable(Generic[Table]):
+    """The part of a sink in a plan that asks the shared table itself: nothing of it is lost or late."""
 
-    def __init__(self, world: World, process: Process, name: str) -> None:
-        self._world, self._process, self.name = world, process, name
-        self._table = world.tables[name]
+    def __init__(self, world: World, process: Process, table: Table) -> None:
+        self._world, self._process, self._table = world, process, table
 
     @property
     def key(self) -> tuple[str, ...] | None:
@@ -63,6 +64,14 @@ class ProcessSink:
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""
         self._table.accept(batch)
+
+
+class ProcessSink(PlannedTable[SharedTable]):
+    """A sink in the plan of one worker."""
+
+    def __init__(self, world: World, process: Process, name: str) -> None:
+        super().__init__(world, process, world.tables[name])
+        self.name = name
 
     def open(self, job_uuid: str, writer: Writer) -> ProcessTarget:
         """See Sink.open."""

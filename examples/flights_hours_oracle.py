@@ -26,7 +26,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from holdfast.examples.flights_oracle import SHOWN_MAX, USED, Verdict, flights, folder
+from holdfast.examples.flights_oracle import USED, Verdict, flights, folder, told
 
 OUT_OF_ORDERNESS, LATENESS = pl.duration(minutes=1), pl.duration(minutes=1)
 HEARD_WITHIN_S, PARTITIONS = 1_200, 4
@@ -188,12 +188,7 @@ def main() -> int:
     parser.add_argument("--db", type=Path, default=Path("flights-demo/flights.db"))
     parser.add_argument("--out", type=Path, default=Path("flights-demo/out"))
     asked = parser.parse_args()
-    verdict = verify(asked.db, asked.out)
-    for line in verdict.differences[:SHOWN_MAX]:
-        print(line)
-    rows = ", ".join(f"{count} {name}" for name, count in verdict.rows.items())
-    print(f"{verdict.events} events, {rows}: {len(verdict.differences)} differences")
-    return 1 if verdict.differences else 0
+    return told(verify(asked.db, asked.out))
 
 
 if __name__ == "__main__":

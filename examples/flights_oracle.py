@@ -102,16 +102,20 @@ def verify(db: Path, data: pl.DataFrame | None = None) -> Verdict:
     return Verdict(data.height + data["arr_time"].drop_nulls().len(), rows, wrong)
 
 
+def told(verdict: Verdict) -> int:
+    """Print the first differences, and what was compared; return the exit status."""
+    for line in verdict.differences[:SHOWN_MAX]:
+        print(line)
+    rows = ", ".join(f"{count} {name}" for name, count in verdict.rows.items())
+    print(f"{verdict.events} events, {rows}: {len(verdict.differences)} differences")
+    return 1 if verdict.differences else 0
+
+
 def main() -> int:
     """Exit status: 0 every row is as it must be, 1 at least one is not."""
     parser = argparse.ArgumentParser(description="Check the results of the flights job against the data itself.")
     parser.add_argument("--db", type=Path, default=Path("flights-demo/flights.db"))
-    verdict = verify(parser.parse_args().db)
-    for line in verdict.differences[:SHOWN_MAX]:
-        print(line)
-    rows = ", ".join(f"{count} {table}" for table, count in verdict.rows.items())
-    print(f"{verdict.events} events, {rows}: {len(verdict.differences)} differences")
-    return 1 if verdict.differences else 0
+    return told(verify(parser.parse_args().db))
 
 
 if __name__ == "__main__":

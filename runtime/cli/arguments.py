@@ -10,7 +10,7 @@ import os
 from typing import Any, NoReturn
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.settings import ENVIRONMENT_PREFIX, SETTINGS
+from holdfast.runtime.settings import ENVIRONMENT_PREFIX, SETTINGS, duration_ms
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,6 +45,26 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print results, and errors, as JSON on stdout")
     parser.add_argument("--debug", action="store_true", help="with an error, show where in the code it arose")
+
+
+def add_job(parser: argparse.ArgumentParser, called: str = "name of the job under the root") -> None:
+    """Add the job that the command is about."""
+    parser.add_argument("job", metavar="JOB", help=called)
+
+
+def add_app(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that chooses among the apps of a job's file."""
+    parser.add_argument("--app", metavar="NAME", help="which app, if the file builds several")
+
+
+def add_timeout(parser: argparse.ArgumentParser, what: str = "the end") -> None:
+    """Add the flag that says how long to wait, for what is named; `timeout_of` reads it."""
+    parser.add_argument("--timeout", metavar="D", default="60s", help=f"how long to wait for {what}; default: 60s")
+
+
+def timeout_of(args: argparse.Namespace) -> float:
+    """Return how long to wait, in seconds. Raises ConfigError if it is no duration."""
+    return duration_ms(args.timeout, "--timeout") / 1000
 
 
 def root_of(args: argparse.Namespace) -> str:

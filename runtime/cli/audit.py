@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.arguments import add_command
+from holdfast.runtime.cli.arguments import add_app, add_command, add_job
 from holdfast.runtime.cli.history import Stored, open_job
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.rewind import job_of
@@ -36,11 +36,11 @@ def add_parser(subparsers: Any) -> None:
         "Prove that every record that was read came out once: reads sources and targets back. Changes nothing.",
         "holdfast audit job.py\nholdfast audit job.py --from 117 --to 120 --json\nholdfast audit hot-auctions",
     )
-    parser.add_argument("job", metavar="JOB", help="the job's Python file; with its name alone, nothing is read back")
+    add_job(parser, "the job's Python file; with its name alone, nothing is read back")
     parser.add_argument("--epoch", metavar="N", type=int, help="only this checkpoint")
     parser.add_argument("--from", metavar="N", type=int, dest="first", help="from this checkpoint on")
     parser.add_argument("--to", metavar="M", type=int, dest="last", help="up to this checkpoint")
-    parser.add_argument("--app", metavar="NAME", help="which app, if the file builds several")
+    add_app(parser)
     parser.set_defaults(handler=handle)
 
 

@@ -11,8 +11,9 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import SnapshotHandle
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.arguments import add_command, add_common, root_of
+from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
 from holdfast.runtime.cli.history import Stored, open_job
+from holdfast.runtime.cli.newest import add_last, advise_of_rest, newest_of
 from holdfast.runtime.cli.reporting import advise, print_json
 
 NEWEST_SHOWN = 20
@@ -34,11 +35,10 @@ def add_parser(subparsers: Any) -> None:
     ):
         action = actions.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
         add_common(action)
-        action.add_argument("job", metavar="JOB", help="name of the job under the root")
+        add_job(action)
         action.set_defaults(handler=handler)
         if name == "list":
-            default = f"default: {NEWEST_SHOWN}, with --json all"
-            action.add_argument("--last", metavar="N", type=int, help=f"only the newest N; {default}")
+            add_last(action, NEWEST_SHOWN)
         elif name == "show":
             action.add_argument("epoch", metavar="EPOCH", help="number of a completed epoch, a savepoint, or latest")
         else:
@@ -50,23 +50,20 @@ def list_all(args: argparse.Namespace) -> int:
     """List checkpoints. Exit status: 0."""
     stored = open_job(root_of(args), args.job)
     completed = stored.job.retained
-    if args.last is not None and args.last < 1:
-        raise ConfigError(f"--last is {args.last}", not_done="nothing was listed", next_step="give at least 1")
-    newest = completed[-(args.last or (len(completed) if args.json else NEWEST_SHOWN)) :]
+    listed = newest_of(completed, args, NEWEST_SHOWN)
     if args.json:
-        print_json([_listed(stored, each) for each in newest])
+        print_json([_listed(stored, each) for each in listed])
         return 0
     rows = [
         (str(c.body.epoch), c.timeline, _kind(stored, c), _name(stored, c), text.moment(c.at),
          text.span(c.body.duration_ms), text.size(c.body.bytes_new), text.size(c.body.bytes_total))
-        for c in newest
+        for c in listed
     ]  # fmt: skip
     if rows:
         print(text.table(("epoch", "timeline", "kind", "name", "completed", "took", "new", "total"), rows))
     else:
         advise(f"job {args.job!r} has not completed a checkpoint yet")
-    if len(newest) < len(completed):
-        advise(f"these are the newest {len(newest)} of {len(completed):,}; for more: --last {len(completed)}")
+    advise_of_rest(listed, completed)
     return 0
 
 

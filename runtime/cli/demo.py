@@ -33,6 +33,7 @@ import psutil
 from holdfast.errors import ConfigError, HoldfastError, JobFailed
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.reporting import print_json
+from holdfast.runtime.processes import is_gone, signal_all
 from holdfast.storage.log import LogReader
 from holdfast.storage.objects import open_objects
 
@@ -189,7 +190,7 @@ def job(run: Run, records_per_s: int) -> Iterator[subprocess.Popen[str]]:
         finally:
             limit.cancel()
             if process.poll() is None:
-                _end(process)
+                signal_all(process, signal.SIGKILL)
                 process.wait()
 
 
@@ -321,13 +322,10 @@ def _checkpoints(folder: Path) -> int:
 
 
 def _gone(victim: psutil.Process) -> bool:
-    """Wait until the process has ended; one that nobody reaped yet has ended too."""
+    """Wait until the process has ended."""
     end = time.monotonic() + GONE_LIMIT_S
     while time.monotonic() < end:
-        try:
-            if victim.status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
+        if is_gone(victim):
             return True
         time.sleep(0.01)
     return False
@@ -335,12 +333,4 @@ def _gone(victim: psutil.Process) -> bool:
 
 def _end_late(run: Run, process: subprocess.Popen[str]) -> None:
     run.too_long = True
-    _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Kill the job and everything below it; it has a session of its own."""
-    for below in psutil.Process(process.pid).children(recursive=True) if psutil.pid_exists(process.pid) else []:
-        if below.is_running():
-            below.kill()
-    process.kill()
+    signal_all(process, signal.SIGKILL)

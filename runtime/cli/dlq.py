@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime import dlq_places
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.arguments import add_command, add_common, root_of
+from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
 from holdfast.runtime.cli.history import Stored, open_job
 from holdfast.runtime.cli.log_output import Placed, as_json_line
 from holdfast.runtime.cli.reporting import advise, print_json
@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
     )  # fmt: skip
     for action, handler in ((show, list_all), (again, redrive)):
         add_common(action)
-        action.add_argument("job", metavar="JOB", help="name of the job under the root")
+        add_job(action)
         action.set_defaults(handler=handler)
     show.add_argument("--limit", metavar="N", type=int, default=LIMIT, help=f"letters at most; default: {LIMIT}")
     again.add_argument("--source", metavar="S", help="only what this source gave; default: every source")

@@ -13,12 +13,12 @@ from typing import Any
 from msgspec import structs
 
 from holdfast.checkpoint import joblog
-from holdfast.errors import ConfigError
 from holdfast.model import NO_EPOCH, Generation
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.arguments import add_command, add_job, root_of
 from holdfast.runtime.cli.history import Stored, open_job, status_of
-from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.cli.newest import add_last, advise_of_rest, newest_of
+from holdfast.runtime.cli.reporting import print_json
 from holdfast.runtime.clock import SystemClock
 
 NEWEST_SHOWN = 40
@@ -36,27 +36,23 @@ def add_parser(subparsers: Any) -> None:
         "What happened to a job: starts, restarts with cause and duration, savepoints, rewinds, stops, its end.",
         "holdfast events hot-auctions\nholdfast events hot-auctions --all --last 100",
     )
-    parser.add_argument("job", metavar="JOB", help="name of the job under the root")
-    default = f"default: {NEWEST_SHOWN}, with --json all"
-    parser.add_argument("--last", metavar="N", type=int, help=f"only the newest N; {default}")
+    add_job(parser)
+    add_last(parser, NEWEST_SHOWN)
     parser.add_argument("--all", action="store_true", help="also every completed checkpoint")
     parser.set_defaults(handler=handle)
 
 
 def handle(args: argparse.Namespace) -> int:
     """List the events, oldest first. Exit status: 0."""
-    if args.last is not None and args.last < 1:
-        raise ConfigError(f"--last is {args.last}", not_done="nothing was listed", next_step="give at least 1")
     stored = open_job(root_of(args), args.job)
     found = events_of(stored, checkpoints=args.all)
-    newest = found[-(args.last or (len(found) if args.json else NEWEST_SHOWN)) :]
+    listed = newest_of(found, args, NEWEST_SHOWN)
     if args.json:
-        print_json(newest)
+        print_json(listed)
         return 0
     headers = ("at", "event", "generation", "epoch", "took", "first checkpoint after", "what")
-    print(text.table(headers, [_row(event) for event in newest]))
-    if len(newest) < len(found):
-        advise(f"these are the newest {len(newest)} of {len(found):,}; for more: --last {len(found)}")
+    print(text.table(headers, [_row(event) for event in listed]))
+    advise_of_rest(listed, found)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.arguments import add_command, add_job, root_of
 from holdfast.runtime.cli.history import open_job, status_of
 from holdfast.runtime.cli.reporting import print_json
 from holdfast.runtime.clock import SystemClock
@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
         "Why a job makes no progress: missing workers, an epoch that is not acked, sinks, sources, a silent driver.",
         "holdfast explain hot-auctions\nholdfast explain hot-auctions --json | jq .findings",
     )
-    parser.add_argument("job", metavar="JOB", help="name of the job under the root")
+    add_job(parser)
     parser.set_defaults(handler=handle)
 
 

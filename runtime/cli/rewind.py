@@ -25,12 +25,11 @@ from holdfast.errors import ConfigError, Fenced, Unavailable, Where
 from holdfast.model import Epoch
 from holdfast.runtime import requests
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.arguments import add_app, add_command, add_job, add_timeout, root_of, timeout_of
 from holdfast.runtime.cli.history import RUNNING, Stored, open_job, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.presence import is_gone
-from holdfast.runtime.settings import duration_ms
 
 if TYPE_CHECKING:
     from holdfast.runtime.steps import Plan
@@ -51,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
         "holdfast rewind job.py --to-offset bids:0:1500 --apply --accept out:impossible\n"
         "holdfast rewind hot-auctions --to-savepoint before-upgrade --apply --plan 3f9c01d2ab44 --stop",
     )
-    parser.add_argument("job", metavar="JOB", help="name of the job under the root, or its Python file")
+    add_job(parser, "name of the job under the root, or its Python file")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--to-epoch", metavar="N", type=int, help="a checkpoint: holdfast checkpoints list JOB")
     where.add_argument("--to-time", metavar="T", help="the last checkpoint not after this time, with its time zone")
@@ -63,8 +62,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--accept", metavar="WHAT", action="append", default=[],
                         help="leave a sink's rows where they cannot be taken back; WHAT is in the plan, SINK:VERDICT")
     parser.add_argument("--stop", action="store_true", help="leave the job stopped there")
-    parser.add_argument("--app", metavar="NAME", help="which app, if the file builds several")
-    parser.add_argument("--timeout", metavar="D", default="60s", help="how long to wait for the end; default: 60s")
+    add_app(parser)
+    add_timeout(parser)
     parser.set_defaults(handler=handle)
 
 
@@ -75,7 +74,7 @@ def handle(args: argparse.Namespace) -> int:
     """
     from holdfast.runtime import rewind_plan, rewind_target
 
-    timeout_s = duration_ms(args.timeout, "--timeout") / 1000
+    timeout_s = timeout_of(args)
     if args.plan is not None and not args.apply:
         raise _wrong("--plan says which plan to apply", "add --apply, or leave out --plan")
     offset = None if args.to_offset is None else rewind_target.Offset.parsed(args.to_offset)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.errors import ConfigError, Fenced, HoldfastError, JobFailed, Where
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.arguments import Parser, add_command, add_common
+from holdfast.runtime.cli.arguments import Parser, add_app, add_command, add_common
 from holdfast.runtime.cli.jobfile import load, refuse_while_loading, ship_by_value
 from holdfast.runtime.cli.progress import STYLES, Progress, Tally
 from holdfast.runtime.cli.reporting import advise, guarded, print_json
@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the file and the flags that choose the app in it and set its settings."""
     parser.add_argument("file", metavar="JOB.py", help="Python file that builds an hf.App")
-    parser.add_argument("--app", metavar="NAME", help="which app, if the file builds several")
+    add_app(parser)
     add_setting_arguments(parser)
 
 

@@ -17,12 +17,11 @@ from typing import Any
 from holdfast.checkpoint import joblog
 from holdfast.errors import ConfigError, Unavailable, Where
 from holdfast.runtime import requests
-from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.arguments import add_command, add_job, add_timeout, root_of, timeout_of
 from holdfast.runtime.cli.history import RUNNING, Stored, open_job, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.naming import Naming, check_name
-from holdfast.runtime.settings import duration_ms
 
 LOOK_EVERY_S = 0.2
 ATTEMPTS_MAX = 20
@@ -39,15 +38,15 @@ def add_parser(subparsers: Any) -> None:
         "A name belongs to one checkpoint for good; names begin with a letter.",
         "holdfast savepoint hot-auctions before-upgrade\nholdfast savepoint hot-auctions v2 --timeout 5m --json",
     )
-    parser.add_argument("job", metavar="JOB", help="name of the job under the root")
+    add_job(parser)
     parser.add_argument("name", metavar="NAME", help="letters, digits, dots, dashes; begins with a letter")
-    parser.add_argument("--timeout", metavar="D", default="60s", help="how long to wait for it; default: 60s")
+    add_timeout(parser, "it")
     parser.set_defaults(handler=handle)
 
 
 def handle(args: argparse.Namespace) -> int:
     """Take or name a savepoint. Exit status: 0 it is in the log, 2 the name is refused, 5 no driver answers in time."""
-    timeout_s = duration_ms(args.timeout, "--timeout") / 1000
+    timeout_s = timeout_of(args)
     stored = open_job(root_of(args), args.job)
     check_name(stored.job, args.name)
     shown = status_of(stored, SystemClock().wall_us())

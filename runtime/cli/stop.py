@@ -18,11 +18,10 @@ from typing import Any
 
 from holdfast.errors import ConfigError, JobFailed, Unavailable, Where
 from holdfast.runtime import requests
-from holdfast.runtime.cli.arguments import add_command, root_of
+from holdfast.runtime.cli.arguments import add_command, add_job, add_timeout, root_of, timeout_of
 from holdfast.runtime.cli.history import RUNNING, Stored, open_job, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.clock import SystemClock
-from holdfast.runtime.settings import duration_ms
 
 LOOK_EVERY_S = 0.2
 DOT_EVERY_S = 1.0
@@ -36,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
         "Take a last checkpoint, deliver it, and end a running job. It can be started again and goes on from there.",
         "holdfast stop hot-auctions\nholdfast stop hot-auctions --timeout 5m\nholdfast stop hot-auctions --finish",
     )
-    parser.add_argument("job", metavar="JOB", help="name of the job under the root")
+    add_job(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--finish", dest="how", action="store_const", const="finish", help="treat the input as ended; permanent"
@@ -44,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     how.add_argument(
         "--now", dest="how", action="store_const", const="now", help="take no checkpoint; the next run reads again"
     )
-    parser.add_argument("--timeout", metavar="D", default="60s", help="how long to wait for the end; default: 60s")
+    add_timeout(parser)
     parser.set_defaults(handler=handle)
 
 
@@ -53,7 +52,7 @@ def handle(args: argparse.Namespace) -> int:
 
     Exit status: 0 ended or not running, 2 it cannot be ended so, 5 no driver answers or not in time, 7 it failed.
     """
-    timeout_s = duration_ms(args.timeout, "--timeout") / 1000
+    timeout_s = timeout_of(args)
     stored = open_job(root_of(args), args.job)
     shown = status_of(stored, SystemClock().wall_us())
     if shown["state"] in RUNNING:

@@ -19,7 +19,7 @@ import msgspec
 from holdfast.model import WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen
+from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen, serve_each
 
 _MESSAGE = 3
 _log = logging.getLogger("holdfast.control")
@@ -39,7 +39,7 @@ class ControlServer:
         self._listener = listen(host)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._streams: dict[WorkerId, Stream] = {}
-        threading.Thread(target=self._accept_all, name="control-accept", daemon=True).start()
+        serve_each(self._listener, "control", self._serve)
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Send to the worker; a closed stream is reported by its reader."""
@@ -62,14 +62,6 @@ class ControlServer:
         close_listener(self._listener)
         for worker in list(self._streams):
             self.dismiss(worker)
-
-    def _accept_all(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # the listener was closed
-            threading.Thread(target=self._serve, args=(connection,), name="control", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

@@ -26,7 +26,7 @@ from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Watermark
 from holdfast.runtime.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue
 from holdfast.runtime.mailbox import Mailbox
 from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen
+from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen, serve_each
 
 _BATCH, _BARRIER, _WATERMARK = 1, 2, 3
 _log = logging.getLogger("holdfast.exchange")
@@ -50,7 +50,7 @@ class TcpNetwork:
         self._lock = threading.Lock()
         self._waiting: dict[Hello, Stream] = {}
         self._links: _TcpLinks | None = None
-        threading.Thread(target=self._accept_all, name="data-accept", daemon=True).start()
+        serve_each(self._listener, "data", self._greet)
 
     def open(self, request: OpenLinks) -> Links:
         """Open the channels of a generation; connections complete in the background."""
@@ -70,14 +70,6 @@ class TcpNetwork:
             waiting, self._waiting = list(self._waiting.values()), {}
         for stream in waiting:
             stream.close()
-
-    def _accept_all(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # the listener was closed
-            threading.Thread(target=self._greet, args=(connection,), name="data-greet", daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
         try:

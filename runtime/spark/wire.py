@@ -19,7 +19,8 @@ import hmac
 import os
 import socket
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 from holdfast.errors import Unavailable
 from holdfast.runtime.spark.tls import Credentials, TlsConnection, context_of
@@ -121,6 +122,20 @@ def close_listener(listener: socket.socket) -> None:
     except OSError:
         pass  # it was not listening any more
     listener.close()
+
+
+def serve_each(listener: socket.socket, name: str, serve: Callable[[socket.socket], None]) -> None:
+    """Serve every connection in a thread of its own until the listener is closed; returns at once."""
+    threading.Thread(target=_accept_all, args=(listener, name, serve), name=f"{name}-accept", daemon=True).start()
+
+
+def _accept_all(listener: socket.socket, name: str, serve: Callable[[socket.socket], None]) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return  # the listener was closed
+        threading.Thread(target=serve, args=(connection,), name=name, daemon=True).start()
 
 
 def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes) -> Stream:

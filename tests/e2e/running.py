@@ -18,6 +18,8 @@ from typing import Any
 import polars as pl
 import psutil
 
+from holdfast.runtime.processes import signal_all
+
 JOB = Path(__file__).with_name("counting_job.py")
 TIMEOUT_S = 240.0
 """A limit on what hangs; a machine that others use too may be slow."""
@@ -82,9 +84,7 @@ class Run:
 
     def kill_group(self, number: int) -> None:
         """Send a signal to the driver and everything it started on this machine."""
-        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+        signal_all(self.process, number)
 
     def errors(self) -> str:
         """Return what was written to stderr."""
@@ -93,8 +93,7 @@ class Run:
 
     def close(self) -> None:
         """End whatever is left of the run."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self.kill_group(signal.SIGKILL)
+        self.kill_group(signal.SIGKILL)
         self.process.wait(10)
         self._errors.close()
 

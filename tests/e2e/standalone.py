@@ -1,19 +1,12 @@
-"""A Spark standalone cluster on this machine, from the pyspark package: a master and two workers, each a process.
-
-Unlike `local-cluster` nothing of it lives in the driver: it survives a killed driver, and its executors are
-started by daemons that know nothing of the job. All listen on 127.0.0.1 only, on ports the system chooses.
-"""
+"""The cluster of live chaos for tests of our own: jobs on it, packed as for others' machines, and kills that fired."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,85 +17,35 @@ import pyspark
 from running import JOB, Run, pid_gone, running
 
 import holdfast
+from holdfast.chaos.live_cluster import LiveCluster
+from holdfast.chaos.live_job import EXECUTOR
 
-WORKERS = 2
+HOSTS = 2
 CORES = 2
-START_LIMIT_S = 60.0
-EXECUTOR = "CoarseGrainedExecutorBackend"
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For processes that live for seconds: six of them start for one test."""
-DEFAULTS = f"""\
-spark.driver.host 127.0.0.1
-spark.driver.bindAddress 127.0.0.1
-spark.driver.extraJavaOptions {QUICK_JAVA}
-spark.executor.extraJavaOptions {QUICK_JAVA}
-spark.executor.memory 512m
-"""
-SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 SPARK_SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 PACKAGE = Path(holdfast.__file__).parent
-_DEPLOY = "org.apache.spark.deploy"
 
 
-class Standalone:
-    """A master and two workers. What they write goes to files in the folder."""
+class Standalone(LiveCluster):
+    """Two hosts, with a look at all that runs below them. What they write goes to files in the folder."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
+        super().__init__(folder, HOSTS, CORES, {"TMPDIR": str(folder), **environment})
         self.folder = folder
-        (folder / "conf").mkdir()
-        (folder / "conf" / "spark-defaults.conf").write_text(DEFAULTS)
-        self.environment = {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
-        """What a driver on this cluster needs."""
-        daemons = {"TMPDIR": str(folder), "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA}
-        self._environment = {**os.environ, **self.environment, **daemons, **environment}
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.url = ""
-
-    def start(self) -> None:
-        """Start master and workers; return once both workers are registered."""
-        log = self._spawn("master", "master.Master", "--port", "0", "--webui-port", "0")
-        self.url = _awaited(log, r"Starting Spark master at (spark://\S+)", 1)[0]
-        for number in range(WORKERS):
-            work = self.folder / f"work-{number}"
-            flags = ("-c", str(CORES), "-m", "1g", "-d", str(work), "--port", "0", "--webui-port", "0", self.url)
-            self._spawn(f"worker-{number}", "worker.Worker", *flags)
-        _awaited(log, r"Registering worker ([\d.]+:\d+)", WORKERS)
 
     def processes(self) -> list[psutil.Process]:
-        """Return master, workers and everything below them."""
-        roots = [psutil.Process(each.pid) for each in self._processes]
+        """Return master, hosts and everything below them."""
+        roots = [psutil.Process(pid) for pid in sorted(self.daemons())]
         return [*roots, *(child for root in roots for child in _children(root.pid))]
 
     def executors(self) -> list[psutil.Process]:
         """Return the executors that run now."""
         found = []
-        for process in self._processes:
-            for child in _children(process.pid):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if EXECUTOR in " ".join(child.cmdline()):
-                        found.append(child)
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if EXECUTOR in " ".join(process.cmdline()):
+                    found.append(process)
         return found
-
-    def close(self) -> None:
-        """End every process that was started, with its children."""
-        for process in reversed(self._processes):
-            for child in _children(process.pid):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
-            process.kill()
-            process.wait(10)
-
-    def _spawn(self, name: str, daemon: str, *flags: str) -> Path:
-        log = self.folder / f"{name}.log"
-        command = [str(SPARK_CLASS), f"{_DEPLOY}.{daemon}"]
-        with log.open("wb") as out:
-            self._processes.append(
-                subprocess.Popen(
-                    [*command, "--host", "127.0.0.1", *flags], stdout=out, stderr=subprocess.STDOUT,
-                    env=self._environment, start_new_session=True,
-                )
-            )  # fmt: skip
-        return log
 
 
 @contextlib.contextmanager
@@ -222,15 +165,3 @@ def _children(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-
-
-def _awaited(log: Path, pattern: str, count: int) -> list[str]:
-    """Return what the pattern finds in the log, once it is found so often."""
-    found: list[str] = []
-    pause = threading.Event()
-    for _ in range(round(START_LIMIT_S / 0.05)):
-        found = re.findall(pattern, log.read_text(errors="replace"))
-        if len(found) >= count:
-            return found
-        pause.wait(0.05)
-    raise AssertionError(f"waited for {count} of {pattern!r} in {log}:\n{log.read_text()[-3_000:]}")

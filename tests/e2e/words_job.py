@@ -43,10 +43,12 @@ ROWS = pa.schema([pa.field("word", pa.string(), nullable=False), pa.field("n", p
 class Words:
     """The job in its folder."""
 
+    code = FILE
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, str(folder / "job.py")
         self.store = LocalObjects(str(folder / "root" / "words"))
-        Path(self.file).write_text(FILE.format(folder=str(folder)))
+        Path(self.file).write_text(self.code.format(folder=str(folder)))
         create_log(LocalObjects(str(folder / "rows")), ROWS)
         self.plan = load(self.file).plan()
         for spec in self.plan.sinks:

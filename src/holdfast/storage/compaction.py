@@ -34,7 +34,7 @@ from holdfast.ports import ObjectStore
 from holdfast.storage.commits import Commits
 from holdfast.storage.compacted import COMPACTED_FOLDER, NEVER, CompactedSegment, Compaction, Covered, covered_with, due
 from holdfast.storage.keyhash import key_hashes
-from holdfast.storage.log import LogWriter
+from holdfast.storage.log import LogWriter, wall_us
 from holdfast.storage.logformat import Commit
 from holdfast.storage.logreader import existing_meta
 from holdfast.storage.rewrite import Input, Part, Sizes, rewrite
@@ -106,7 +106,7 @@ class Compactor:
         store: ObjectStore,
         *,
         pause: Callable[[float], None] = time.sleep,
-        wall_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
+        wall_us: Callable[[], int] = wall_us,
     ) -> None:
         self._store, self._pause, self._wall_us = store, pause, wall_us
         self.meta = existing_meta(store)

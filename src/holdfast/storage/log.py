@@ -59,6 +59,11 @@ BEFORE_FIRST = Tag(Timeline(-1), NO_EPOCH)
 """Where a writer stands that never wrote: before every tag."""
 
 
+def wall_us() -> int:
+    """Return the microseconds since 1970, UTC; this may jump."""
+    return time.time_ns() // 1_000
+
+
 def create_log(
     store: ObjectStore,
     schema: pa.Schema,
@@ -96,7 +101,7 @@ class LogWriter:
         store: ObjectStore,
         *,
         pause: Callable[[float], None] = time.sleep,
-        wall_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
+        wall_us: Callable[[], int] = wall_us,
     ) -> None:
         self._store, self._pause, self._wall_us = store, pause, wall_us
         self.meta = existing_meta(store)

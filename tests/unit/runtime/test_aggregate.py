@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -14,28 +13,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.model import Epoch
 from holdfast.runtime.operators.fragment import FragmentRuntime
-from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.table import Table
 
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A source that is only planned with."""
-
-    schema: pa.Schema
-
-    def check(self) -> None:
-        """Nothing to look at."""
-
-    def open(self) -> OpenSource:
-        raise AssertionError("the test pushes batches itself")
 
 
 class Aggregating:
@@ -43,7 +29,7 @@ class Aggregating:
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str], **aggregates: Any) -> None:
         app = hf.App("test")
-        stream = app.source("rows", Rows(schema)).key_by(*keys).agg("totals", **aggregates)
+        stream = app.source("rows", PlannedSource(schema)).key_by(*keys).agg("totals", **aggregates)
         stream.sink("out", MemorySink(key=keys))
         plan = app.plan()
         self.schema, self.keys = plan.edges[0].schema, tuple(keys)

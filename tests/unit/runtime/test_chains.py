@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.model import Epoch
 from holdfast.runtime.operators.fragment import FragmentRuntime
-from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.table import Table
 
@@ -42,19 +41,6 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 CHAIN = st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A source that is only planned with."""
-
-    schema: pa.Schema = SCHEMA
-
-    def check(self) -> None:
-        """Nothing to look at."""
-
-    def open(self) -> OpenSource:
-        raise AssertionError("the test pushes batches itself")
-
-
 def through(chain: list[str], start: Any) -> Any:
     for name in chain:
         start = STEPS[name](start)
@@ -79,7 +65,7 @@ class TestChains:
         self, rows: list[tuple[Any, ...]], chain: list[str], cut: int
     ) -> None:
         app = hf.App("test")
-        through(chain, app.source("rows", Rows())).sink("out", MemorySink())
+        through(chain, app.source("rows", PlannedSource(SCHEMA))).sink("out", MemorySink())
         plan, out = app.plan(), list[pa.RecordBatch]()
         fragment = FragmentRuntime(
             plan.fragments[0], {}, lambda edge, batch: None, lambda sink, batch: out.append(batch)
@@ -98,7 +84,7 @@ class TestChains:
         self, epochs: list[list[tuple[Any, ...]]], chain: list[str]
     ) -> None:
         app = hf.App("test")
-        kept = app.source("rows", Rows()).key_by("k", "s").agg("kept", v=hf.max("v"))
+        kept = app.source("rows", PlannedSource(SCHEMA)).key_by("k", "s").agg("kept", v=hf.max("v"))
         app_rows = kept.with_columns(t="s").select("k", "s", "v")
         through(chain_for_keys(chain), app_rows).sink("out", MemorySink(key=["k", "s"]))
         plan = app.plan()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
+from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.memory import MemorySink
 
 BIDS = pa.schema(
@@ -28,22 +27,9 @@ BIDS = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A source that is only planned with."""
-
-    schema: pa.Schema = BIDS
-
-    def check(self) -> None:
-        """Nothing to look at."""
-
-    def open(self) -> OpenSource:
-        raise AssertionError("planning opens nothing")
-
-
 def bids() -> tuple[hf.App, Any]:
     app = hf.App("hot")
-    return app, app.source("bids", Rows())
+    return app, app.source("bids", PlannedSource(BIDS))
 
 
 def fields(schema: pa.Schema) -> list[tuple[str, pa.DataType, bool]]:
@@ -58,12 +44,12 @@ class TestNames:
 
     def test_a_forgotten_name_is_met_with_advice(self) -> None:
         with pytest.raises(hf.ConfigError, match="has no name"):
-            hf.App("hot").source(Rows(), "bids")  # type: ignore[arg-type]
+            hf.App("hot").source(PlannedSource(BIDS), "bids")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         "again",
         [
-            lambda app, stream: app.source("bids", Rows()),
+            lambda app, stream: app.source("bids", PlannedSource(BIDS)),
             lambda app, stream: stream.sink("bids", MemorySink()),
             lambda app, stream: stream.key_by("auction").agg("bids", n=hf.count()),
         ],
@@ -76,7 +62,7 @@ class TestNames:
     def test_the_refusal_names_the_line_of_the_job(self) -> None:
         app, _ = bids()
         with pytest.raises(hf.ConfigError, match=r"test_dataflow.py:\d+"):
-            app.source("bids", Rows())
+            app.source("bids", PlannedSource(BIDS))
 
 
 class TestApps:
@@ -90,7 +76,7 @@ class TestApps:
 
     def test_a_source_whose_columns_belong_to_holdfast_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="'_op' is not allowed"):
-            hf.App("hot").source("bids", Rows(pa.schema([("_op", pa.int8())])))
+            hf.App("hot").source("bids", PlannedSource(pa.schema([("_op", pa.int8())])))
 
     def test_what_is_no_source_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="is not a source"):
@@ -98,7 +84,7 @@ class TestApps:
 
     def test_an_unknown_event_time_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="no column 'at'"):
-            hf.App("hot").source("bids", Rows(), event_time="at")
+            hf.App("hot").source("bids", PlannedSource(BIDS), event_time="at")
 
 
 class TestSchemas:

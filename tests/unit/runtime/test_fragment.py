@@ -9,12 +9,12 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.model import Epoch
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.plan import Plan
-from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.table import Table
 
@@ -26,19 +26,6 @@ BIDS = pa.schema(
     ]
 )
 ROWS = [(1, 10.0, "a"), (2, None, "b"), (1, -5.0, "c"), (3, 7.5, "d")]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A source that is only planned with."""
-
-    schema: pa.Schema = BIDS
-
-    def check(self) -> None:
-        """Nothing to look at."""
-
-    def open(self) -> OpenSource:
-        raise AssertionError("the test pushes batches itself")
 
 
 @dataclass
@@ -80,7 +67,7 @@ class Run:
 
 def run_of(build: Callable[[Any], None], schema: pa.Schema = BIDS) -> Run:
     app = hf.App("hot")
-    build(app.source("bids", Rows(schema)))
+    build(app.source("bids", PlannedSource(schema)))
     return Run(app.plan())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from planned_source import PlannedSource
 from pyspark import cloudpickle
 
 import holdfast as hf
@@ -20,7 +21,6 @@ from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.functions import PIECE_ROWS, Arrival
 from holdfast.runtime.plan import Plan, describe, render
 from holdfast.runtime.schema import schema_of
-from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.table import Table
 
@@ -59,25 +59,12 @@ class Positive:
 BIDS = [Bid(1, 10.0, "a"), Bid(2, None, "b"), Bid(3, -5.0, "c")]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A source that is only planned with."""
-
-    row_type: type = Bid
-
-    @property
-    def schema(self) -> pa.Schema:
-        return schema_of(self.row_type)
-
-    def check(self) -> None:
-        """Nothing to look at."""
-
-    def open(self) -> OpenSource:
-        raise AssertionError("the test pushes batches itself")
+def planned(row_type: type) -> PlannedSource:
+    return PlannedSource(schema_of(row_type), row_type)
 
 
 def stream_of(row_type: type = Bid) -> Any:
-    return hf.App("hot").source("bids", Rows(row_type))
+    return hf.App("hot").source("bids", planned(row_type))
 
 
 class Run:
@@ -85,7 +72,7 @@ class Run:
 
     def __init__(self, build: Callable[[Any], Any], row_type: type = Bid) -> None:
         app = hf.App("hot")
-        build(app.source("bids", Rows(row_type))).sink("out", MemorySink())
+        build(app.source("bids", planned(row_type))).sink("out", MemorySink())
         self.plan: Plan = app.plan()
         self.schema = schema_of(row_type)
         self.written: list[pa.RecordBatch] = []
@@ -445,7 +432,7 @@ class TestAs:
 
     def test_an_upsert_stream_takes_a_type_as_well(self) -> None:
         app = hf.App("hot")
-        counted = app.source("bids", Rows()).key_by("auction").agg("sums", total=hf.sum("price"))
+        counted = app.source("bids", planned(Bid)).key_by("auction").agg("sums", total=hf.sum("price"))
         counted.filter(pl.col("total") > 0).as_(Total).sink("out", MemorySink(key=["auction"]))
         plan = app.plan()
         assert plan.sinks[0].upsert_key == ("auction",)
@@ -461,7 +448,7 @@ class TestAs:
 
     def test_a_null_in_a_row_that_is_put_fails_also_in_an_upsert_stream(self) -> None:
         app = hf.App("hot")
-        sums = app.source("bids", Rows()).key_by("auction").agg("sums", total=hf.sum("price"))
+        sums = app.source("bids", planned(Bid)).key_by("auction").agg("sums", total=hf.sum("price"))
         sums.as_(Total).sink("out", MemorySink(key=["auction"]))
         plan = app.plan()
         tables = {"sums": Table(plan.operators[0].table, plan.key_groups)}

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from planned_source import PlannedSource
 from pyspark import cloudpickle
 
 import holdfast as hf
@@ -24,7 +25,6 @@ from holdfast.runtime.plan import (
     render,
     with_operator_ids,
 )
-from holdfast.runtime.sources.source import OpenSource
 from holdfast.runtime.steps import Aggregate, Exchange, Filter, Project, SinkStep
 from holdfast.sinks.memory import MemorySink
 
@@ -36,19 +36,6 @@ BIDS = pa.schema(
         pa.field("note", pa.string()),
     ]
 )
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A source that is only planned with."""
-
-    schema: pa.Schema = BIDS
-
-    def check(self) -> None:
-        """Nothing to look at."""
-
-    def open(self) -> OpenSource:
-        raise AssertionError("planning opens nothing")
 
 
 @dataclass(frozen=True)
@@ -72,7 +59,7 @@ class Anywhere:
 
 def plan_of(build: Callable[[hf.App, Any], None]) -> Plan:
     app = hf.App("hot")
-    build(app, app.source("bids", Rows()))
+    build(app, app.source("bids", PlannedSource(BIDS)))
     return app.plan()
 
 
@@ -140,7 +127,7 @@ class TestFragments:
     def test_sources_come_first(self) -> None:
         def build(app: hf.App, stream: Any) -> None:
             counted(app, stream)
-            app.source("more", Rows()).sink("copy", Anywhere())
+            app.source("more", PlannedSource(BIDS)).sink("copy", Anywhere())
 
         plan = plan_of(build)
         assert [fragment.source for fragment in plan.fragments] == ["bids", "more", None]
@@ -173,7 +160,7 @@ class TestRefusals:
     def test_a_source_that_leads_nowhere_is_refused(self) -> None:
         def build(app: hf.App, stream: Any) -> None:
             pass_through(app, stream)
-            app.source("more", Rows()).filter(pl.col("price") > 0)
+            app.source("more", PlannedSource(BIDS)).filter(pl.col("price") > 0)
 
         with pytest.raises(hf.ConfigError, match="source 'more' of app 'hot' leads to no sink"):
             plan_of(build)
@@ -181,7 +168,7 @@ class TestRefusals:
     @pytest.mark.parametrize("given", [{"standbys": 1}])
     def test_what_is_not_supported_is_refused(self, given: dict[str, Any]) -> None:
         app = hf.App("hot", **given)
-        app.source("bids", Rows()).sink("out", Anywhere())
+        app.source("bids", PlannedSource(BIDS)).sink("out", Anywhere())
         with pytest.raises(hf.ConfigError, match="does not support"):
             app.plan()
 
@@ -196,7 +183,7 @@ class TestRefusals:
     )
     def test_an_event_time_that_is_no_point_in_time_is_refused(self, column: pa.Field, fault: str) -> None:
         with pytest.raises(hf.ConfigError, match=f"the event time 'at' {fault}"):
-            hf.App("hot").source("bids", Rows(pa.schema([column])), event_time="at")
+            hf.App("hot").source("bids", PlannedSource(pa.schema([column])), event_time="at")
 
 
 class TestShipping:

@@ -17,9 +17,9 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.runtime.sources.source import OpenSource
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.keygroups import range_of
 from holdfast.testing import TestDriver
@@ -41,16 +41,7 @@ class Reading:
     at: datetime
 
 
-class Columns:
-    """A source that is only planned with."""
-
-    schema = hf.Generator(Reading, lambda i: Reading(i, None, None, None, None, START)).schema
-
-    def check(self) -> None:
-        """Nothing to look at."""
-
-    def open(self) -> OpenSource:
-        raise AssertionError("the test driver reads from its own source")
+COLUMNS = PlannedSource(hf.Generator(Reading, lambda i: Reading(i, None, None, None, None, START)).schema)
 
 
 def refuses(reading: Reading) -> bool:
@@ -67,7 +58,7 @@ def app_of(emit: str, lateness_s: int, sources: int = 1) -> hf.App:
     app = hf.App("random", key_groups=KEY_GROUPS)
     late_by = f"{OUT_OF_ORDERNESS_S}s"
     source, *others = [
-        app.source(name, Columns(), event_time="at", out_of_orderness=late_by, idle_after="1h")
+        app.source(name, COLUMNS, event_time="at", out_of_orderness=late_by, idle_after="1h")
         for name in SOURCES[:sources]
     ]
     if others:

@@ -8,11 +8,11 @@ from typing import Any
 
 import polars as pl
 import pytest
+from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.errors import ConfigError
 from holdfast.runtime.report import describe, render
-from holdfast.runtime.sources.source import OpenSource
 from holdfast.runtime.steps import Plan
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
@@ -27,16 +27,7 @@ class Order:
     at: datetime
 
 
-class Columns:
-    """A source that is only planned with."""
-
-    schema = hf.Generator(Order, lambda i: Order("", i, START)).schema
-
-    def check(self) -> None:
-        """Nothing to look at."""
-
-    def open(self) -> OpenSource:
-        raise AssertionError("the test driver reads from its own source")
+COLUMNS = PlannedSource(hf.Generator(Order, lambda i: Order("", i, START)).schema)
 
 
 def order(shop: str, amount: int, second: int = 0) -> Order:
@@ -44,7 +35,7 @@ def order(shop: str, amount: int, second: int = 0) -> Order:
 
 
 def sources_of(app: hf.App, *names: str) -> list[Any]:
-    return [app.source(name, Columns(), event_time="at", idle_after="1h") for name in names]
+    return [app.source(name, COLUMNS, event_time="at", idle_after="1h") for name in names]
 
 
 def united() -> hf.App:
@@ -96,13 +87,13 @@ class TestThePlan:
 
     def test_a_union_without_a_common_event_time_has_no_windows(self) -> None:
         app = hf.App("orders")
-        (web,), till = sources_of(app, "web"), app.source("till", Columns())
+        (web,), till = sources_of(app, "web"), app.source("till", COLUMNS)
         with pytest.raises(ConfigError, match="event time"):
             web.union(till).key_by("shop").window(hf.tumbling("10s"))
 
     def test_rows_are_not_written_at_once_behind_it(self) -> None:
         app = hf.App("orders")
-        web, till = [app.source(name, Columns(), partitioned_by=["shop"]) for name in ("web", "till")]
+        web, till = [app.source(name, COLUMNS, partitioned_by=["shop"]) for name in ("web", "till")]
         web.union(till).sink("out", hf.SQLite("x.db", table="t", key=["shop"], delivery="idempotent"))
         assert app.plan().sinks[0].path is None
 

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.identity import check_against, describe_operators
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.window import KeyGroups
-from holdfast.runtime.sources.source import OpenSource
 from holdfast.runtime.windows import Tumbling
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.keygroups import range_of
@@ -47,16 +47,7 @@ def at(second: float) -> datetime:
     return START + timedelta(seconds=second)
 
 
-class Columns:
-    """A source that is only planned with."""
-
-    schema = hf.Generator(Bid, lambda i: bid(i)).schema
-
-    def check(self) -> None:
-        """Nothing to look at."""
-
-    def open(self) -> OpenSource:
-        raise AssertionError("the test driver reads from its own source")
+COLUMNS = PlannedSource(hf.Generator(Bid, lambda i: bid(i)).schema)
 
 
 def app_of(
@@ -64,7 +55,7 @@ def app_of(
 ) -> hf.App:
     app = hf.App("windows", key_groups=8)
     bids = app.source(
-        "bids", Columns(), event_time="at", out_of_orderness=out_of_orderness, idle_after=idle_after
+        "bids", COLUMNS, event_time="at", out_of_orderness=out_of_orderness, idle_after=idle_after
     ).with_columns(twice=pl.col("bit") * 2)
     window = bids.key_by("auction").window(hf.tumbling("10s"), allowed_lateness=lateness)
     counted = window.agg("hot", emit=emit, n=hf.count(), bits=hf.sum("bit"), top=hf.max("bit"), low=hf.min("twice"))
@@ -179,7 +170,7 @@ class TestClosing:
 
     def test_a_function_that_gives_the_time_as_it_was_keeps_it(self) -> None:
         app = hf.App("windows", key_groups=8)
-        bids = app.source("bids", Columns(), event_time="at", idle_after="1h")
+        bids = app.source("bids", COLUMNS, event_time="at", idle_after="1h")
         twice = bids.map(lambda b: Bid(b.auction, 2 * b.bit, b.at), to=Bid).union(bids.as_(Bid))
         counted = twice.key_by("auction").window(hf.tumbling("10s")).agg("hot", n=hf.count(), bits=hf.sum("bit"))
         counted.sink("out", MemorySink(key=counted.upsert_key))
@@ -248,28 +239,28 @@ class TestRestoring:
 
 class TestRefusals:
     def test_a_stream_without_event_time(self) -> None:
-        bids = hf.App("x").source("bids", Columns())
+        bids = hf.App("x").source("bids", COLUMNS)
         with pytest.raises(hf.ConfigError, match="has no event time"):
             bids.key_by("auction").window(hf.tumbling("1s"))
 
     def test_a_function_that_gives_rows_without_the_time(self) -> None:
-        bids = hf.App("x").source("bids", Columns(), event_time="at")
+        bids = hf.App("x").source("bids", COLUMNS, event_time="at")
         bare = bids.map(lambda b: (b.auction,), to=pa.schema([pa.field("auction", pa.string(), nullable=False)]))
         with pytest.raises(hf.ConfigError, match="has no event time"):
             bare.key_by("auction").window(hf.tumbling("1s"))
 
     def test_an_event_time_that_was_changed_on_the_way(self) -> None:
-        bids = hf.App("x").source("bids", Columns(), event_time="at")
+        bids = hf.App("x").source("bids", COLUMNS, event_time="at")
         moved = bids.with_columns(at=pl.col("at") + pl.duration(seconds=1))
         with pytest.raises(hf.ConfigError, match="has no event time"):
             moved.key_by("auction").window(hf.tumbling("1s"))
 
     def test_an_event_time_that_was_only_renamed_is_taken(self) -> None:
-        bids = hf.App("x").source("bids", Columns(), event_time="at").select("auction", when=pl.col("at"))
+        bids = hf.App("x").source("bids", COLUMNS, event_time="at").select("auction", when=pl.col("at"))
         assert bids.key_by("auction").window(hf.tumbling("1s")).time == "when"
 
     def test_an_upsert_stream(self) -> None:
-        counted = hf.App("x").source("bids", Columns(), event_time="at").key_by("auction").agg("n", last=hf.max("at"))
+        counted = hf.App("x").source("bids", COLUMNS, event_time="at").key_by("auction").agg("n", last=hf.max("at"))
         with pytest.raises(hf.ConfigError, match="replaces rows by auction"):
             counted.key_by("auction").window(hf.tumbling("1s"))
 
@@ -287,7 +278,7 @@ class TestRefusals:
 
     def test_late_records_of_what_has_no_windows(self) -> None:
         with pytest.raises(hf.ConfigError, match="not the result of a window"):
-            _ = hf.App("x").source("bids", Columns()).late
+            _ = hf.App("x").source("bids", COLUMNS).late
 
     def test_state_of_other_windows(self) -> None:
         before = describe_operators(app_of(lateness="5s").plan())

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from rocksdict import AccessType, Options, Rdict
+from hypothesis.stateful import initialize, precondition, rule
+from killed_worker import KilledWorker, OnRocks
 
 from holdfast.model import Epoch, Generation, JobUuid, Stretch, Timeline, WorkerId
 from holdfast.ports import KeyValue
@@ -22,8 +19,6 @@ from holdfast.state.compact import compact
 from holdfast.state.expiry import NOTHING, Through, covered
 from holdfast.state.keys import Keys, KeyType
 from holdfast.state.marker import read_marker, usable
-from holdfast.state.memory import MemoryKeyValue
-from holdfast.state.rocks import RocksKeyValue, RocksMemory
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.table import ColumnSpec, Table, TableSpec
 
@@ -69,7 +64,7 @@ def header(epoch: Epoch, follows: Epoch) -> SegmentHeader:
     return SegmentHeader(JOB, Generation(1), Timeline(1), epoch, follows, WORKER)
 
 
-class ExpiringWorker(RuleBasedStateMachine):
+class ExpiringWorker(KilledWorker):
     """One worker's windows."""
 
     def __init__(self) -> None:
@@ -83,17 +78,6 @@ class ExpiringWorker(RuleBasedStateMachine):
     def start(self) -> None:
         self.cold = self.new_cold()
         self.store = StateStore(IDENTITY, [SPEC], GROUPS, WHOLE, self.cold)
-
-    def new_cold(self) -> KeyValue | None:
-        return MemoryKeyValue()
-
-    def killed_cold(self, survived: float) -> KeyValue | None:
-        assert isinstance(self.cold, MemoryKeyValue)
-        return self.cold.after_kill(round(survived * self.cold.unflushed))
-
-    @property
-    def head(self) -> Epoch:
-        return max(self.completed)
 
     @rule(rows=rows_given, again=st.booleans())
     def put(self, rows: list[Row], again: bool) -> None:
@@ -164,12 +148,6 @@ class ExpiringWorker(RuleBasedStateMachine):
         assert self.store.roll_back(self.head)
         self.working = dict(self.completed[self.head])
 
-    @rule(steps=st.integers(1, 12), keys_max=st.integers(1, 5))
-    def apply(self, steps: int, keys_max: int) -> None:
-        for _ in range(steps):
-            if not self.store.apply(keys_max):
-                break
-
     @rule(times=st.integers(0, 2))
     def free(self, times: int) -> None:
         self.store.table(1).drop_vacant()
@@ -230,35 +208,8 @@ class ExpiringWorker(RuleBasedStateMachine):
             self.list_present()
 
 
-class ExpiringWorkerOnRocks(ExpiringWorker):
-    """A kill leaves what a second reader sees in the files: what RocksDB has not flushed is gone."""
-
-    memory = RocksMemory()
-
-    def new_cold(self) -> KeyValue | None:
-        self.root = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
-        self.number = 0
-        return RocksKeyValue(self.root / "0", self.memory)
-
-    def killed_cold(self, survived: float) -> KeyValue | None:
-        assert isinstance(self.cold, RocksKeyValue)
-        if survived > 0.5:
-            self.cold.flush()
-        files = Rdict(str(self.cold.path), options=Options(raw_mode=True), access_type=AccessType.read_only())
-        pairs: list[tuple[Any, Any]] = list(files.items())
-        files.close()
-        self.cold.close()
-        self.number += 1
-        left = RocksKeyValue(self.root / str(self.number), self.memory)
-        left.write(pairs, [])
-        return left
-
-    def teardown(self) -> None:
-        if hasattr(self, "store"):
-            super().teardown()
-            assert isinstance(self.cold, RocksKeyValue)
-            self.cold.close()
-            shutil.rmtree(self.root)
+class ExpiringWorkerOnRocks(OnRocks, ExpiringWorker):
+    """The same over RocksDB."""
 
 
 TestExpiringWorker = ExpiringWorker.TestCase

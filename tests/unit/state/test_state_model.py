@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,16 +9,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from rocksdict import AccessType, Options, Rdict
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from killed_worker import KilledWorker, OnRocks
 
 from holdfast.model import Epoch, Generation, JobUuid, Stretch, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys import KeyType
 from holdfast.state.marker import read_marker, usable
-from holdfast.state.memory import MemoryKeyValue
-from holdfast.state.rocks import RocksKeyValue, RocksMemory
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.table import ColumnSpec, TableSpec
 
@@ -55,7 +50,7 @@ def copied(state: State) -> State:
     return {operator: dict(rows) for operator, rows in state.items()}
 
 
-class OneWorker(RuleBasedStateMachine):
+class OneWorker(KilledWorker):
     """One worker's life: batches, barriers, lost epochs, rollbacks, kills, rewinds."""
 
     def __init__(self) -> None:
@@ -73,20 +68,9 @@ class OneWorker(RuleBasedStateMachine):
         self.cold = self.new_cold()
         self.store = StateStore(self.identity, SPECS.values(), GROUPS, (0, GROUPS), self.cold)
 
-    def new_cold(self) -> KeyValue | None:
-        return MemoryKeyValue()
-
-    def killed_cold(self, survived: float) -> KeyValue | None:
-        assert isinstance(self.cold, MemoryKeyValue)
-        return self.cold.after_kill(round(survived * self.cold.unflushed))
-
     @property
     def identity(self) -> Identity:
         return Identity(JOB, Generation(1), self.timeline, WORKER)
-
-    @property
-    def head(self) -> Epoch:
-        return max(self.completed)
 
     def slots(self, operator: int, keys: list[tuple[Any, ...]]) -> np.ndarray[Any, np.dtype[np.int64]]:
         kind = SPECS[operator].key
@@ -148,12 +132,6 @@ class OneWorker(RuleBasedStateMachine):
     def roll_back(self) -> None:
         assert self.store.roll_back(self.head, self.identity)
         self.working, self.frozen = copied(self.completed[self.head]), {}
-
-    @rule(steps=st.integers(1, 12), keys_max=st.integers(1, 5))
-    def apply(self, steps: int, keys_max: int) -> None:
-        for _ in range(steps):
-            if not self.store.apply(keys_max):
-                break
 
     @rule(thoroughly=st.booleans())
     def evict(self, thoroughly: bool) -> None:
@@ -220,36 +198,8 @@ class OneWorkerWithoutColdStore(OneWorker):
         return None
 
 
-class OneWorkerOnRocks(OneWorker):
-    """A kill leaves what a second reader sees in the files: what RocksDB has not flushed is gone."""
-
-    memory = RocksMemory()
-
-    def new_cold(self) -> KeyValue | None:
-        self.root = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
-        self.number = 0
-        return RocksKeyValue(self.root / "0", self.memory)
-
-    def killed_cold(self, survived: float) -> KeyValue | None:
-        assert isinstance(self.cold, RocksKeyValue)
-        if survived > 0.5:
-            self.cold.flush()
-        files = Rdict(str(self.cold.path), options=Options(raw_mode=True), access_type=AccessType.read_only())
-        pairs: list[tuple[Any, Any]] = list(files.items())
-        files.close()
-        self.cold.close()
-        self.number += 1
-        left = RocksKeyValue(self.root / str(self.number), self.memory)
-        left.write(pairs, [])
-        return left
-
-    def teardown(self) -> None:
-        if not hasattr(self, "store"):
-            return
-        super().teardown()
-        assert isinstance(self.cold, RocksKeyValue)
-        self.cold.close()
-        shutil.rmtree(self.root)
+class OneWorkerOnRocks(OnRocks, OneWorker):
+    """The same over RocksDB."""
 
 
 TestOneWorker = OneWorker.TestCase

@@ -7,17 +7,12 @@ import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
+import words_job
 
 from holdfast.checkpoint.repository import Repository
-from holdfast.runtime.cli.jobfile import load
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.cluster import Cluster
-from holdfast.storage.log import LogWriter, create_log
-from holdfast.storage.objects import LocalObjects
 
 FILE = """
 import holdfast as hf
@@ -28,45 +23,22 @@ class Said:
     word: str
     n: int
 
-app = hf.App("words", root={root!r}, checkpoint_every="1s")
-rows = app.source("rows", hf.Log({log!r}, Said))
+app = hf.App("words", root={folder!r} + "/root", checkpoint_every="1s")
+rows = app.source("rows", hf.Log({folder!r} + "/rows", Said))
 rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n")).sink(
-    "out", hf.SQLite({db!r}, table="totals", key=["word"])
+    "out", hf.SQLite({folder!r} + "/out.db", table="totals", key=["word"])
 )
 """
 
 
-class Words:
-    """The job: its file, its input, its runs."""
+class Words(words_job.Words):
+    """The same with one target, and commands on it."""
+
+    code = FILE
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.file, self.db = str(folder / "root"), str(folder / "job.py"), str(folder / "out.db")
-        log = str(folder / "rows")
-        Path(self.file).write_text(FILE.format(root=self.root, log=log, db=self.db))
-        schema = pa.schema([pa.field("word", pa.string(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
-        create_log(LocalObjects(log), schema)
-        self._input, self._schema = LogWriter(LocalObjects(log)), schema
-        self.store = LocalObjects(str(Path(self.root) / "words"))
-        plan = load(self.file).plan()
-        for spec in plan.sinks:
-            spec.sink.prepare(spec.schema, spec.upsert_key)
-        self.cluster = Cluster(plan, 2, 0, self.store, 1.0, {"rows": (0, 1, 2, 3)})
-        self.cluster.begin()
-        self.epochs: list[int] = []
-
-    def say(self, **words: int) -> None:
-        """Append records, and run until they are in the table."""
-        rows = [{"word": word, "n": n} for word, n in words.items()]
-        self._input.append({0: pa.Table.from_pylist(rows, schema=self._schema)})
-        self.cluster.pass_time(3.0)
-        job = Repository(self.store).read_log()
-        assert job is not None
-        self.epochs.append(job.base_epoch)
-
-    def stop(self) -> None:
-        self.cluster.driver.stop()
-        self.cluster.pass_time(5.0)
-        assert self.cluster.driver.outcome == ("stopped", None)
+        super().__init__(folder)
+        self.root, self.db = str(folder / "root"), str(folder / "out.db")
 
     def table(self) -> dict[str, int]:
         with closing(sqlite3.connect(self.db)) as db:
@@ -74,9 +46,6 @@ class Words:
 
     def rewind(self, *arguments: str) -> int:
         return main(["rewind", *arguments])
-
-    def job(self) -> Any:
-        return Repository(self.store).read_log()
 
 
 @pytest.fixture
@@ -93,7 +62,7 @@ class TestPlan:
         records = len(Repository(words.store).records())
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0]), "--json") == 3
         shown = json.loads(capsys.readouterr().out)
-        head = words.job().base_epoch
+        head = words.job.base_epoch
         assert shown["from"] == {"timeline": 1, "epoch": head}
         assert (shown["to"]["timeline"], shown["to"]["epoch"]) == (2, words.epochs[0])
         assert [(at["records"], at["available"]) for at in shown["sources"] if at["records"]] == [(2, True)]
@@ -123,7 +92,7 @@ class TestPlan:
         words.stop()
         assert words.rewind(words.file, "--to-epoch", "1000") == 2
         told = capsys.readouterr().err
-        assert "there is no checkpoint of epoch 1000" in told and str(words.job().base_epoch) in told
+        assert "there is no checkpoint of epoch 1000" in told and str(words.job.base_epoch) in told
 
     def test_a_time_without_its_zone_is_refused(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         assert words.rewind(words.file, "--to-time", "2026-11-20T18:00:00") == 2
@@ -135,7 +104,7 @@ class TestApply:
         words.stop()
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0]), "--apply") == 0
         assert words.table() == {"a": 1, "b": 2}
-        job = words.job()
+        job = words.job
         assert (job.timeline, job.base_epoch, type(job.ended).__name__) == (2, words.epochs[0], "Stopped")
         words.cluster.replace_driver()
         words.say(b=20)
@@ -145,10 +114,10 @@ class TestApply:
         words.stop()
         assert main(["savepoint", "words", "kept", "--root", words.root]) == 0
         assert words.rewind(words.file, "--to-savepoint", "kept", "--apply") == 0
-        first = next(each for each in words.job().completed if each.body.epoch == words.epochs[0])
+        first = next(each for each in words.job.completed if each.body.epoch == words.epochs[0])
         at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first.at)
         assert words.rewind(words.file, "--to-time", at.isoformat(), "--apply") == 0
-        assert words.job().base_epoch == words.epochs[0] and words.table() == {"a": 1, "b": 2}
+        assert words.job.base_epoch == words.epochs[0] and words.table() == {"a": 1, "b": 2}
 
     def test_a_plan_is_applied_only_while_the_head_stands_still(
         self, words: Words, capsys: pytest.CaptureFixture[str]
@@ -168,7 +137,7 @@ class TestApply:
         arguments = ("words", "--root", words.root, "--to-epoch", str(words.epochs[0]), "--apply")
         assert words.rewind(*arguments) == 2
         assert "only its file says what its targets are" in capsys.readouterr().err
-        assert words.job().timeline == 1
+        assert words.job.timeline == 1
 
     def test_a_target_that_is_locked_is_left_to_the_next_run(
         self, words: Words, capsys: pytest.CaptureFixture[str]
@@ -180,16 +149,16 @@ class TestApply:
             assert words.rewind(words.file, *arguments) == 5
             assert "is rewound, but not all targets are repaired" in capsys.readouterr().err
             # As soon as the target is free its lane may get through, as long as the process lives.
-            assert words.job().repair_due and words.table() == {"a": 11, "b": 2, "c": 3}
+            assert words.job.repair_due and words.table() == {"a": 11, "b": 2, "c": 3}
         words.cluster.replace_driver()
         words.say(b=20)
-        assert words.table() == {"a": 11, "b": 22, "c": 3} and not words.job().repair_due
+        assert words.table() == {"a": 11, "b": 22, "c": 3} and not words.job.repair_due
 
     def test_what_was_left_behind_is_listed_and_no_way_back(
         self, words: Words, capsys: pytest.CaptureFixture[str]
     ) -> None:
         words.stop()
-        left = words.job().base_epoch
+        left = words.job.base_epoch
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0]), "--apply") == 0
         capsys.readouterr()
         assert main(["checkpoints", "list", "words", "--root", words.root, "--json"]) == 0
