@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 
-@dataclass(frozen=True)
-class Finding:
+
+class Finding(msgspec.Struct, frozen=True):
     """One thing that was compared."""
 
     name: str

@@ -19,10 +19,10 @@ import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from holdfast.chaos import live_checks, verdict
 from holdfast.chaos.findings import Check, Context, Finding
@@ -372,8 +372,7 @@ class _Run:
                 self._failed = f"the check could not be carried out: {said}"
 
     def _found(self, finding: Finding) -> None:
-        fields: dict[str, Any] = asdict(finding)
-        self._journal.write("check", **fields)
+        self._journal.write("check", **msgspec.structs.asdict(finding))
         if not finding.passed:
             self._progress(f"violated: {finding.name} {finding.detail}")
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
+from holdfast.chaos.findings import Finding
 from holdfast.errors import Damaged
 
 Phase = Literal["armed", "fired", "healed", "missed"]
@@ -26,7 +27,7 @@ Verdict = Literal["held", "violated", "not_proven"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Any record: when it was written, in milliseconds since the run began."""
+    """Any record but a check: when it was written, in milliseconds since the run began."""
 
     at_ms: float
 
@@ -101,15 +102,10 @@ class DriverNews(Entry, frozen=True, kw_only=True, tag="driver"):
     exit: int | None = None
 
 
-class Check(Entry, frozen=True, kw_only=True, tag="check"):
-    """One invariant, looked at."""
+class Check(Finding, frozen=True, kw_only=True, tag_field="kind", tag="check"):
+    """One finding, and when it was written."""
 
-    name: str
-    passed: bool
-    invariant: str | None = None
-    lost: int | None = None
-    duplicated: int | None = None
-    reordered: int | None = None
+    at_ms: float
     detail: Any = None
 
 
@@ -122,7 +118,7 @@ class End(Entry, frozen=True, kw_only=True, tag="end"):
 
 Record = Begin | FaultNews | Sample | EpochDone | Recovery | DriverNews | Check | End
 KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Record))
-R = TypeVar("R", bound=Entry)
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
