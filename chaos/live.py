@@ -24,7 +24,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos import live_checks, verdict
+from holdfast.chaos import driver_ends, live_checks, verdict
+from holdfast.chaos.driver_ends import Ended
 from holdfast.chaos.findings import Check, Context, Finding
 from holdfast.chaos.journal import Journal
 from holdfast.chaos.live_field import Field
@@ -138,6 +139,7 @@ class _Run:
         self._refusals = 0
         """Drivers that ended for the damage which lasts."""
         self._starts, self._epochs_at_start = 0, 0
+        self._ends: list[Ended] = []
         self._began = self._calm_since = time.monotonic()
         self._late_ms = 0.0
         """How much later than planned faults come: they waited for something to strike."""
@@ -256,6 +258,7 @@ class _Run:
         refused = status in REFUSALS and time.monotonic() < self._damaged_until
         self._refusals += refused
         struck = pid in self._killed or refused
+        self._ends.append(Ended(status, why, struck, self._watch.epochs))
         ended = f"the driver ended with status {status}: {why}"
         self._watch.driver_lost("the driver was killed" if pid in self._killed else ended)
         if self._watch.epochs > self._epochs_at_start or struck:
@@ -356,6 +359,7 @@ class _Run:
             self._failed = self._stuck
         elif status is None:
             self._failed = self._failed or "the job did not end"
+        self._found(driver_ends.raised(self._watch.causes, self._ends))
         disorder = self._watch.disorder
         self._found(Finding("epochs", not disorder, "I6", detail="; ".join(disorder) or f"{self._watch.epochs} epochs"))
         for finding in self._field.observed():

@@ -47,6 +47,8 @@ class Watch:
         """When the newest epoch was found complete."""
         self.disorder: list[str] = []
         """Where numbers in the job log went back, in words."""
+        self.causes: list[str] = []
+        """Why generations were started."""
 
     @property
     def running(self) -> bool:
@@ -83,6 +85,8 @@ class Watch:
         if self.generation is not None and generation < self.generation:
             self.disorder.append(f"record {record['seq']} is of generation {generation} after {self.generation}")
         self.generation = generation
+        if body["kind"] == "GenerationStarted":
+            self.causes.append(body["cause"])
         if body["kind"] != "CheckpointCompleted":
             return
         if self.epoch is not None and body["epoch"] <= self.epoch:
