@@ -18,9 +18,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.chaos.findings import Finding
+from holdfast.errors import Damaged, JobFailed
 
 UNEXPECTED = 1
 """Exit status of a driver that met an error which nobody foresaw."""
+GAVE_UP = (Damaged.exit_status, JobFailed.exit_status)
+"""A driver that ends with one of these says that it would be in vain to start another one."""
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """Signals that a process brings upon itself."""
 MISTAKES = (
@@ -56,6 +59,15 @@ def raised(causes: Iterable[str], ends: Iterable[Ended]) -> Finding:
     wrong = [cause for cause in causes if _MISTAKE.search(cause)]
     wrong += [f"the driver ended with status {end.status}: {end.why}" for end in ends if _is_wrong(end)]
     return Finding("raised", not wrong, detail="; ".join(dict.fromkeys(wrong[:SHOWN_MAX])))
+
+
+def gave_up(ends: Iterable[Ended]) -> Finding | None:
+    """Return whether the job, once it had run, could not go on; no fault excuses that (I11), None if it could."""
+    for end in ends:
+        if end.status in GAVE_UP and not end.struck and end.epochs > 0:
+            said = f"the driver ended with status {end.status}, and nothing had struck it: {end.why}"
+            return Finding("progress", False, "I11", detail=said)
+    return None
 
 
 def _is_wrong(end: Ended) -> bool:

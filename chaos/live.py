@@ -263,7 +263,8 @@ class _Run:
         self._watch.driver_lost("the driver was killed" if pid in self._killed else ended)
         if self._watch.epochs > self._epochs_at_start or struck:
             self._starts = 1
-        if not struck and (status in (2, 4, 7) or self._starts >= STARTS_IN_A_ROW_MAX):
+        in_vain = status in (ConfigError.exit_status, *driver_ends.GAVE_UP) or self._starts >= STARTS_IN_A_ROW_MAX
+        if in_vain and not struck:
             self._failed = f"the job failed: {ended}"
             return
         self._progress(f"driver {pid} ended with status {status}; starting another one")
@@ -360,6 +361,8 @@ class _Run:
         elif status is None:
             self._failed = self._failed or "the job did not end"
         self._found(driver_ends.raised(self._watch.causes, self._ends))
+        if (in_vain := driver_ends.gave_up(self._ends)) is not None:
+            self._found(in_vain)
         disorder = self._watch.disorder
         self._found(Finding("epochs", not disorder, "I6", detail="; ".join(disorder) or f"{self._watch.epochs} epochs"))
         for finding in self._field.observed():

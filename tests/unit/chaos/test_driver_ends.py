@@ -50,6 +50,18 @@ class TestRaised:
         assert not driver_ends.raised([], [ended(1, "holdfast: unexpected AssertionError: x", epochs=0)]).passed
 
 
+class TestGaveUp:
+    @pytest.mark.parametrize("status", [4, 7])
+    def test_a_job_that_ran_and_then_could_not_go_on_under_faults_is_a_violation(self, status: int) -> None:
+        finding = driver_ends.gave_up([ended(-9, struck=True), ended(status, "holdfast: job 'j' failed: damaged")])
+        assert finding is not None and not finding.passed
+        assert finding.invariant == "I11" and "damaged" in finding.detail
+
+    def test_a_job_that_refused_what_a_fault_damaged_or_never_ran_is_none(self) -> None:
+        ends = [ended(7, struck=True), ended(4, epochs=0), ended(5), ended(-9)]
+        assert driver_ends.gave_up(ends) is None
+
+
 class TestWatched:
     def test_causes_are_those_of_the_job_log_also_of_generations_that_were_never_ready(self, tmp_path: Path) -> None:
         folder = tmp_path / "root" / "job" / "log"

@@ -303,6 +303,14 @@ class TestCommands:
         assert main(["chaos", "statement", str(tmp_path)]) == ConfigError.exit_status
         assert "there is no log" in capsys.readouterr().err
 
+    @pytest.mark.parametrize(("verdict", "status"), [("held", 0), ("not_proven", 1), ("violated", 4)])
+    def test_a_live_run_that_proved_nothing_is_no_success(
+        self, tmp_path: Path, verdict: Verdict, status: int, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        soak_of(tmp_path, hours=2, live=live_runs(verdict)).run()
+        assert main(["chaos", "statement", str(tmp_path)]) == status
+        assert ("not counted: 1 live run" in capsys.readouterr().out) == (verdict == "not_proven")
+
     def test_half_of_what_live_runs_need_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["chaos", "soak", "--hours", "1", "--folder", str(tmp_path), "--job", "j.py"]) == 2
         assert "both --scenario and --job" in capsys.readouterr().err
