@@ -377,6 +377,8 @@ class _Run:
             except Exception as error:  # noqa: BLE001 - somebody else's code; the verdict tells of it
                 said = error.what if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
                 self._failed = f"the check could not be carried out: {said}"
+        if (unseen := self._field.unseen()) and self._failed is None:
+            self._failed = f"never seen, though to be observed: {', '.join(unseen)}"
 
     def _found(self, finding: Finding) -> None:
         self._journal.write("check", **msgspec.structs.asdict(finding))

@@ -228,6 +228,36 @@ class TestObserver:
         observer.look()
         assert any("has rows at 0" in text for text in observer.wrong)
 
+    def test_a_target_that_was_never_there_is_no_finding_but_said(self, world: World) -> None:
+        paths = [str(world.folder / name) for name in ("typo.db", "typo")]
+        observer = Observer(world.folder / "root", [Observed("sqlite", paths[0]), Observed("log", paths[1])])
+        observer.look()
+        assert observer.close() == [] and observer.unseen() == paths
+
+    def test_a_target_that_comes_later_is_seen(self, world: World) -> None:
+        observer = world.observer()
+        assert len(observer.unseen()) == 3
+        observer.look()
+        assert [finding.passed for finding in observer.close()] == [True, True] and observer.unseen() == []
+
+    def test_a_table_that_is_not_there_hides_nothing_of_its_target(self, world: World) -> None:
+        observer = Observer(world.folder / "root", [Observed("sqlite", world.database, ("rosw",))])
+        world.deliver(3)
+        observer.look()
+        assert observer.unseen() == [f"{world.database}: rosw"]
+        assert "epoch 3, which is not completed" in observer.close()[0].detail
+
+    def test_a_file_that_is_no_database_or_a_commit_that_is_none_is_found(self, world: World) -> None:
+        Path(world.database).write_bytes(b"nonsense" * 200)
+        world.append(1)
+        (world.folder / "log" / "commits" / f"{1:020}.json").write_text("{")
+        observer = world.observer()
+        for _ in range(2):
+            observer.look()
+        database, log = observer.close()
+        assert not database.passed and "file is not a database" in database.detail
+        assert not log.passed and log.detail.count("could not be read: JSONDecodeError") == 1
+
 
 def checked(context: Context) -> Iterator[Finding]:
     yield Finding("nothing", True)
