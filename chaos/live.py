@@ -12,7 +12,6 @@ Source: docs/design/0016-live-chaos.md.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import subprocess
@@ -34,6 +33,7 @@ from holdfast.chaos.live_kinds import KINDS
 from holdfast.chaos.live_watch import Watch
 from holdfast.chaos.nemesis import Planned, schedule
 from holdfast.chaos.proxy import find_server
+from holdfast.chaos.refusals import Refusals
 from holdfast.chaos.scenario import Scenario, parse
 from holdfast.chaos.strikes import SEEN_WITHIN_S, Strike, seen
 from holdfast.errors import ConfigError, HoldfastError
@@ -42,10 +42,8 @@ TICK_S = 0.05
 STARTS_IN_A_ROW_MAX = 5
 """Drivers that may end without a completed epoch between them, unless a fault ended them."""
 CAUGHT_UP_WITHIN_S = 60.0
-DAMAGE, REFUSALS = "newest-object-corrupt", (4, 7)
-"""While this fault lasts a driver is to end with one of these, or to do without the object."""
-REFUSED_WITHIN_S = 30.0
-"""How long after it a driver may still be seen to have ended for it."""
+DAMAGE = "newest-object-corrupt"
+"""While this fault lasts a driver is to refuse the object, or to do without it."""
 SCENARIOS = Path(__file__).parent / "scenarios"
 JOURNAL = "journal.jsonl"
 
@@ -135,9 +133,8 @@ class _Run:
         self._recover_s = scenario.wait.recover / 1000
         """How long an armed fault waits for something to strike, and the job may take to its next epoch."""
         self._killed: set[int] = set()
-        self._damaged_at = self._damaged_until = 0.0
-        self._refusals = 0
-        """Drivers that ended for the damage which lasts."""
+        self._refusals = Refusals()
+        self._started = 0.0
         self._starts, self._epochs_at_start = 0, 0
         self._ends: list[Ended] = []
         self._began = self._calm_since = time.monotonic()
@@ -246,7 +243,7 @@ class _Run:
         self._starts += 1
         self._epochs_at_start = 0 if self._starts == 1 else self._watch.epochs
         self._journal.write("driver", phase="started", pid=self._job.start(), exit=None)
-        self._calm_since = time.monotonic()
+        self._calm_since = self._started = time.monotonic()
 
     def _driver_ended(self, status: int) -> None:
         """Start another one, as `spark-submit --supervise` does, unless that is in vain."""
@@ -255,8 +252,7 @@ class _Run:
         self._journal.write("driver", phase="ended", pid=pid, exit=status)
         said = self._job.log_path.read_text(errors="replace").strip().splitlines()
         why = next((line for line in said if line.startswith("holdfast: ")), said[-1] if said else "it said nothing")
-        refused = status in REFUSALS and time.monotonic() < self._damaged_until
-        self._refusals += refused
+        refused = self._refusals.excuses(status, "\n".join(said), self._started, time.monotonic())
         struck = pid in self._killed or refused
         self._ends.append(Ended(status, why, struck, self._watch.epochs))
         ended = f"the driver ended with status {status}: {why}"
@@ -303,8 +299,8 @@ class _Run:
             self._keep_pauses(fault)
             self._active = (fault, strike, time.monotonic() + fault.lasts_ms / 1000)
             if fault.kind == DAMAGE:
-                self._refusals, self._damaged_at = 0, time.monotonic()
-                self._damaged_until = math.inf
+                self._watch.look()  # epochs of before, which say nothing of the damage
+                self._refusals.damaged(strike.target, time.monotonic())
             self._write_fault(fault, "fired", strike.target, evidence)
             self._progress(f"{fault.kind}: {evidence}")
         elif time.monotonic() > deadline:
@@ -318,9 +314,14 @@ class _Run:
     def _has_shown(self) -> bool:
         """Return whether what lasts may end: damage stays until a driver refused it or the job did without."""
         assert self._active is not None
-        began = self._damaged_at
-        done = self._refusals > 0 or self._watch.epoch_seen > began or time.monotonic() - began > self._recover_s
-        return done or self._active[0].kind != DAMAGE
+        fault, _, until = self._active
+        if fault.kind != DAMAGE or self._refusals.shown(self._watch.epoch_seen):
+            return True
+        if time.monotonic() < until + self._recover_s:
+            return False
+        if (wrong := self._refusals.finding(self._watch.epoch_seen)) is not None:
+            self._found(wrong)
+        return True
 
     def _heal(self) -> None:
         assert self._active is not None
@@ -329,8 +330,8 @@ class _Run:
         found = strike.heal()
         self._calm_since = time.monotonic()
         if fault.kind == DAMAGE:
-            self._damaged_until = time.monotonic() + REFUSED_WITHIN_S
-            found = f"{self._refusals} drivers refused it; {found}"
+            self._refusals.healed(time.monotonic())
+            found = f"{self._refusals.drivers} drivers refused it; {found}"
         self._write_fault(fault, "healed", strike.target, found)
 
     def _write_fault(self, fault: Planned, phase: str, target: str | None, detail: str) -> None:

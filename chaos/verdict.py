@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Line = Mapping[str, Any]
-OWN_CHECKS = frozenset({"processes", "raised", "epochs", "progress", "observer"})
+OWN_CHECKS = frozenset({"processes", "raised", "damage", "epochs", "progress", "observer"})
 """They look at how the job ran; by themselves they do not compare its results."""
 
 
