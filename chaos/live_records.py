@@ -79,17 +79,23 @@ class EpochDone(Entry, frozen=True, kw_only=True, tag="epoch"):
 
 
 class Recovery(Entry, frozen=True, kw_only=True, tag="recovery"):
-    """The job takes records again, everywhere; written when that is known, often with the next epoch only."""
+    """The job takes records again, everywhere, and completes epochs: one per epoch, whatever it took to come there."""
 
     cause: str | None = None
     recovery_ms: float | None = None
     first_record_ms: float | None = None
     next_epoch_ms: float | None = None
-    """All three from when the failure was noticed."""
+    """All three from when the first failure was noticed."""
+    attempts: int = 1
+    """How often the job was ready since the epoch before."""
+    since_ms: float | None = None
+    """When the first failure was noticed, since the run began."""
 
     @property
     def began_ms(self) -> float | None:
         """Return when the failure was noticed, None if unknown."""
+        if self.since_ms is not None:
+            return max(0.0, self.since_ms)
         took = self.recovery_ms if self.next_epoch_ms is None else self.next_epoch_ms
         return None if took is None else max(0.0, self.at_ms - took)
 

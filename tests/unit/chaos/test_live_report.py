@@ -91,6 +91,10 @@ class TestSummary:
         report = summarise(journal_of(Recovery(at_ms=1), Recovery(at_ms=2_000, recovery_ms=700)))
         assert (report.recoveries, report.recovery_ms.known, report.recovery_ms.p99) == (2, 1, 700)
 
+    def test_a_recovery_begins_when_its_line_says_so(self) -> None:
+        assert Recovery(at_ms=9_000, next_epoch_ms=700, since_ms=5_000).began_ms == 5_000
+        assert Recovery(at_ms=9_000, next_epoch_ms=700).began_ms == 8_300
+
     def test_percentiles_are_by_nearest_rank(self) -> None:
         assert [percentile(range(1, 101), p) for p in (50, 99)] == [50, 99]
         assert (percentile([7.0], 99), percentile([], 50)) == (7.0, None)
