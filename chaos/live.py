@@ -382,8 +382,8 @@ class _Run:
             self._failed = f"never seen, though to be observed: {', '.join(unseen)}"
 
     def _found(self, finding: Finding) -> None:
-        self._journal.write("check", **msgspec.structs.asdict(finding))
-        if not finding.passed:
+        self._journal.write("check", **msgspec.structs.asdict(finding) | {"passed": finding.held})
+        if not finding.held:
             self._progress(f"violated: {finding.name} {finding.detail}")
 
 

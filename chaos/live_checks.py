@@ -14,7 +14,7 @@ from collections import Counter
 from importlib import import_module
 from typing import Any
 
-from holdfast.chaos.findings import Check, Context, Finding
+from holdfast.chaos.findings import COUNTS, Check, Context, Finding
 from holdfast.errors import ConfigError, Damaged, HoldfastError
 
 COMMAND_LIMIT_S = 600
@@ -90,10 +90,23 @@ def _command(words: tuple[str, ...], context: Context) -> Finding:
     filled = (word.replace("{out}", context.out).replace("{python}", sys.executable) for word in words)
     done = _done(tuple(filled), context)
     lines = done.stdout.strip().splitlines()
-    told: dict[str, Any] = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
-    lost, duplicated, reordered = (told.get(name) for name in ("lost", "duplicated", "reordered"))
-    said = (done.stdout.strip() + "\n" + done.stderr.strip()).strip()
-    return Finding(words[0], done.returncode == 0, None, lost, duplicated, reordered, said[-2_000:])
+    said = (done.stdout.strip() + "\n" + done.stderr.strip()).strip()[-2_000:]
+    passed = done.returncode == 0
+    try:
+        return Finding(words[0], passed, **_counts(lines[-1] if lines else ""), detail=said)
+    except (TypeError, ValueError) as error:
+        if not passed:  # what it found counts also where its numbers cannot be read
+            return Finding(words[0], passed, detail=said)
+        raise HoldfastError(
+            f"the last line of {words[0]} cannot be read: {error}",
+            not_done="what it counted is unknown, so its check proves nothing",
+            next_step='let its last line be JSON such as {"lost": 0, "duplicated": 0, "reordered": 0}, or no JSON',
+        ) from error
+
+
+def _counts(line: str) -> dict[str, Any]:
+    told = json.loads(line) if line.startswith("{") else {}
+    return {name: told.get(name) for name in COUNTS}
 
 
 def _done(words: tuple[str, ...], context: Context) -> subprocess.CompletedProcess[str]:

@@ -163,8 +163,8 @@ def summarise(journal: Journal) -> Report:
         lost=_total(check.lost for check in checks),
         duplicated=_total(check.duplicated for check in checks),
         reordered=_total(check.reordered for check in checks),
-        checks_passed=sum(check.passed for check in checks),
-        checks_failed=sum(not check.passed for check in checks),
+        checks_passed=sum(check.held for check in checks),
+        checks_failed=sum(not check.held for check in checks),
         invariants=sorted({check.invariant or check.name for check in checks}),
         journal_torn=journal.torn,
         records_unknown=journal.unknown,
@@ -174,7 +174,7 @@ def summarise(journal: Journal) -> Report:
 def judge(journal: Journal) -> tuple[Verdict, list[str]]:
     """Return the verdict and, unless everything held, every reason for it."""
     ends, checks, faults = journal.of(End), journal.of(Check), struck(journal)
-    wrong = [_failed(check) for check in checks if not check.passed]
+    wrong = [_failed(check) for check in checks if not check.held]
     wrong += [end.reason or "the run says so itself" for end in ends if end.verdict == "violated" and not wrong]
     if wrong:
         return "violated", wrong

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
-from holdfast.chaos.live_checks import audited
-from holdfast.errors import Damaged
+from holdfast.chaos.findings import Context, Finding
+from holdfast.chaos.live_checks import audited, resolve
+from holdfast.errors import Damaged, HoldfastError
 from holdfast.runtime.audit_report import Line, Report
 
 
@@ -43,3 +45,32 @@ class TestAudit:
         [finding] = audited(error.as_json(), Damaged.exit_status)
         assert (finding.passed, finding.invariant) == (False, "I12")
         assert finding.detail == "object manifests/7 is not what was written"
+
+
+def told(text: str, status: int = 0) -> list[Finding]:
+    script = f"print({text!r}); raise SystemExit({status})"
+    return list(resolve((sys.executable, "-c", script))(Context(".", ".", "job.py")))
+
+
+class TestFinding:
+    def test_whoever_counts_something_wrong_has_not_held(self) -> None:
+        assert Finding("mine", True, lost=0).held and Finding("mine", True).held
+        assert not Finding("mine", True, lost=3).held and not Finding("mine", False, lost=0).held
+
+    @pytest.mark.parametrize("lost", ["3", 3.0, True, -1])
+    def test_a_count_is_a_number_of_records(self, lost: Any) -> None:
+        with pytest.raises(TypeError, match="a finding's lost"):
+            Finding("mine", True, lost=lost)
+
+
+class TestCommand:
+    def test_one_that_counts_a_loss_and_ends_with_0_has_not_held(self) -> None:
+        [finding] = told('{"lost": 3}')
+        assert finding.lost == 3 and not finding.held
+
+    @pytest.mark.parametrize("text", ['{"lost": "3"}', "{3 rows lost}"])
+    def test_numbers_that_cannot_be_read_prove_nothing_and_excuse_nothing(self, text: str) -> None:
+        with pytest.raises(HoldfastError, match="cannot be read"):
+            told(text)
+        [finding] = told(text, 4)
+        assert not finding.held and finding.detail == text

@@ -56,6 +56,10 @@ class TestVerdict:
         wrong = Check(at_ms=8_000, name="hours", passed=False, duplicated=3, detail="tail N1")
         assert judge(journal_of(*FIRED, wrong, HELD)) == ("violated", ["hours: 3 duplicated; tail N1"])
 
+    def test_a_check_that_says_it_passed_and_counts_a_loss_is_a_violation(self) -> None:
+        wrong = Check(at_ms=8_000, name="mine", passed=True, lost=3)
+        assert judge(journal_of(*FIRED, wrong, HELD)) == ("violated", ["mine: 3 lost"])
+
     def test_a_violation_that_only_the_end_tells_of_is_one(self) -> None:
         end = End(at_ms=9_000, verdict="violated", reason="the oracle disagrees")
         assert judge(journal_of(*FIRED, PASSED, end)) == ("violated", ["the oracle disagrees"])
