@@ -12,18 +12,18 @@ Source: docs/design/0016-live-chaos.md.
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from holdfast.chaos import driver_ends, live_checks, verdict
+from holdfast.chaos.checkout import commit
 from holdfast.chaos.driver_ends import Ended
 from holdfast.chaos.findings import Check, Context, Finding
 from holdfast.chaos.journal import Journal
@@ -142,12 +142,14 @@ class _Run:
         """How much later than planned faults come: they waited for something to strike."""
         self._stuck: str | None = None
         self._failed: str | None = None
+        self._who_failed: Literal["job", "harness"] | None = None
 
     def run(self, checks: Iterable[Check]) -> None:
         scenario, journal = self._scenario, self._journal
         journal.write(
             "begin", job=str(self._file), seed=scenario.seed, scenario=scenario.name, platform=scenario.platform.name,
-            git=_git(), started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            git=commit(), started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            faults=sorted(scenario.rates), planned=len(self._waiting),
         )  # fmt: skip
         try:
             self._field.open()
@@ -158,15 +160,15 @@ class _Run:
                 self._break()
                 self._finish()
             elif self._failed is None:
-                self._failed = f"the job did not run within {scenario.wait.start / 1000:.0f} s"
+                self._fail("job", f"the job did not run within {scenario.wait.start / 1000:.0f} s")
             self._watch.end()
             self._check_ends()
             if self._failed is None:
                 self._check(checks)
         finally:
             self._field.close()
-        end = verdict.of(journal.lines, scenario.rates, self._failed)
-        journal.write("end", verdict=end.verdict, reason=end.reason)
+        end = verdict.of(journal.lines, self._failed)
+        journal.write("end", verdict=end.verdict, reason=end.reason, failed=self._who_failed)
         self._progress(f"{end.verdict}: {end.reason}")
 
     # Phases
@@ -227,11 +229,16 @@ class _Run:
         if (status := self._job.ended()) not in (None, 0):
             self._driver_ended(int(status or 0))
         if self._field.error is not None:
-            self._failed = self._field.error
+            self._fail("harness", self._field.error)
         calm_s = time.monotonic() - max(self._watch.epoch_seen, self._calm_since)
         calm = self._active is None and self._begun is None and self._watch.epochs > 0
         if calm and calm_s > self._recover_s:
             self._set_stuck(f"no epoch was completed for {calm_s:.0f} s, and no fault was active")
+
+    def _fail(self, who: Literal["job", "harness"], why: str) -> None:
+        """The run proves nothing; the first reason counts."""
+        if self._failed is None:
+            self._failed, self._who_failed = why, who
 
     def _set_stuck(self, why: str) -> None:
         self._stuck = why
@@ -261,7 +268,7 @@ class _Run:
             self._starts = 1
         in_vain = status in (ConfigError.exit_status, *driver_ends.GAVE_UP) or self._starts >= STARTS_IN_A_ROW_MAX
         if in_vain and not struck:
-            self._failed = f"the job failed: {ended}"
+            self._fail("job", f"the job failed: {ended}")
             return
         self._progress(f"driver {pid} ended with status {status}; starting another one")
         self._start_driver()
@@ -358,9 +365,9 @@ class _Run:
             self._found(Finding("processes", not left, "I10", detail=f"left behind: {left}" if left else ""))
         elif self._stuck is not None:
             self._found(Finding("progress", False, "I11", detail=self._stuck))
-            self._failed = self._stuck
+            self._fail("job", self._stuck)
         elif status is None:
-            self._failed = self._failed or "the job did not end"
+            self._fail("job", "the job did not end")
         self._found(driver_ends.raised(self._watch.causes, self._ends))
         if (in_vain := driver_ends.gave_up(self._ends)) is not None:
             self._found(in_vain)
@@ -377,21 +384,11 @@ class _Run:
                     self._found(finding)
             except Exception as error:  # noqa: BLE001 - somebody else's code; the verdict tells of it
                 said = error.what if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
-                self._failed = f"the check could not be carried out: {said}"
-        if (unseen := self._field.unseen()) and self._failed is None:
-            self._failed = f"never seen, though to be observed: {', '.join(unseen)}"
+                self._fail("harness", f"the check could not be carried out: {said}")
+        if unseen := self._field.unseen():
+            self._fail("harness", f"never seen, though to be observed: {', '.join(unseen)}")
 
     def _found(self, finding: Finding) -> None:
         self._journal.write("check", **msgspec.structs.asdict(finding) | {"passed": finding.held})
         if not finding.held:
             self._progress(f"violated: {finding.name} {finding.detail}")
-
-
-def _git() -> str | None:
-    """Return the commit of the code that runs, None outside a checkout."""
-    here = Path(__file__).resolve().parent
-    asked = subprocess.run(
-        ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"],
-        capture_output=True, text=True, check=False, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-    )  # fmt: skip
-    return asked.stdout.strip() or None if asked.returncode == 0 else None

@@ -13,7 +13,7 @@ Source: DESIGN sections 10 and 13 (unknown is never zero).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
@@ -42,6 +42,10 @@ class Begin(Entry, frozen=True, kw_only=True, tag="begin"):
     platform: Any = None
     git: str | None = None
     started_at: Any = None
+    faults: tuple[str, ...] = ()
+    """Kinds that the scenario has, each of which has to fire; journals of earlier versions do not say."""
+    planned: int | None = None
+    """How many faults the schedule has."""
 
 
 class FaultNews(Entry, frozen=True, kw_only=True, tag="fault"):
@@ -120,6 +124,8 @@ class End(Entry, frozen=True, kw_only=True, tag="end"):
 
     verdict: Verdict
     reason: str | None = None
+    failed: Literal["job", "harness"] | None = None
+    """Who did not come to the end; None: nobody, or journals of earlier versions do not say."""
 
 
 Record = Begin | FaultNews | Sample | EpochDone | Recovery | DriverNews | Check | End
@@ -178,6 +184,11 @@ def record_of(line: bytes) -> Record | None:
         return None
     record: Record = msgspec.convert(value, type=Record)
     return record
+
+
+def of_lines(lines: Iterable[Mapping[str, Any]]) -> Journal:
+    """Return the journal of lines that are not written out."""
+    return Journal(tuple(msgspec.convert(line, type=Record) for line in lines))
 
 
 def encode(records: Sequence[Record]) -> bytes:

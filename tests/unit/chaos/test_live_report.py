@@ -17,6 +17,7 @@ from holdfast.chaos.live_records import (
     Begin,
     Check,
     End,
+    EpochDone,
     FaultNews,
     Journal,
     Phase,
@@ -26,8 +27,9 @@ from holdfast.chaos.live_records import (
     encode,
     parse,
 )
-from holdfast.chaos.live_report import judge, percentile, struck, summarise, text_lines
+from holdfast.chaos.live_report import percentile, struck, summarise, text_lines
 from holdfast.chaos.page import page, write
+from holdfast.chaos.verdict import judge
 from holdfast.errors import ConfigError, Damaged
 from holdfast.runtime.cli.main import main
 
@@ -41,7 +43,7 @@ def news(name: str, phase: Phase, at_ms: float = 1_000, fault: str = "worker-kil
     return FaultNews(at_ms=at_ms, id=name, fault=fault, phase=phase)
 
 
-FIRED = (news("f0", "armed", 10), news("f0", "fired"))
+FIRED = (news("f0", "armed", 10), news("f0", "fired"), EpochDone(at_ms=1_500, epoch=7))
 
 
 def journal_of(*records: Record) -> Journal:
@@ -98,6 +100,12 @@ class TestSummary:
     def test_a_recovery_begins_when_its_line_says_so(self) -> None:
         assert Recovery(at_ms=9_000, next_epoch_ms=700, since_ms=5_000).began_ms == 5_000
         assert Recovery(at_ms=9_000, next_epoch_ms=700).began_ms == 8_300
+
+    def test_planned_faults_that_did_not_come_are_counted_and_said(self) -> None:
+        begin = Begin(at_ms=0, faults=("worker-kill",), planned=3)
+        report = summarise(Journal((begin, *FIRED, PASSED, HELD)))
+        assert (report.verdict, report.not_come, summarise(journal_of()).not_come) == ("held", 2, None)
+        assert "  the job ended before 2 planned faults" in text_lines(report)
 
     def test_percentiles_are_by_nearest_rank(self) -> None:
         assert [percentile(range(1, 101), p) for p in (50, 99)] == [50, 99]
