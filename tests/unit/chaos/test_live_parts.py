@@ -106,6 +106,13 @@ def log_of(path: Path, rows: int, partitions: int = 2) -> None:
     writer.seal()
 
 
+class WithGap(Feeder):
+    """Finds a rule broken in the log that it reads."""
+
+    def _rows(self, partition: int, end: int) -> pa.Table | None:
+        raise AssertionError("rows without a gap")
+
+
 class TestFeeder:
     def test_every_row_arrives_in_its_partition_and_order_and_the_log_is_sealed(self, tmp_path: Path) -> None:
         log_of(tmp_path / "whole", 1_000)
@@ -126,6 +133,13 @@ class TestFeeder:
                 rows += batch.column("n").to_pylist()
             assert rows == list(range(1_000))
         feeder.close()
+
+    def test_an_error_that_nobody_foresaw_is_told(self, tmp_path: Path) -> None:
+        log_of(tmp_path / "whole", 10)
+        feeder = WithGap(str(tmp_path / "whole"), str(tmp_path / "fed"), 1_000_000, 1.0)
+        feeder.start()
+        assert seen(lambda: feeder.done)
+        assert feeder.error is not None and feeder.error.what == "unexpected AssertionError: rows without a gap"
 
     def test_a_log_without_rows_is_refused(self, tmp_path: Path) -> None:
         log_of(tmp_path / "whole", 0)
