@@ -6,7 +6,7 @@ finished batch until the hours are spent, whatever ended the one before. A batch
 Invariants
     - A line of the log is durable before the next batch begins; a torn one is cut off before anything is appended.
     - One soak at a time appends to a log.
-    - Live runs take no more time than simulated ones, and never follow each other.
+    - A live run begins only after a simulated batch, and while live ones took no more time than simulated ones did.
 
 Source: DESIGN section 10.
 """
