@@ -27,8 +27,8 @@ GAVE_UP = (Damaged.exit_status, JobFailed.exit_status)
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """Signals that a process brings upon itself."""
 MISTAKES = (
-    "AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "NotImplementedError", "RecursionError",
-    "TypeError", "UnboundLocalError", "ZeroDivisionError",
+    "AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "RecursionError", "TypeError",
+    "UnboundLocalError", "ZeroDivisionError",
 )  # fmt: skip
 """Errors of the code itself; others may come from a disk or a connection that a fault has struck."""
 _MISTAKE = re.compile(rf"^(?:unexpected )?(?:{'|'.join(MISTAKES)})\b|\bAssertionError\b")
