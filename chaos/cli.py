@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -186,6 +186,7 @@ def _reduction(args: argparse.Namespace, strikes: Sequence[Strike]) -> Reduction
         if args.schedule is not None:
             reduction = parsed(args.schedule)
             _require(set(reduction.without) <= set(replays.PLAIN), f"a schedule is without {', '.join(replays.PLAIN)}")
+            _require_strikes(reduction.strikes or (), strikes)
             return reduction
         numbers = _numbers(args.only or args.without or "", strikes)
     except ValueError as error:
@@ -203,11 +204,20 @@ def _numbers(text: str, strikes: Sequence[Strike]) -> set[int]:
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         if part in kinds:
-            found |= {number for number, strike in enumerate(strikes) if strike.fault == kinds[part]}
+            of_kind = {number for number, strike in enumerate(strikes) if strike.fault == kinds[part]}
+            _require(bool(of_kind), f"this seed has no strike of {part!r}")
+            found |= of_kind
         else:
             _require(part.isdigit(), f"{part!r} is no strike; kinds are {', '.join(kinds)}")
             found.add(int(part))
+    _require_strikes(found, strikes)
     return found
+
+
+def _require_strikes(numbers: Iterable[int], strikes: Sequence[Strike]) -> None:
+    """Refuse numbers of strikes that the seed does not have: what is left out of nothing proves nothing."""
+    for number in numbers:
+        _require(0 <= number < len(strikes), f"this seed has no strike {number}; it has {len(strikes)}, from 0 on")
 
 
 def _require(holds: bool, what: str) -> None:

@@ -95,7 +95,8 @@ def _show(log: SoakLog, as_json: bool, folder: Path) -> int:
     if not stated or not stated[0].recoveries:
         return STATUS["not_proven"]
     newest = stated[0]
-    return STATUS["violated" if newest.violations else "not_proven" if newest.never_struck else "held"]
+    doubtful = newest.never_struck or newest.live_not_proven
+    return STATUS["violated" if newest.violations else "not_proven" if doubtful else "held"]
 
 
 def _live_runs(scenario: str | None, job: str | None) -> soak.LiveRuns | None:

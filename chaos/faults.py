@@ -119,6 +119,10 @@ PER_RUN: Mapping[Fault, int] = {
 }
 """Faults that strike at some moments of a run, with how often at most."""
 
+OUTAGES = (Fault.STORE_DOWN, Fault.SINK_DOWN, Fault.DISK_FULL)
+LATER = frozenset({*PER_PROCESS, *OUTAGES})
+"""Faults that are decided on first and felt later, or never: a process may end before the call at which it was to."""
+
 CODES: Mapping[Fault, tuple[str, ...]] = {
     Fault.WORKER_KILLED: ("F1",), Fault.WORKER_CRASH: ("F1",), Fault.DRIVER_KILLED: ("F4",),
     Fault.DRIVER_CRASH: ("F4",), Fault.WORKER_PAUSED: ("F5",), Fault.DRIVER_PAUSED: ("F5",),
@@ -172,6 +176,7 @@ class Faults:
     ) -> None:
         self.armed = dict(armed)
         self.fired: Counter[Fault] = Counter()
+        """How often something failed because of each; what was decided on and never felt has not struck."""
         self.hits: Counter[tuple[str, Point]] = Counter()
         """By row of the coverage table and protocol point."""
         self.made: list[Strike] = []
@@ -180,6 +185,7 @@ class Faults:
         self._decisions: Counter[tuple[Fault, str]] = Counter()
         self._healed = False
         self._down: Counter[Fault] = Counter()
+        self._felt: set[Fault] = set()
 
     def strikes(self, fault: Fault, at: Callable[[], Iterable[Point]], who: str | None = None) -> bool:
         """Decide, by the seed, whether the fault happens now, to `who` if it is not whose event this is.
@@ -199,17 +205,27 @@ class Faults:
         return decided and self.struck(Strike(fault, who, nth), at())
 
     def struck(self, strike: Strike, at: Iterable[Point]) -> bool:
-        """Let a fault strike that is decided on, and count it; return False if this one may not happen."""
+        """Let a fault strike that is decided on; return False if this one may not happen.
+
+        It is counted at once, or when it is felt.
+        """
         if self._only is not None and strike not in self._only:
             return False
-        self.fired[strike.fault] += 1
+        self.fired[strike.fault] += strike.fault not in LATER
         self._schedule.journal.say(strike.who, f"FAULT {len(self.made)}: {strike.fault}")
         self.made.append(strike)
-        self.hit(strike.fault, at)
+        self._hit(strike.fault, at)
         return True
 
     def hit(self, fault: Fault, at: Iterable[Point]) -> None:
-        """Count at which protocol points a fault has struck."""
+        """Count what is felt of a fault that was decided on before, and at which protocol points."""
+        assert fault in LATER
+        first = self.down(fault) and fault not in self._felt  # of an outage; a store may be out of reach without one
+        self._felt.add(fault)
+        self.fired[fault] += fault not in OUTAGES or first
+        self._hit(fault, at)
+
+    def _hit(self, fault: Fault, at: Iterable[Point]) -> None:
         points = tuple(at)
         for code in CODES[fault]:
             self.hits.update((code, point) for point in points)
@@ -217,6 +233,7 @@ class Faults:
     def outage(self, fault: Fault, begins: bool) -> None:
         """Something outside goes down, or comes back; outages may overlap."""
         self._down[fault] += 1 if begins else -1
+        self._felt.discard(fault)
 
     def down(self, fault: Fault) -> bool:
         """Return whether this is down now."""

@@ -82,6 +82,12 @@ class Feeder:
             self._feed()
         except HoldfastError as error:
             self.error = error
+        except Exception as error:  # noqa: BLE001 - told by `error`; unheard of, it would look as if the job were stuck
+            self.error = HoldfastError(
+                f"unexpected {type(error).__name__}: {error}",
+                not_done="the log was not fed to its end",
+                next_step="look at the log that is read; see docs/design/0016-live-chaos.md",
+            )
 
     def _feed(self) -> None:
         began = time.monotonic()

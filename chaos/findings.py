@@ -3,6 +3,9 @@
 A check is a function `check(context)` that yields one Finding per thing that it compared, whether it held or not. One
 that yields nothing compared nothing, and proves nothing.
 
+Invariant
+    - A finding that counts anything lost, duplicated or reordered has not held, whatever else it says.
+
 Pure: values only.
 """
 
@@ -12,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+
+COUNTS = ("lost", "duplicated", "reordered")
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -26,6 +31,17 @@ class Finding(msgspec.Struct, frozen=True):
     duplicated: int | None = None
     reordered: int | None = None
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            counted = getattr(self, name)
+            if counted is not None and (isinstance(counted, bool) or not isinstance(counted, int) or counted < 0):
+                raise TypeError(f"a finding's {name} is a number of records, or None if unknown, not {counted!r}")
+
+    @property
+    def held(self) -> bool:
+        """Return whether nothing was wrong: whoever counts something lost cannot say that it passed."""
+        return self.passed and not any(getattr(self, name) for name in COUNTS)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,11 @@ class History:
         """Return how many epochs were triggered."""
         return len(self._triggers)
 
+    @property
+    def generations_that_completed(self) -> int:
+        """Return how many generations completed an epoch."""
+        return len({self._triggers[epoch][0] for epoch in self.cuts if epoch in self._triggers})
+
     def triggered(self, generation: int, epoch: int, owner: str) -> None:
         """A driver opens an epoch: the number belongs to its generation for ever (P2)."""
         first = self._triggers.setdefault(epoch, (generation, owner))

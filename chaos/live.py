@@ -12,19 +12,19 @@ Source: docs/design/0016-live-chaos.md.
 
 from __future__ import annotations
 
-import math
-import os
 import random
-import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from holdfast.chaos import live_checks, verdict
+from holdfast.chaos import driver_ends, live_checks, verdict
+from holdfast.chaos.checkout import commit
+from holdfast.chaos.driver_ends import Ended
 from holdfast.chaos.findings import Check, Context, Finding
 from holdfast.chaos.journal import Journal
 from holdfast.chaos.live_field import Field
@@ -33,6 +33,7 @@ from holdfast.chaos.live_kinds import KINDS
 from holdfast.chaos.live_watch import Watch
 from holdfast.chaos.nemesis import Planned, schedule
 from holdfast.chaos.proxy import find_server
+from holdfast.chaos.refusals import Refusals
 from holdfast.chaos.scenario import Scenario, parse
 from holdfast.chaos.strikes import SEEN_WITHIN_S, Strike, seen
 from holdfast.errors import ConfigError, HoldfastError
@@ -41,10 +42,8 @@ TICK_S = 0.05
 STARTS_IN_A_ROW_MAX = 5
 """Drivers that may end without a completed epoch between them, unless a fault ended them."""
 CAUGHT_UP_WITHIN_S = 60.0
-DAMAGE, REFUSALS = "newest-object-corrupt", (4, 7)
-"""While this fault lasts a driver is to end with one of these, or to do without the object."""
-REFUSED_WITHIN_S = 30.0
-"""How long after it a driver may still be seen to have ended for it."""
+DAMAGE = "newest-object-corrupt"
+"""While this fault lasts a driver is to refuse the object, or to do without it."""
 SCENARIOS = Path(__file__).parent / "scenarios"
 JOURNAL = "journal.jsonl"
 
@@ -134,21 +133,23 @@ class _Run:
         self._recover_s = scenario.wait.recover / 1000
         """How long an armed fault waits for something to strike, and the job may take to its next epoch."""
         self._killed: set[int] = set()
-        self._damaged_at = self._damaged_until = 0.0
-        self._refusals = 0
-        """Drivers that ended for the damage which lasts."""
+        self._refusals = Refusals()
+        self._started = 0.0
         self._starts, self._epochs_at_start = 0, 0
+        self._ends: list[Ended] = []
         self._began = self._calm_since = time.monotonic()
         self._late_ms = 0.0
         """How much later than planned faults come: they waited for something to strike."""
         self._stuck: str | None = None
         self._failed: str | None = None
+        self._who_failed: Literal["job", "harness"] | None = None
 
     def run(self, checks: Iterable[Check]) -> None:
         scenario, journal = self._scenario, self._journal
         journal.write(
             "begin", job=str(self._file), seed=scenario.seed, scenario=scenario.name, platform=scenario.platform.name,
-            git=_git(), started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            git=commit(), started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            faults=sorted(scenario.rates), planned=len(self._waiting),
         )  # fmt: skip
         try:
             self._field.open()
@@ -159,15 +160,15 @@ class _Run:
                 self._break()
                 self._finish()
             elif self._failed is None:
-                self._failed = f"the job did not run within {scenario.wait.start / 1000:.0f} s"
+                self._fail("job", f"the job did not run within {scenario.wait.start / 1000:.0f} s")
             self._watch.end()
             self._check_ends()
             if self._failed is None:
                 self._check(checks)
         finally:
             self._field.close()
-        end = verdict.of(journal.lines, scenario.rates, self._failed)
-        journal.write("end", verdict=end.verdict, reason=end.reason)
+        end = verdict.of(journal.lines, self._failed)
+        journal.write("end", verdict=end.verdict, reason=end.reason, failed=self._who_failed)
         self._progress(f"{end.verdict}: {end.reason}")
 
     # Phases
@@ -228,11 +229,16 @@ class _Run:
         if (status := self._job.ended()) not in (None, 0):
             self._driver_ended(int(status or 0))
         if self._field.error is not None:
-            self._failed = self._field.error
+            self._fail("harness", self._field.error)
         calm_s = time.monotonic() - max(self._watch.epoch_seen, self._calm_since)
         calm = self._active is None and self._begun is None and self._watch.epochs > 0
         if calm and calm_s > self._recover_s:
             self._set_stuck(f"no epoch was completed for {calm_s:.0f} s, and no fault was active")
+
+    def _fail(self, who: Literal["job", "harness"], why: str) -> None:
+        """The run proves nothing; the first reason counts."""
+        if self._failed is None:
+            self._failed, self._who_failed = why, who
 
     def _set_stuck(self, why: str) -> None:
         self._stuck = why
@@ -244,7 +250,7 @@ class _Run:
         self._starts += 1
         self._epochs_at_start = 0 if self._starts == 1 else self._watch.epochs
         self._journal.write("driver", phase="started", pid=self._job.start(), exit=None)
-        self._calm_since = time.monotonic()
+        self._calm_since = self._started = time.monotonic()
 
     def _driver_ended(self, status: int) -> None:
         """Start another one, as `spark-submit --supervise` does, unless that is in vain."""
@@ -253,15 +259,16 @@ class _Run:
         self._journal.write("driver", phase="ended", pid=pid, exit=status)
         said = self._job.log_path.read_text(errors="replace").strip().splitlines()
         why = next((line for line in said if line.startswith("holdfast: ")), said[-1] if said else "it said nothing")
-        refused = status in REFUSALS and time.monotonic() < self._damaged_until
-        self._refusals += refused
+        refused = self._refusals.excuses(status, "\n".join(said), self._started, time.monotonic())
         struck = pid in self._killed or refused
+        self._ends.append(Ended(status, why, struck, self._watch.epochs))
         ended = f"the driver ended with status {status}: {why}"
         self._watch.driver_lost("the driver was killed" if pid in self._killed else ended)
         if self._watch.epochs > self._epochs_at_start or struck:
             self._starts = 1
-        if not struck and (status in (2, 4, 7) or self._starts >= STARTS_IN_A_ROW_MAX):
-            self._failed = f"the job failed: {ended}"
+        in_vain = status in (ConfigError.exit_status, *driver_ends.GAVE_UP) or self._starts >= STARTS_IN_A_ROW_MAX
+        if in_vain and not struck:
+            self._fail("job", f"the job failed: {ended}")
             return
         self._progress(f"driver {pid} ended with status {status}; starting another one")
         self._start_driver()
@@ -299,8 +306,8 @@ class _Run:
             self._keep_pauses(fault)
             self._active = (fault, strike, time.monotonic() + fault.lasts_ms / 1000)
             if fault.kind == DAMAGE:
-                self._refusals, self._damaged_at = 0, time.monotonic()
-                self._damaged_until = math.inf
+                self._watch.look()  # epochs of before, which say nothing of the damage
+                self._refusals.damaged(strike.target, time.monotonic())
             self._write_fault(fault, "fired", strike.target, evidence)
             self._progress(f"{fault.kind}: {evidence}")
         elif time.monotonic() > deadline:
@@ -314,9 +321,14 @@ class _Run:
     def _has_shown(self) -> bool:
         """Return whether what lasts may end: damage stays until a driver refused it or the job did without."""
         assert self._active is not None
-        began = self._damaged_at
-        done = self._refusals > 0 or self._watch.epoch_seen > began or time.monotonic() - began > self._recover_s
-        return done or self._active[0].kind != DAMAGE
+        fault, _, until = self._active
+        if fault.kind != DAMAGE or self._refusals.shown(self._watch.epoch_seen):
+            return True
+        if time.monotonic() < until + self._recover_s:
+            return False
+        if (wrong := self._refusals.finding(self._watch.epoch_seen)) is not None:
+            self._found(wrong)
+        return True
 
     def _heal(self) -> None:
         assert self._active is not None
@@ -325,8 +337,8 @@ class _Run:
         found = strike.heal()
         self._calm_since = time.monotonic()
         if fault.kind == DAMAGE:
-            self._damaged_until = time.monotonic() + REFUSED_WITHIN_S
-            found = f"{self._refusals} drivers refused it; {found}"
+            self._refusals.healed(time.monotonic())
+            found = f"{self._refusals.drivers} drivers refused it; {found}"
         self._write_fault(fault, "healed", strike.target, found)
 
     def _write_fault(self, fault: Planned, phase: str, target: str | None, detail: str) -> None:
@@ -353,9 +365,12 @@ class _Run:
             self._found(Finding("processes", not left, "I10", detail=f"left behind: {left}" if left else ""))
         elif self._stuck is not None:
             self._found(Finding("progress", False, "I11", detail=self._stuck))
-            self._failed = self._stuck
+            self._fail("job", self._stuck)
         elif status is None:
-            self._failed = self._failed or "the job did not end"
+            self._fail("job", "the job did not end")
+        self._found(driver_ends.raised(self._watch.causes, self._ends))
+        if (in_vain := driver_ends.gave_up(self._ends)) is not None:
+            self._found(in_vain)
         disorder = self._watch.disorder
         self._found(Finding("epochs", not disorder, "I6", detail="; ".join(disorder) or f"{self._watch.epochs} epochs"))
         for finding in self._field.observed():
@@ -369,19 +384,11 @@ class _Run:
                     self._found(finding)
             except Exception as error:  # noqa: BLE001 - somebody else's code; the verdict tells of it
                 said = error.what if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
-                self._failed = f"the check could not be carried out: {said}"
+                self._fail("harness", f"the check could not be carried out: {said}")
+        if unseen := self._field.unseen():
+            self._fail("harness", f"never seen, though to be observed: {', '.join(unseen)}")
 
     def _found(self, finding: Finding) -> None:
-        self._journal.write("check", **msgspec.structs.asdict(finding))
-        if not finding.passed:
+        self._journal.write("check", **msgspec.structs.asdict(finding) | {"passed": finding.held})
+        if not finding.held:
             self._progress(f"violated: {finding.name} {finding.detail}")
-
-
-def _git() -> str | None:
-    """Return the commit of the code that runs, None outside a checkout."""
-    here = Path(__file__).resolve().parent
-    asked = subprocess.run(
-        ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"],
-        capture_output=True, text=True, check=False, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-    )  # fmt: skip
-    return asked.stdout.strip() or None if asked.returncode == 0 else None

@@ -14,10 +14,11 @@ from collections import Counter
 from importlib import import_module
 from typing import Any
 
-from holdfast.chaos.findings import Check, Context, Finding
+from holdfast.chaos.findings import COUNTS, Check, Context, Finding
 from holdfast.errors import ConfigError, Damaged, HoldfastError
 
 COMMAND_LIMIT_S = 600
+SHOWN_MAX = 3
 
 
 def resolve(check: str | tuple[str, ...]) -> Check:
@@ -35,7 +36,7 @@ def resolve(check: str | tuple[str, ...]) -> Check:
             )
         return lambda context: [_command(check, context)]
     if check == "audit":
-        return lambda context: [_audit(context)]
+        return _audit
     module, _, name = check.partition(":")
     try:
         found = getattr(import_module(module), name)
@@ -49,7 +50,7 @@ def resolve(check: str | tuple[str, ...]) -> Check:
     return function
 
 
-def _audit(context: Context) -> Finding:
+def _audit(context: Context) -> list[Finding]:
     """Run the audit of the job: every source and target is read again and held against its checkpoints."""
     command = (sys.executable, "-m", "holdfast.runtime.cli.main", "audit", context.job, "--root", context.root)
     done = _done((*command, "--json"), context)
@@ -60,12 +61,28 @@ def _audit(context: Context) -> Finding:
             not_done="the result was not audited",
             next_step="run it by hand on the root of the run",
         )
-    shown = json.loads(done.stdout)
-    lines = [line for kind in ("epochs", "sources", "operators", "sinks") for line in shown[kind]]
-    counts = Counter(line["verdict"] for line in lines)
+    return audited(json.loads(done.stdout), done.returncode)
+
+
+def audited(shown: dict[str, Any], status: int) -> list[Finding]:
+    """Return what the JSON of `holdfast audit` and its exit status amount to.
+
+    Nothing, if it proved nothing of what came out: a line that is proven for each sink, and for one source, is the
+    least. That it may end with 0 without any says only that nothing was found to differ.
+    """
+    if "verdict" not in shown:  # an error instead of a report: what is kept cannot even be read
+        return [Finding("audit", False, "I12", detail=str(shown.get("what", shown)))]
+    lines = [(kind, line) for kind in ("epochs", "sources", "operators", "sinks") for line in shown[kind]]
+    counts = Counter(line["verdict"] for _, line in lines)
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    wrong = [line for line in lines if line["verdict"] == "differs"]
-    return Finding("audit", done.returncode == 0, "I1, I2", detail=f"{told}{'; ' if wrong else ''}{wrong[:3] or ''}")
+    wrong = [line for _, line in lines if line["verdict"] == "differs"]
+    if status or wrong:
+        return [Finding("audit", False, "I1, I2", detail=f"{told}; {wrong[:SHOWN_MAX]}")]
+    proven = [line for _, line in lines if line["verdict"] == "proven"]
+    unproven = {line["sink"] for line in shown["sinks"]} - {line["sink"] for line in proven if "sink" in line}
+    if unproven or not shown["sinks"] or not any("source" in line for line in proven):
+        return []
+    return [Finding("audit", True, "I1, I2", detail=told)]
 
 
 def _command(words: tuple[str, ...], context: Context) -> Finding:
@@ -73,10 +90,23 @@ def _command(words: tuple[str, ...], context: Context) -> Finding:
     filled = (word.replace("{out}", context.out).replace("{python}", sys.executable) for word in words)
     done = _done(tuple(filled), context)
     lines = done.stdout.strip().splitlines()
-    told: dict[str, Any] = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
-    lost, duplicated, reordered = (told.get(name) for name in ("lost", "duplicated", "reordered"))
-    said = (done.stdout.strip() + "\n" + done.stderr.strip()).strip()
-    return Finding(words[0], done.returncode == 0, None, lost, duplicated, reordered, said[-2_000:])
+    said = (done.stdout.strip() + "\n" + done.stderr.strip()).strip()[-2_000:]
+    passed = done.returncode == 0
+    try:
+        return Finding(words[0], passed, **_counts(lines[-1] if lines else ""), detail=said)
+    except (TypeError, ValueError) as error:
+        if not passed:  # what it found counts also where its numbers cannot be read
+            return Finding(words[0], passed, detail=said)
+        raise HoldfastError(
+            f"the last line of {words[0]} cannot be read: {error}",
+            not_done="what it counted is unknown, so its check proves nothing",
+            next_step='let its last line be JSON such as {"lost": 0, "duplicated": 0, "reordered": 0}, or no JSON',
+        ) from error
+
+
+def _counts(line: str) -> dict[str, Any]:
+    told = json.loads(line) if line.startswith("{") else {}
+    return {name: told.get(name) for name in COUNTS}
 
 
 def _done(words: tuple[str, ...], context: Context) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.chaos import evidence_cli, page
-from holdfast.chaos.live_records import DriverNews, Journal
+from holdfast.chaos.live_records import End, Journal
 from holdfast.chaos.live_report import summarise
 from holdfast.runtime.cli.reporting import advise
 
@@ -42,6 +42,5 @@ def handle(args: argparse.Namespace) -> int:
 def exit_status(journal: Journal) -> int:
     """Return what a journal means to a shell: as its report says, but that a job which failed is no mere doubt."""
     verdict = summarise(journal).verdict
-    ends = [news.exit for news in journal.of(DriverNews) if news.phase == "ended"]
-    failed = bool(ends) and ends[-1] is not None and ends[-1] > 0
+    failed = any(end.failed == "job" for end in journal.of(End))
     return JOB_FAILED if verdict == "not_proven" and failed else evidence_cli.STATUS[verdict]

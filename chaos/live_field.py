@@ -133,6 +133,10 @@ class Field:
         """End the observer; return what it found."""
         return [] if self._observer is None else self._observer.close()
 
+    def unseen(self) -> list[str]:
+        """Return what was to be observed and was never there."""
+        return [] if self._observer is None else self._observer.unseen()
+
     def close(self) -> None:
         """End everything."""
         if self._feeder is not None:

@@ -12,7 +12,7 @@ Source: DESIGN sections 10 and 13 (unknown is never zero).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
@@ -41,6 +41,10 @@ class Begin(Entry, frozen=True, kw_only=True, tag="begin"):
     platform: Any = None
     git: str | None = None
     started_at: Any = None
+    faults: tuple[str, ...] = ()
+    """Kinds that the scenario has, each of which has to fire; journals of earlier versions do not say."""
+    planned: int | None = None
+    """How many faults the schedule has."""
 
 
 class FaultNews(Entry, frozen=True, kw_only=True, tag="fault"):
@@ -78,17 +82,23 @@ class EpochDone(Entry, frozen=True, kw_only=True, tag="epoch"):
 
 
 class Recovery(Entry, frozen=True, kw_only=True, tag="recovery"):
-    """The job takes records again, everywhere; written when that is known, often with the next epoch only."""
+    """The job takes records again, everywhere, and completes epochs: one per epoch, whatever it took to come there."""
 
     cause: str | None = None
     recovery_ms: float | None = None
     first_record_ms: float | None = None
     next_epoch_ms: float | None = None
-    """All three from when the failure was noticed."""
+    """All three from when the first failure was noticed."""
+    attempts: int = 1
+    """How often the job was ready since the epoch before."""
+    since_ms: float | None = None
+    """When the first failure was noticed, since the run began."""
 
     @property
     def began_ms(self) -> float | None:
         """Return when the failure was noticed, None if unknown."""
+        if self.since_ms is not None:
+            return max(0.0, self.since_ms)
         took = self.recovery_ms if self.next_epoch_ms is None else self.next_epoch_ms
         return None if took is None else max(0.0, self.at_ms - took)
 
@@ -113,6 +123,8 @@ class End(Entry, frozen=True, kw_only=True, tag="end"):
 
     verdict: Verdict
     reason: str | None = None
+    failed: Literal["job", "harness"] | None = None
+    """Who did not come to the end; None: nobody, or journals of earlier versions do not say."""
 
 
 Record = Begin | FaultNews | Sample | EpochDone | Recovery | DriverNews | Check | End
@@ -160,6 +172,11 @@ def record_of(line: bytes) -> Record | None:
         return None
     record: Record = msgspec.convert(value, type=Record)
     return record
+
+
+def of_lines(lines: Iterable[Mapping[str, Any]]) -> Journal:
+    """Return the journal of lines that are not written out."""
+    return Journal(tuple(msgspec.convert(line, type=Record) for line in lines))
 
 
 def encode(records: Sequence[Record]) -> bytes:

@@ -1,15 +1,12 @@
 """What a run under live faults amounts to: faults, recoveries, what was lost or came twice, and the verdict.
 
-The run says itself what it found; here that is counted again, and a claim of "held" stands only if the journal bears
-it out: every armed fault has fired, something was checked, and the journal has its end.
+Whether the claim of the run stands is decided in verdict.py; here things are counted, and put into words.
 
 Invariants
-    - A failed check is a violation, whatever the journal's end says.
-    - Nothing becomes better here: "held" needs the run's own word for it as well.
     - What is not known is None, never zero.
 
 Pure.
-Source: DESIGN section 10 (every armed fault must have fired).
+Source: DESIGN section 10.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from holdfast.chaos.live_records import (
     Begin,
     Check,
     DriverNews,
-    End,
     EpochDone,
     FaultNews,
     Journal,
@@ -36,6 +32,7 @@ from holdfast.chaos.live_records import (
     Sample,
     Verdict,
 )
+from holdfast.chaos.verdict import judge, not_come
 from holdfast.runtime.cli.text import UNKNOWN, count, plural, span, table
 
 SCHEMA = 1
@@ -122,6 +119,8 @@ class Report(msgspec.Struct, frozen=True):
     epochs: int
     drivers: int
     faults: dict[str, FaultCounts]
+    not_come: int | None
+    """Planned faults that did not come, because the job ended before; None: unknown."""
     recoveries: int
     recovery_ms: Spread
     first_record_ms: Spread
@@ -156,6 +155,7 @@ def summarise(journal: Journal) -> Report:
         epochs=len(journal.of(EpochDone)),
         drivers=sum(news.phase == "started" for news in journal.of(DriverNews)),
         faults=by_kind(struck(journal)),
+        not_come=not_come(journal),
         recoveries=len(recoveries),
         recovery_ms=spread(each.recovery_ms for each in recoveries),
         first_record_ms=spread(each.first_record_ms for each in recoveries),
@@ -163,31 +163,12 @@ def summarise(journal: Journal) -> Report:
         lost=_total(check.lost for check in checks),
         duplicated=_total(check.duplicated for check in checks),
         reordered=_total(check.reordered for check in checks),
-        checks_passed=sum(check.passed for check in checks),
-        checks_failed=sum(not check.passed for check in checks),
+        checks_passed=sum(check.held for check in checks),
+        checks_failed=sum(not check.held for check in checks),
         invariants=sorted({check.invariant or check.name for check in checks}),
         journal_torn=journal.torn,
         records_unknown=journal.unknown,
     )
-
-
-def judge(journal: Journal) -> tuple[Verdict, list[str]]:
-    """Return the verdict and, unless everything held, every reason for it."""
-    ends, checks, faults = journal.of(End), journal.of(Check), struck(journal)
-    wrong = [_failed(check) for check in checks if not check.passed]
-    wrong += [end.reason or "the run says so itself" for end in ends if end.verdict == "violated" and not wrong]
-    if wrong:
-        return "violated", wrong
-    silent = [fault for fault in faults if fault.fired_ms is None]
-    doubts = [f"{fault.fault} ({fault.id}) was armed and never fired" for fault in silent]
-    if not any(fault.fired_ms is not None for fault in faults):
-        doubts.append("no fault fired")
-    if not checks:
-        doubts.append("nothing was checked")
-    if not ends:
-        doubts.append("the journal has no end: the run was cut off")
-    doubts += [end.reason or "the run says so itself" for end in ends if end.verdict == "not_proven"]
-    return ("not_proven", list(dict.fromkeys(doubts))) if doubts else ("held", [])
 
 
 def struck(journal: Journal) -> list[Struck]:
@@ -273,7 +254,9 @@ def text_lines(report: Report) -> list[str]:
         ("invariants", ", ".join(report.invariants)),
     ]  # fmt: skip
     rows = [(kind, each.armed, each.fired, each.healed, each.missed) for kind, each in report.faults.items()]
-    lines = [verdict_words(report), *(f"  {reason}" for reason in report.reasons), ""]
+    lines = [verdict_words(report), *(f"  {reason}" for reason in report.reasons)]
+    lines += [f"  the job ended before {plural(report.not_come, 'planned fault')}"] if report.not_come else []
+    lines.append("")
     lines += [f"{name:<13}{value or UNKNOWN}" for name, value in facts]
     lines += ["", table(("fault", "armed", "fired", "healed", "missed"), rows)]
     return lines + ([f"\nagain: {report.replay}"] if report.replay else [])
@@ -298,12 +281,6 @@ def _when(fault: Struck, phase: Phase, at_ms: float) -> dict[str, Any]:
     """Return the field that the news fills in; the first word counts."""
     name = f"{phase}_ms"
     return {name: at_ms} if getattr(fault, name) is None else {}
-
-
-def _failed(check: Check) -> str:
-    counted = [f"{n:,} {what}" for what in ("lost", "duplicated", "reordered") if (n := getattr(check, what))]
-    said = "" if check.detail is None else shown(check.detail)
-    return f"{check.name}: " + ("; ".join([*counted, *([said] if said else [])]) or "failed")
 
 
 def _times(times: Spread) -> str:

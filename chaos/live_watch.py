@@ -3,31 +3,21 @@
 Epochs come from the job log, the only truth about a job; everything else from the driver's progress and `live.json`.
 
 Invariant
-    - A recovery is written once, when the first epoch after it is complete, or when the run ends.
+    - A recovery is written once, when the driver tells of the first epoch after it, or when the run ends.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast.chaos.journal import Journal
 from holdfast.chaos.live_job import LiveJob
+from holdfast.chaos.live_recoveries import US_PER_MS, Attempt, Recoveries
 from holdfast.chaos.observer import JobLog
 
 SAMPLE_EVERY_S = 1.0
-US_PER_MS = 1_000
-
-
-@dataclass
-class _Recovery:
-    cause: str
-    recovery_ms: int
-    began_us: float | None
-    """Wall clock of the driver when the failure was noticed; None if unknown."""
-    first_record_ms: int | None = None
 
 
 class Watch:
@@ -37,7 +27,7 @@ class Watch:
         self._job, self._journal = job, journal
         self._log = JobLog(job.root)
         self._next_sample = 0.0
-        self._open: list[_Recovery] = []
+        self._recoveries = Recoveries()
         self._told: set[tuple[int, int]] = set()
         self._lost_driver: tuple[str, float, float] | None = None
         self.epoch: int | None = None
@@ -47,6 +37,8 @@ class Watch:
         """When the newest epoch was found complete."""
         self.disorder: list[str] = []
         """Where numbers in the job log went back, in words."""
+        self.causes: list[str] = []
+        """Why generations were started."""
 
     @property
     def running(self) -> bool:
@@ -55,24 +47,29 @@ class Watch:
 
     def driver_lost(self, cause: str) -> None:
         """Take the time from here until the next driver runs the job."""
+        self._take_in(told=None)
         if self._lost_driver is None:
             self._lost_driver = (cause, time.monotonic(), time.time())
 
     def look(self) -> None:
         """Take in what is new."""
-        self._read_log()
-        self._find_recoveries()
+        self._take_in(told=self._job.progress.get("epoch") or 0)
         if time.monotonic() >= self._next_sample:
             self._next_sample = time.monotonic() + SAMPLE_EVERY_S
             self._sample()
 
     def end(self) -> None:
         """Write what is still open."""
-        self._read_log()
+        self._take_in(told=None)
+        for recovery in self._recoveries.rest():
+            self._journal.write("recovery", **recovery)
+
+    def _take_in(self, told: int | None) -> None:
+        """Read what is new; write the recoveries that ended with epochs that the driver has told of."""
         self._find_recoveries()
-        for recovery in self._open:
-            self._write(recovery, None)
-        self._open = []
+        self._read_log()
+        for recovery in self._recoveries.closed(told):
+            self._journal.write("recovery", **recovery)
 
     def _read_log(self) -> None:
         for record in self._log.news():
@@ -83,6 +80,8 @@ class Watch:
         if self.generation is not None and generation < self.generation:
             self.disorder.append(f"record {record['seq']} is of generation {generation} after {self.generation}")
         self.generation = generation
+        if body["kind"] == "GenerationStarted":
+            self.causes.append(body["cause"])
         if body["kind"] != "CheckpointCompleted":
             return
         if self.epoch is not None and body["epoch"] <= self.epoch:
@@ -90,44 +89,38 @@ class Watch:
         self.epoch, self.epoch_seen = body["epoch"], time.monotonic()
         self.epochs += 1
         self._journal.write("epoch", epoch=self.epoch, generation=generation, duration_ms=body["duration_ms"])
-        over = [each for each in self._open if each.began_us is None or record["at"] > each.began_us]
-        self._open = [each for each in self._open if each not in over]
-        for recovery in over:
-            self._write(recovery, record["at"])
+        self._recoveries.completed(self.epoch, record["at"], self._journal.at_ms())
 
     def _find_recoveries(self) -> None:
         for number, restart in enumerate(self._job.progress.get("restarts", ())):
             key = (self._job.drivers, number)
             if restart["recovery_ms"] is not None and key not in self._told:
                 self._told.add(key)
-                self._open.append(self._recovery(restart))
+                self._recoveries.open.append(Attempt(restart["cause"], restart["recovery_ms"], restart["at"]))
         if self._lost_driver is not None and self.running:
             cause, since, wall = self._lost_driver
             self._lost_driver = None
-            self._open.append(_Recovery(cause, round((time.monotonic() - since) * 1000), wall * 1e6))
+            wall_us = wall * 1e6
+            took_ms = round((time.monotonic() - since) * 1000)
+            self._recoveries.open.append(Attempt(cause, took_ms, wall_us, wall_us))
+        self._look_up([each for each in self._recoveries.open if each.began_us is None])
 
-    def _recovery(self, restart: dict[str, Any]) -> _Recovery:
-        """Return it with what `live.json` knows besides: when it began, and when a new worker took a record."""
-        recovery = _Recovery(restart["cause"], restart["recovery_ms"], restart["at"])
+    def _look_up(self, attempts: list[Attempt]) -> None:
+        """Fill in what `live.json` knows besides, once it does: when each began, when a new worker took a record."""
         folder = self._job.folder()
+        if not attempts or folder is None:
+            return
         try:
-            live = json.loads((folder / "live.json").read_bytes()) if folder is not None else {}
+            live = json.loads((folder / "live.json").read_bytes())
         except (FileNotFoundError, ValueError):
-            return recovery
-        same = [each for each in live.get("restarts", ()) if each["at"] == restart["at"] and each["at"] is not None]
-        if same:
-            recovery.began_us = same[0]["at"] - same[0]["logged_ms"] * US_PER_MS
-            first = [w["first_record_at"] for w in live["workers"] if w["how"] == "restored" and w["first_record_at"]]
-            if first and live["generation"] == same[0]["generation"]:
-                recovery.first_record_ms = round((max(first) - recovery.began_us) / US_PER_MS)
-        return recovery
-
-    def _write(self, recovery: _Recovery, epoch_at_us: int | None) -> None:
-        known = {"first_record_ms": recovery.first_record_ms}
-        if epoch_at_us is not None and recovery.began_us is not None:
-            known["next_epoch_ms"] = round((epoch_at_us - recovery.began_us) / US_PER_MS)
-        more = {name: value for name, value in known.items() if value is not None}
-        self._journal.write("recovery", cause=recovery.cause, recovery_ms=recovery.recovery_ms, **more)
+            return
+        known = {restart["at"]: restart for restart in live.get("restarts", ()) if restart["at"] is not None}
+        for attempt in attempts:
+            if (restart := known.get(attempt.logged_us)) is not None:
+                attempt.began_us = restart["at"] - restart["logged_ms"] * US_PER_MS
+                workers = live["workers"] if live["generation"] == restart["generation"] else ()
+                first = [w["first_record_at"] for w in workers if w["how"] == "restored" and w["first_record_at"]]
+                attempt.first_record_us = max(first, default=None)
 
     def _sample(self) -> None:
         told = self._job.progress

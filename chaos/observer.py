@@ -8,7 +8,9 @@ Checked after every read
     - Rows of a log keep their offsets: every segment begins where the partition ended, and ends only grow (I3).
     - Tables named as growing never lose rows, unless the job was rewound.
 
-Invariant
+Invariants
+    - A target, or a table named as growing, that was never seen is said to be so: it proves nothing.
+    - What is not there yet, or busy, is looked at again; whatever else goes wrong while a target is read is found.
     - Reading disturbs nobody for long: a transaction per look, and nothing is held between two.
 """
 
@@ -17,12 +19,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from holdfast.chaos.findings import Finding
 from holdfast.chaos.scenario import Observed
+from holdfast.storage.logformat import META_PATH
 
 EVERY_S = 0.5
 BUSY_S = 5.0
@@ -69,6 +73,8 @@ class Observer:
         self._ends: dict[str, list[int]] = {}
         self._commits: dict[str, int] = {}
         self.looks = 0
+        self._seen: Counter[str] = Counter()
+        """By target, or target and table: how many looks found it there."""
         self.wrong: list[str] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observe", daemon=True)
@@ -87,19 +93,33 @@ class Observer:
         findings = []
         for target in self._targets:
             wrong = [text for text in self.wrong if text.startswith(f"{target.path}: ")]
-            seen = sum(place == target.path for place, _ in self._tags)
-            said = "; ".join(wrong[:SHOWN_MAX]) or f"{target.path}: {self.looks} looks, {seen} writers"
-            findings.append(Finding("observer", not wrong, "I5, I6", detail=said))
+            writers = sum(place == target.path for place, _ in self._tags)
+            looks = f"{self._seen[target.path]} of {self.looks} looks saw it"
+            said = "; ".join(wrong[:SHOWN_MAX]) or f"{target.path}: {looks}, {writers} writers"
+            if wrong or self._seen[target.path]:
+                findings.append(Finding("observer", not wrong, "I5, I6", detail=said))
         return findings
+
+    def unseen(self) -> list[str]:
+        """Return which targets, and tables named as growing, no look has ever seen."""
+        named = [f"{each.path}{table}" for each in self._targets for table in ("", *(f": {t}" for t in each.grows))]
+        return [name for name in named if not self._seen[name]]
 
     def look(self) -> None:
         """Read every target once."""
         for target in self._targets:
-            if target.kind == "sqlite":
-                self._look_at_database(target)
-            else:
-                self._look_at_log(target.path)
+            try:
+                if target.kind == "sqlite":
+                    self._look_at_database(target)
+                else:
+                    self._look_at_log(target.path)
+            except Exception as error:  # noqa: BLE001 - becomes a finding; nobody else hears of this thread
+                self._note(f"{target.path}: it could not be read: {type(error).__name__}: {error}")
         self.looks += 1
+
+    def _note(self, wrong: str) -> None:
+        if wrong not in self.wrong:
+            self.wrong.append(wrong)
 
     def _run(self) -> None:
         while not self._closed.wait(EVERY_S):
@@ -111,16 +131,19 @@ class Observer:
             with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_S)) as database:
                 database.execute("BEGIN")
                 rows = database.execute("SELECT job, sink, writer, timeline, epoch FROM holdfast_progress").fetchall()
-                counts = [(t, database.execute(f'SELECT count(*) FROM "{t}"').fetchone()[0]) for t in target.grows]
+                there = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+                grows = [table for table in target.grows if table in there]
+                counts = [(t, database.execute(f'SELECT count(*) FROM "{t}"').fetchone()[0]) for t in grows]
         except sqlite3.OperationalError:
             return  # not there yet, or busy: the next look sees more
+        self._seen.update([path, *(f"{path}: {table}" for table in grows)])
         self._read_job_log()
         for job, sink, writer, timeline, epoch in rows:
             self._take(path, f"{job}/{sink}/{writer}", (timeline, epoch))
         for table, count in counts:
             before, since = self._rows.get((path, table), (0, rewinds))
             if count < before and since == self._rewinds:
-                self.wrong.append(f"{path}: {table} had {before} rows and then {count}")
+                self._note(f"{path}: {table} had {before} rows and then {count}")
             self._rows[path, table] = (count, rewinds)
 
     def _look_at_log(self, path: str) -> None:
@@ -132,16 +155,17 @@ class Observer:
             except FileNotFoundError:
                 break
             self._commits[path] = sequence
+        self._seen[path] += (Path(path) / META_PATH).exists()
         self._read_job_log()
         for commit in found:
             ends = self._ends.get(path, [0] * len(commit["ends"]))
             grown = list(ends)
             for segment in commit["segments"]:
                 if segment["base"] != grown[segment["partition"]]:
-                    self.wrong.append(f"{path}: commit {commit['sequence']} has rows at {segment['base']}, not {grown}")
+                    self._note(f"{path}: commit {commit['sequence']} has rows at {segment['base']}, not {grown}")
                 grown[segment["partition"]] = segment["base"] + segment["rows"]
             if grown != commit["ends"]:
-                self.wrong.append(f"{path}: commit {commit['sequence']} ends at {commit['ends']}, its rows at {grown}")
+                self._note(f"{path}: commit {commit['sequence']} ends at {commit['ends']}, its rows at {grown}")
             self._ends[path] = commit["ends"]
             if commit["tag"] is not None:
                 tag = commit["tag"]["tag"]
@@ -150,9 +174,9 @@ class Observer:
     def _take(self, path: str, writer: str, tag: Tag, *, grows: bool = False) -> None:
         before = self._tags.get((path, writer))
         if before is not None and (tag < before or (grows and tag == before)):
-            self.wrong.append(f"{path}: the tag of {writer} went from {before} to {tag}")
+            self._note(f"{path}: the tag of {writer} went from {before} to {tag}")
         if tag[1] not in self._completed and tag[1] != 0:
-            self.wrong.append(f"{path}: {writer} shows epoch {tag[1]}, which is not completed")
+            self._note(f"{path}: {writer} shows epoch {tag[1]}, which is not completed")
         self._tags[path, writer] = tag
 
     def _read_job_log(self) -> None:

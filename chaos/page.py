@@ -219,7 +219,7 @@ def _check_table(checks: Sequence[Check]) -> str:
         cells = [
             _cell(check.name),
             _cell(check.invariant or "", "soft"),
-            _chip("passed" if check.passed else "failed", check.passed),
+            _chip("passed" if check.held else "failed", check.held),
             *(_cell("" if number is None else f"{number:,}", "n") for number in counted),
             _cell("" if check.detail is None else shown(check.detail), "wide soft"),
         ]

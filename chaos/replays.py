@@ -60,7 +60,7 @@ def replay(
         return play(World(scenario(seed)), journal_lines, keep_journal=keep_journal)
     strikes = original.run.strikes
     left = range(len(strikes)) if reduction.strikes is None else reduction.strikes
-    only = frozenset(strikes[number] for number in left if number < len(strikes))
+    only = frozenset(strikes[number] for number in left)
 
     def chance(_: random.Random, schedule: Schedule) -> Chance:
         return Noted(seed, original.notes, lambda: _asking(schedule))

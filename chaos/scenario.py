@@ -226,7 +226,10 @@ def _observed(raw: Any) -> Observed:
     kinds = [kind for kind in ("sqlite", "log") if kind in raw]
     if len(kinds) != 1:
         _refuse("[[observe]] names not exactly one target", 'give sqlite = "PATH" or log = "PATH"')
-    return Observed(kinds[0], str(raw[kinds[0]]), tuple(map(str, raw.get("grows", ()))))
+    grows = raw.get("grows", ())
+    if not isinstance(grows, list | tuple) or not all(isinstance(table, str) and table for table in grows):
+        _refuse(f"grows is {grows!r}", 'give names of tables as a list: grows = ["totals"]')
+    return Observed(kinds[0], str(raw[kinds[0]]), tuple(grows))
 
 
 def _waits(raw: Mapping[str, Any]) -> Waits:

@@ -71,6 +71,10 @@ def parsed(text: str) -> Reduction:
                 reduction = replace(reduction, without=tuple(value.split(",")))
             case _:
                 raise ValueError(f"{part!r} is no part of a schedule")
+    for name in ("records", "workers", "heal_at"):
+        given = getattr(reduction, name)
+        if given is not None and not given > 0:
+            raise ValueError(f"{name}={given} leaves nothing to play")
     return reduction
 
 

@@ -113,6 +113,7 @@ def _counts(world: World) -> dict[str, int]:
         "rewinds": len(history.bases),
         "targets_repaired": world.checks.repairs,
         "generations": history.generation,
+        "generations_that_completed": history.generations_that_completed,
         "drivers": len(world.drivers),
         "drivers_fenced": world.checks.outcomes.get("fenced", 0),
         "workers": len(world.workers),

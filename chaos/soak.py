@@ -6,7 +6,7 @@ finished batch until the hours are spent, whatever ended the one before. A batch
 Invariants
     - A line of the log is durable before the next batch begins; a torn one is cut off before anything is appended.
     - One soak at a time appends to a log.
-    - Live runs take no more time than simulated ones, and never follow each other.
+    - A live run begins only after a simulated batch, and while live ones took no more time than simulated ones did.
 
 Source: DESIGN section 10.
 """
@@ -17,7 +17,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from typing import BinaryIO
 
 import holdfast
 from holdfast.chaos import page
+from holdfast.chaos.checkout import commit
 from holdfast.chaos.live_port import Play
 from holdfast.chaos.live_report import summarise
 from holdfast.chaos.report import Summary
@@ -149,23 +149,13 @@ def code_of_package() -> Code:
         version = metadata.version("holdfast")
     except metadata.PackageNotFoundError:
         version = "not installed"
-    return Code(hashed.hexdigest()[:12], version, _git(root))
+    return Code(hashed.hexdigest()[:12], version, commit())
 
 
 def _sources(root: Path) -> Iterator[Path]:
     for folder, below, names in os.walk(root, followlinks=True):
         below[:] = [name for name in below if name not in NOT_HASHED]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
-
-
-def _git(root: Path) -> str | None:
-    """Return the commit of the checkout that the package lies in; None outside one."""
-    command = ["git", "-C", str((root / "chaos").resolve()), "rev-parse", "--short=12", "HEAD"]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    return asked.stdout.strip() if asked.returncode == 0 else None
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 The log has a line per finished batch (appended.py); a batch whose line is torn counts for nothing. The
 statement is a fold over the log and nothing else.
 
-A *recovery* is a generation that the job started because of a fault: in a live run every recovery that its journal
-tells of, in a simulated one every generation beyond the first, less two for every rewind: the one that it begins, and
-the start that may have to follow it. So they are rather too few than too many. Live runs that proved nothing add none.
+A *recovery* ends with a completed epoch, however often the job had to try before: in a live run every recovery that its
+journal tells of, in a simulated one every generation that completed an epoch, less one for the run's beginning and two
+for every rewind: the one that it begins, and the start that may have to follow it. So they are rather too few than too
+many. Live runs that proved nothing add none.
 
 Invariants
     - A seed is played once, whatever version of the code played it.
@@ -150,9 +151,9 @@ def simulated(summary: Summary, first: int, code: Code, at: str, took_s: float) 
 
 
 def recoveries_of(summary: Summary) -> int:
-    """Return how many generations were started because of faults, rather too few than too many."""
+    """Return after how many faults, or series of them, an epoch was completed, rather too few than too many."""
     counts = summary.counts
-    return max(0, counts["generations"] - summary.runs - GENERATIONS_PER_REWIND_MAX * counts["rewinds"])
+    return max(0, counts["generations_that_completed"] - summary.runs - GENERATIONS_PER_REWIND_MAX * counts["rewinds"])
 
 
 class Stated(msgspec.Struct, frozen=True):

@@ -1,54 +1,122 @@
-"""What the journal of a run amounts to: held, violated, or not proven.
+"""What the journal of a run amounts to: held, violated, or not proven. The only judge, for the run and its report.
 
-Pure: takes the journal's lines.
+The run says itself what it found; here that is counted again, so a claim of "held" stands only if the journal bears it
+out: every armed fault has fired, and every kind of the scenario; an epoch was completed after the last one; something
+was compared, and nothing compared was wrong; the journal has its end.
+
+Invariants
+    - A finding that did not hold is a violation, whatever the journal's end says.
+    - Nothing becomes better here: "held" needs the run's own word for it as well.
+
+Pure.
+Source: DESIGN section 10 (every armed fault must have fired); docs/design/0016-live-chaos.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-Line = Mapping[str, Any]
-OWN_CHECKS = frozenset({"processes", "epochs", "progress", "observer"})
+import msgspec
+
+from holdfast.chaos.findings import COUNTS
+from holdfast.chaos.live_records import Begin, Check, End, EpochDone, FaultNews, Journal, Verdict, of_lines
+from holdfast.runtime.cli.text import plural
+
+OWN_CHECKS = frozenset({"processes", "raised", "damage", "epochs", "progress", "observer"})
 """They look at how the job ran; by themselves they do not compare its results."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judged:
     """How a run ended."""
 
-    verdict: Literal["held", "violated", "not_proven"]
+    verdict: Verdict
     reason: str
 
 
-def of(lines: Sequence[Line], kinds: Iterable[str], failed: str | None) -> Verdict:
-    """Judge a run.
+def of(lines: Sequence[Mapping[str, Any]], failed: str | None) -> Judged:
+    """Judge a run that is about to say how it ended.
 
     Args:
-        lines: The journal, in order.
-        kinds: Faults that the scenario has; each has to have fired.
+        lines: The journal so far, in order.
         failed: Why the run did not come to its end, None if it did.
     """
-    checks = [line for line in lines if line["kind"] == "check"]
-    wrong = [f"{check['name']}: {check['detail']}" for check in checks if not check["passed"]]
+    journal = of_lines(lines)
+    if wrong := violations(journal):
+        return Judged("violated", "; ".join(wrong))
+    if reasons := [failed] if failed is not None else doubts(journal):
+        return Judged("not_proven", "; ".join(reasons))
+    fired = {news.id for news in journal.of(FaultNews) if news.phase == "fired"}
+    short = f"; the job ended before {plural(left, 'planned fault')}" if (left := not_come(journal)) else ""
+    return Judged("held", f"{len(fired)} faults fired, {len(journal.of(Check))} checks passed{short}")
+
+
+def judge(journal: Journal) -> tuple[Verdict, list[str]]:
+    """Return the verdict on a whole journal and, unless everything held, every reason for it."""
+    ends = journal.of(End)
+    wrong = violations(journal)
+    wrong += [_said(end) for end in ends if end.verdict == "violated" and not wrong]
     if wrong:
-        return Verdict("violated", "; ".join(wrong))
-    if failed is not None:
-        return Verdict("not_proven", failed)
-    faults = [line for line in lines if line["kind"] == "fault"]
-    fired = {line["id"] for line in faults if line["phase"] == "fired"}
-    armed = [line for line in faults if line["phase"] == "armed"]
-    missed = [f"{line['fault']} ({line['id']})" for line in armed if line["id"] not in fired]
-    if missed:
-        return Verdict("not_proven", f"armed and never fired: {', '.join(missed)}")
-    never = sorted(set(kinds) - {line["fault"] for line in faults if line["phase"] == "fired"})
-    if never:
-        return Verdict("not_proven", f"too short for every fault; never fired: {', '.join(never)}")
-    last = max(place for place, line in enumerate(lines) if line["kind"] == "fault" and line["phase"] == "fired")
-    if not any(line["kind"] == "epoch" for line in lines[last:]):
-        return Verdict("not_proven", "no epoch was completed after the last fault")
-    compared = [check for check in checks if check["name"] not in OWN_CHECKS]
-    if not compared:
-        return Verdict("not_proven", "the check compared nothing")
-    return Verdict("held", f"{len(fired)} faults fired, {len(checks)} checks passed")
+        return "violated", wrong
+    reasons = doubts(journal)
+    if not ends:
+        reasons.append("the journal has no end: the run was cut off")
+    own = [_said(end) for end in ends if end.verdict == "not_proven"]
+    reasons += [said for said in own if said != "; ".join(reasons)]
+    return ("not_proven", list(dict.fromkeys(reasons))) if reasons else ("held", [])
+
+
+def violations(journal: Journal) -> list[str]:
+    """Return every finding that did not hold."""
+    return [_failed(check) for check in journal.of(Check) if not check.held]
+
+
+def doubts(journal: Journal) -> list[str]:
+    """Return why nothing is proven although nothing wrong was seen."""
+    news, checks = journal.of(FaultNews), journal.of(Check)
+    fired = {each.id for each in news if each.phase == "fired"}
+    silent = {each.id: each.fault for each in news if each.id not in fired}
+    found = [f"{fault} ({name}) was armed and never fired" for name, fault in silent.items()]
+    begin = next(iter(journal.of(Begin)), None)
+    never = set(begin.faults if begin is not None else ()) - {each.fault for each in news if each.id in fired}
+    if never - set(silent.values()):
+        found.append(f"too short for every fault; never fired: {', '.join(sorted(never))}")
+    if not fired:
+        found.append("no fault fired")
+    elif not _completed_after_the_last(journal):
+        found.append("no epoch was completed after the last fault")
+    if not checks:
+        found.append("nothing was checked")
+    elif all(check.name in OWN_CHECKS for check in checks):
+        found.append("the check compared nothing")
+    return found
+
+
+def not_come(journal: Journal) -> int | None:
+    """Return how many planned faults did not come, because the job ended before; None if unknown."""
+    planned = [begin.planned for begin in journal.of(Begin)]
+    armed = {news.id for news in journal.of(FaultNews)}
+    return None if not planned or planned[0] is None else planned[0] - len(armed)
+
+
+def _completed_after_the_last(journal: Journal) -> bool:
+    """Return whether an epoch follows the last fault that fired."""
+    followed = False
+    for record in journal.records:
+        if isinstance(record, FaultNews) and record.phase == "fired":
+            followed = False
+        followed = followed or isinstance(record, EpochDone)
+    return followed
+
+
+def _said(end: End) -> str:
+    return end.reason or "the run says so itself"
+
+
+def _failed(check: Check) -> str:
+    counted = [f"{n:,} {what}" for what in COUNTS if (n := getattr(check, what))]
+    detail = check.detail
+    said = "" if detail is None else detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
+    return f"{check.name}: " + ("; ".join([*counted, *([said] if said else [])]) or "failed")

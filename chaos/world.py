@@ -26,7 +26,7 @@ from holdfast.chaos.damage import Damage
 from holdfast.chaos.disks import Disk
 from holdfast.chaos.draws import Chance
 from holdfast.chaos.driver_process import DriverProcess, Errand
-from holdfast.chaos.faults import Fault, Faults, Strike
+from holdfast.chaos.faults import OUTAGES, Fault, Faults, Strike
 from holdfast.chaos.functions import Functions
 from holdfast.chaos.namings import NamingProcess
 from holdfast.chaos.network import Address, Endpoint
@@ -43,7 +43,6 @@ from holdfast.sinks.memory_immediate import ImmediateTable
 
 SUPERVISE_S = 0.1
 EARLIER_EPOCHS = 57
-OUTAGES = (Fault.STORE_DOWN, Fault.SINK_DOWN, Fault.DISK_FULL)
 CALLS_MAX = 400
 """A crash at a port call strikes among the first so many of a process."""
 

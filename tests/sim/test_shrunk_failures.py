@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.chaos import mutation, replays
+from holdfast.chaos.faults import Fault
 from holdfast.chaos.mutants import MUTANTS
 from holdfast.chaos.replays import Original
 from holdfast.chaos.report import replay_command, shrunk_lines
@@ -78,3 +79,19 @@ class TestReplay:
     def test_an_unknown_strike_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["chaos", "replay", "--seed", "3", "--without", "weather"]) == 2
         assert "is no strike" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("flag", "given", "why"), [
+        ("--only", "99999", "no strike 99999"), ("--only", "restarted", "is no strike"),
+        ("--schedule", "strikes=99999", "no strike 99999"), ("--schedule", "workers=0", "leaves nothing to play"),
+    ])  # fmt: skip
+    def test_what_leaves_nothing_to_play_is_refused(
+        self, flag: str, given: str, why: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["chaos", "replay", "--seed", "3", flag, given]) == 2
+        assert why in capsys.readouterr().err
+
+    def test_a_kind_that_the_seed_does_not_have_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        there = {strike.fault for strike in replays.noted(3).run.strikes}
+        absent = next(fault.name.lower().replace("_", "-") for fault in Fault if fault not in there)
+        assert main(["chaos", "replay", "--seed", "3", "--only", absent]) == 2
+        assert f"no strike of '{absent}'" in capsys.readouterr().err

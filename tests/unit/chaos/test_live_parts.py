@@ -106,6 +106,13 @@ def log_of(path: Path, rows: int, partitions: int = 2) -> None:
     writer.seal()
 
 
+class WithGap(Feeder):
+    """Finds a rule broken in the log that it reads."""
+
+    def _rows(self, partition: int, end: int) -> pa.Table | None:
+        raise AssertionError("rows without a gap")
+
+
 class TestFeeder:
     def test_every_row_arrives_in_its_partition_and_order_and_the_log_is_sealed(self, tmp_path: Path) -> None:
         log_of(tmp_path / "whole", 1_000)
@@ -126,6 +133,13 @@ class TestFeeder:
                 rows += batch.column("n").to_pylist()
             assert rows == list(range(1_000))
         feeder.close()
+
+    def test_an_error_that_nobody_foresaw_is_told(self, tmp_path: Path) -> None:
+        log_of(tmp_path / "whole", 10)
+        feeder = WithGap(str(tmp_path / "whole"), str(tmp_path / "fed"), 1_000_000, 1.0)
+        feeder.start()
+        assert seen(lambda: feeder.done)
+        assert feeder.error is not None and feeder.error.what == "unexpected AssertionError: rows without a gap"
 
     def test_a_log_without_rows_is_refused(self, tmp_path: Path) -> None:
         log_of(tmp_path / "whole", 0)
@@ -227,6 +241,36 @@ class TestObserver:
         second.write_text(second.read_text().replace('"base":1', '"base":0'))
         observer.look()
         assert any("has rows at 0" in text for text in observer.wrong)
+
+    def test_a_target_that_was_never_there_is_no_finding_but_said(self, world: World) -> None:
+        paths = [str(world.folder / name) for name in ("typo.db", "typo")]
+        observer = Observer(world.folder / "root", [Observed("sqlite", paths[0]), Observed("log", paths[1])])
+        observer.look()
+        assert observer.close() == [] and observer.unseen() == paths
+
+    def test_a_target_that_comes_later_is_seen(self, world: World) -> None:
+        observer = world.observer()
+        assert len(observer.unseen()) == 3
+        observer.look()
+        assert [finding.passed for finding in observer.close()] == [True, True] and observer.unseen() == []
+
+    def test_a_table_that_is_not_there_hides_nothing_of_its_target(self, world: World) -> None:
+        observer = Observer(world.folder / "root", [Observed("sqlite", world.database, ("rosw",))])
+        world.deliver(3)
+        observer.look()
+        assert observer.unseen() == [f"{world.database}: rosw"]
+        assert "epoch 3, which is not completed" in observer.close()[0].detail
+
+    def test_a_file_that_is_no_database_or_a_commit_that_is_none_is_found(self, world: World) -> None:
+        Path(world.database).write_bytes(b"nonsense" * 200)
+        world.append(1)
+        (world.folder / "log" / "commits" / f"{1:020}.json").write_text("{")
+        observer = world.observer()
+        for _ in range(2):
+            observer.look()
+        database, log = observer.close()
+        assert not database.passed and "file is not a database" in database.detail
+        assert not log.passed and log.detail.count("could not be read: JSONDecodeError") == 1
 
 
 def checked(context: Context) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from holdfast.chaos.live_records import (
     Begin,
     Check,
     End,
+    EpochDone,
     FaultNews,
     Journal,
     Phase,
@@ -26,8 +27,9 @@ from holdfast.chaos.live_records import (
     encode,
     parse,
 )
-from holdfast.chaos.live_report import judge, percentile, struck, summarise, text_lines
+from holdfast.chaos.live_report import percentile, struck, summarise, text_lines
 from holdfast.chaos.page import page, write
+from holdfast.chaos.verdict import judge
 from holdfast.errors import ConfigError, Damaged
 from holdfast.runtime.cli.main import main
 
@@ -41,7 +43,7 @@ def news(name: str, phase: Phase, at_ms: float = 1_000, fault: str = "worker-kil
     return FaultNews(at_ms=at_ms, id=name, fault=fault, phase=phase)
 
 
-FIRED = (news("f0", "armed", 10), news("f0", "fired"))
+FIRED = (news("f0", "armed", 10), news("f0", "fired"), EpochDone(at_ms=1_500, epoch=7))
 
 
 def journal_of(*records: Record) -> Journal:
@@ -55,6 +57,10 @@ class TestVerdict:
     def test_a_failed_check_is_a_violation_whatever_the_end_says(self) -> None:
         wrong = Check(at_ms=8_000, name="hours", passed=False, duplicated=3, detail="tail N1")
         assert judge(journal_of(*FIRED, wrong, HELD)) == ("violated", ["hours: 3 duplicated; tail N1"])
+
+    def test_a_check_that_says_it_passed_and_counts_a_loss_is_a_violation(self) -> None:
+        wrong = Check(at_ms=8_000, name="mine", passed=True, lost=3)
+        assert judge(journal_of(*FIRED, wrong, HELD)) == ("violated", ["mine: 3 lost"])
 
     def test_a_violation_that_only_the_end_tells_of_is_one(self) -> None:
         end = End(at_ms=9_000, verdict="violated", reason="the oracle disagrees")
@@ -90,6 +96,16 @@ class TestSummary:
     def test_recoveries_of_unknown_length_count_as_recoveries_and_not_into_the_times(self) -> None:
         report = summarise(journal_of(Recovery(at_ms=1), Recovery(at_ms=2_000, recovery_ms=700)))
         assert (report.recoveries, report.recovery_ms.known, report.recovery_ms.p99) == (2, 1, 700)
+
+    def test_a_recovery_begins_when_its_line_says_so(self) -> None:
+        assert Recovery(at_ms=9_000, next_epoch_ms=700, since_ms=5_000).began_ms == 5_000
+        assert Recovery(at_ms=9_000, next_epoch_ms=700).began_ms == 8_300
+
+    def test_planned_faults_that_did_not_come_are_counted_and_said(self) -> None:
+        begin = Begin(at_ms=0, faults=("worker-kill",), planned=3)
+        report = summarise(Journal((begin, *FIRED, PASSED, HELD)))
+        assert (report.verdict, report.not_come, summarise(journal_of()).not_come) == ("held", 2, None)
+        assert "  the job ended before 2 planned faults" in text_lines(report)
 
     def test_percentiles_are_by_nearest_rank(self) -> None:
         assert [percentile(range(1, 101), p) for p in (50, 99)] == [50, 99]

@@ -67,6 +67,12 @@ class TestScenario:
         parse(tomllib.loads(path.read_text()), path.stem, toxiproxy=True)
 
 
+class TestObserved:
+    @pytest.mark.parametrize("grows", ["tails", [3], [""], {"tails": 1}])
+    def test_growing_tables_are_a_list_of_names(self, grows: Any) -> None:
+        assert "give names of tables" in refused(observe=[{"sqlite": "a.db", "grows": grows}])
+
+
 class TestRefusals:
     def test_an_unknown_key_names_those_there_are(self) -> None:
         assert "'durations'" in (text := refused(durations="1s")) and "duration, seed" in text

@@ -74,6 +74,11 @@ class TestShrinking:
 
 
 class TestReductionAsText:
+    @pytest.mark.parametrize("text", ["workers=0", "records=0", "heal_at=-1", "heal_at=nan", "strikes=1/workers=-2"])
+    def test_what_leaves_nothing_to_play_is_refused(self, text: str) -> None:
+        with pytest.raises(ValueError, match="leaves nothing to play"):
+            parsed(text)
+
     @given(
         st.builds(
             Reduction,

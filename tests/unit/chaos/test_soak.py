@@ -150,7 +150,8 @@ class TestStatement:
         total: Counter[str] = Counter()
         for run in runs:
             total.update(run.counts)
-        assert recoveries_of(summary) == total["generations"] - 6 - 2 * total["rewinds"]
+        assert recoveries_of(summary) == total["generations_that_completed"] - 6 - 2 * total["rewinds"]
+        assert total["generations_that_completed"] < total["generations"]
         assert recoveries_of(summary) > 0
 
 
@@ -302,6 +303,14 @@ class TestCommands:
     def test_without_a_log_nothing_is_stated(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["chaos", "statement", str(tmp_path)]) == ConfigError.exit_status
         assert "there is no log" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("verdict", "status"), [("held", 0), ("not_proven", 1), ("violated", 4)])
+    def test_a_live_run_that_proved_nothing_is_no_success(
+        self, tmp_path: Path, verdict: Verdict, status: int, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        soak_of(tmp_path, hours=2, live=live_runs(verdict)).run()
+        assert main(["chaos", "statement", str(tmp_path)]) == status
+        assert ("not counted: 1 live run" in capsys.readouterr().out) == (verdict == "not_proven")
 
     def test_half_of_what_live_runs_need_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["chaos", "soak", "--hours", "1", "--folder", str(tmp_path), "--job", "j.py"]) == 2

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.chaos import page, verdict
 from holdfast.chaos.live_cli import exit_status
+from holdfast.chaos.live_records import of_lines
 
 
 def line(kind: str, **fields: Any) -> dict[str, Any]:
@@ -28,11 +29,12 @@ def check(passed: bool = True, name: str = "tables") -> dict[str, Any]:
 
 
 EPOCH = line("epoch", epoch=7, generation=1, duration_ms=10)
-HELD = [fault("armed"), fault("fired"), EPOCH, check()]
+BEGIN = line("begin", job="job.py", seed=1, scenario="s", faults=["worker-kill"], planned=1)
+HELD = [BEGIN, fault("armed"), fault("fired"), EPOCH, check()]
 
 
 def judged(lines: list[dict[str, Any]], failed: str | None = None) -> tuple[str, str]:
-    found = verdict.of(lines, ["worker-kill"], failed)
+    found = verdict.of(lines, failed)
     return found.verdict, found.reason
 
 
@@ -40,25 +42,49 @@ class TestVerdict:
     def test_a_run_held_if_its_faults_fired_and_its_checks_passed(self) -> None:
         assert judged(HELD) == ("held", "1 faults fired, 1 checks passed")
 
+    def test_a_schedule_that_the_job_cut_short_is_said(self) -> None:
+        begin = {**BEGIN, "planned": 4}
+        assert judged([begin, *HELD[1:]])[1] == "1 faults fired, 1 checks passed; the job ended before 3 planned faults"
+
     def test_a_check_that_failed_is_a_violation_whatever_else_happened(self) -> None:
-        assert judged([*HELD, check(passed=False)], "the job failed") == ("violated", "tables: 3 missing")
+        assert judged([*HELD, check(passed=False)], "the job failed") == ("violated", "tables: 3 lost; 3 missing")
 
     def test_a_run_that_did_not_come_to_its_end_proves_nothing(self) -> None:
         assert judged(HELD, "the job failed") == ("not_proven", "the job failed")
 
     def test_a_fault_that_was_armed_and_never_fired_proves_nothing(self) -> None:
-        assert judged([*HELD[:3], fault("armed", 2), EPOCH, check()]) == (
-            "not_proven", "armed and never fired: worker-kill (2)",
+        assert judged([*HELD[:4], fault("armed", 2), EPOCH, check()]) == (
+            "not_proven", "worker-kill (2) was armed and never fired",
         )  # fmt: skip
 
     def test_a_kind_that_never_fired_proves_nothing(self) -> None:
-        assert verdict.of(HELD, ["worker-kill", "driver-kill"], None).reason.endswith("never fired: driver-kill")
+        both = {**BEGIN, "faults": ["worker-kill", "driver-kill"]}
+        assert judged([both, *HELD[1:]])[1].endswith("never fired: driver-kill")
 
     def test_an_epoch_has_to_be_completed_after_the_last_fault(self) -> None:
-        assert judged([EPOCH, *HELD[:2], check()]) == ("not_proven", "no epoch was completed after the last fault")
+        assert judged([EPOCH, *HELD[:3], check()]) == ("not_proven", "no epoch was completed after the last fault")
 
     def test_checks_of_the_run_itself_are_no_check_of_its_results(self) -> None:
-        assert judged([*HELD[:3], check(name="epochs")]) == ("not_proven", "the check compared nothing")
+        assert judged([*HELD[:4], check(name="epochs")]) == ("not_proven", "the check compared nothing")
+
+
+def ended(found: str, failed: str | None = None) -> dict[str, Any]:
+    return line("end", verdict=found, reason="", failed=failed)
+
+
+class TestOneJudge:
+    @pytest.mark.parametrize("lines", [
+        HELD, HELD[:4], [*HELD[:3], check()], [*HELD[:4], check(name="epochs")], [*HELD, check(passed=False)],
+        [*HELD, fault("armed", 2)], [BEGIN, EPOCH, check()], [{**BEGIN, "faults": ["worker-kill", "x"]}, *HELD[1:]],
+    ])  # fmt: skip
+    def test_the_report_says_what_the_run_says(self, lines: list[dict[str, Any]]) -> None:
+        own = verdict.of(lines, None)
+        found, reasons = verdict.judge(of_lines([*lines, line("end", verdict=own.verdict, reason=own.reason)]))
+        assert (found, "; ".join(reasons)) == (own.verdict, "" if found == "held" else own.reason)
+
+    def test_a_claim_that_the_journal_does_not_bear_out_does_not_stand(self) -> None:
+        for lines in (HELD[:4], [*HELD[:3], check()], [*HELD[:4], check(name="epochs")]):
+            assert verdict.judge(of_lines([*lines, ended("held")]))[0] == "not_proven"
 
 
 def status(folder: Path, *lines: dict[str, Any]) -> int:
@@ -70,15 +96,19 @@ def status(folder: Path, *lines: dict[str, Any]) -> int:
 class TestExitStatus:
     @pytest.mark.parametrize(("found", "expected"), [("held", 0), ("violated", 4), ("not_proven", 1)])
     def test_each_verdict_has_its_own(self, tmp_path: Path, found: str, expected: int) -> None:
-        assert status(tmp_path, *HELD, line("end", verdict=found, reason="")) == expected
+        assert status(tmp_path, *HELD, ended(found)) == expected
 
-    def test_a_job_that_failed_has_its_own(self, tmp_path: Path) -> None:
-        ended = line("driver", phase="ended", pid=1, exit=7)
-        assert status(tmp_path, ended, line("end", verdict="not_proven", reason="")) == 7
+    def test_a_job_that_failed_has_its_own_however_its_driver_ended(self, tmp_path: Path) -> None:
+        segfault = line("driver", phase="ended", pid=1, exit=-11)
+        assert status(tmp_path, segfault, ended("not_proven", "job")) == 7
+
+    def test_what_failed_beside_the_job_is_no_failed_job(self, tmp_path: Path) -> None:
+        refused = line("driver", phase="ended", pid=1, exit=7)
+        assert status(tmp_path, refused, ended("not_proven", "harness")) == 1
 
     def test_a_driver_that_was_killed_and_came_back_is_no_failed_job(self, tmp_path: Path) -> None:
         killed = line("driver", phase="ended", pid=1, exit=-9)
-        assert status(tmp_path, killed, line("end", verdict="not_proven", reason="")) == 1
+        assert status(tmp_path, killed, ended("not_proven")) == 1
 
     def test_a_journal_without_an_end_proves_nothing(self, tmp_path: Path) -> None:
         assert status(tmp_path, *HELD) == 1

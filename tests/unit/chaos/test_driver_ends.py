@@ -1,0 +1,75 @@
+"""What ends of drivers and causes of restarts tell of the job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.chaos import driver_ends
+from holdfast.chaos.driver_ends import Ended
+from holdfast.chaos.journal import Journal
+from holdfast.chaos.live_job import LiveJob
+from holdfast.chaos.live_watch import Watch
+from holdfast.runtime.spark.host import unexpected
+
+SURVIVED = (
+    "started", "worker 1734190e1be3 (pid 6869) closed its stream: the peer closed the stream",
+    "a data channel broke between live workers", "worker 9 was silent for 5.0 s",
+    "worker process ended (SparkException: Python worker exited unexpectedly (crashed):)",
+    "OSError: [Errno 27] File too large at files.py:80",
+)  # fmt: skip
+
+
+def ended(status: int, why: str = "", *, struck: bool = False, epochs: int = 3) -> Ended:
+    return Ended(status, why, struck, epochs)
+
+
+class TestRaised:
+    def test_what_faults_do_is_no_error_of_the_code(self) -> None:
+        ends = [ended(-9, struck=True), ended(7, struck=True), ended(5, "holdfast: the store is out of reach")]
+        assert driver_ends.raised(SURVIVED, ends).passed
+
+    @pytest.mark.parametrize("error", [AssertionError(), AssertionError("a gap"), KeyError("epochs"), TypeError("x")])
+    def test_a_worker_that_found_a_rule_broken_is_a_violation(self, error: Exception) -> None:
+        finding = driver_ends.raised([*SURVIVED, unexpected(error)["what"]], [])
+        assert not finding.passed
+        assert type(error).__name__ in finding.detail
+
+    def test_a_broken_rule_that_only_spark_tells_of_is_one(self) -> None:
+        assert not driver_ends.raised(["worker process ended (AssertionError: a gap)"], []).passed
+
+    @pytest.mark.parametrize("status", [1, -11, -6])
+    def test_a_driver_that_nobody_struck_and_that_broke_is_a_violation(self, status: int) -> None:
+        assert driver_ends.raised([], [ended(status, "holdfast: unexpected OSError")]).passed is False
+        assert driver_ends.raised([], [ended(status, "holdfast: unexpected OSError", struck=True)]).passed
+
+    def test_before_the_first_epoch_only_a_broken_rule_counts(self) -> None:
+        assert driver_ends.raised([], [ended(1, "holdfast: unexpected ModuleNotFoundError", epochs=0)]).passed
+        assert not driver_ends.raised([], [ended(1, "holdfast: unexpected AssertionError: x", epochs=0)]).passed
+
+
+class TestGaveUp:
+    @pytest.mark.parametrize("status", [4, 7])
+    def test_a_job_that_ran_and_then_could_not_go_on_under_faults_is_a_violation(self, status: int) -> None:
+        finding = driver_ends.gave_up([ended(-9, struck=True), ended(status, "holdfast: job 'j' failed: damaged")])
+        assert finding is not None and not finding.passed
+        assert finding.invariant == "I11" and "damaged" in finding.detail
+
+    def test_a_job_that_refused_what_a_fault_damaged_or_never_ran_is_none(self) -> None:
+        ends = [ended(7, struck=True), ended(4, epochs=0), ended(5), ended(-9)]
+        assert driver_ends.gave_up(ends) is None
+
+
+class TestWatched:
+    def test_causes_are_those_of_the_job_log_also_of_generations_that_were_never_ready(self, tmp_path: Path) -> None:
+        folder = tmp_path / "root" / "job" / "log"
+        folder.mkdir(parents=True)
+        for number, cause in enumerate(("started", "AssertionError: a gap at loop.py:9"), 1):
+            body = {"kind": "GenerationStarted", "cause": cause}
+            record = {"seq": number, "generation": number, "at": number, "body": body}
+            (folder / f"{number:020}.json").write_text(json.dumps(record))
+        watch = Watch(LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token"), Journal(tmp_path / "journal.jsonl"))
+        watch.end()
+        assert watch.causes == ["started", "AssertionError: a gap at loop.py:9"]

@@ -1,0 +1,130 @@
+"""What counts as one recovery of a real run, and how long it took."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from holdfast.chaos.journal import Journal
+from holdfast.chaos.live_job import LiveJob
+from holdfast.chaos.live_recoveries import Attempt, Recoveries
+from holdfast.chaos.live_watch import Watch
+
+BROKE = "a data channel broke between live workers"
+S = 1_000_000
+
+
+def attempt(at_s: float, took_ms: int = 1_000, cause: str = BROKE, *, known: bool = True) -> Attempt:
+    """Return an attempt that was noticed at a second and logged 100 ms later."""
+    return Attempt(cause, took_ms, at_s * S + 100_000, at_s * S if known else None)
+
+
+def closed(*attempts: Attempt, epoch_at_s: float = 20.0) -> list[dict[str, Any]]:
+    recoveries = Recoveries()
+    recoveries.open.extend(attempts)
+    recoveries.completed(7, epoch_at_s * S, 9_000)
+    return recoveries.closed(7)
+
+
+class TestRecoveries:
+    def test_attempts_between_two_epochs_are_one_recovery_from_the_first_failure_on(self) -> None:
+        [recovery] = closed(*(attempt(8.0 + n, 1_000) for n in range(8)))
+        assert recovery == {
+            "cause": f"{BROKE} (8 times)", "attempts": 8, "recovery_ms": 8_000, "next_epoch_ms": 12_000,
+            "since_ms": -3_000,
+        }  # fmt: skip
+
+    def test_a_driver_that_was_killed_and_what_failed_when_it_came_back_are_one(self) -> None:
+        [recovery] = closed(attempt(15.0, 2_000), attempt(10.0, 9_000, "the driver was killed"))
+        assert recovery["cause"] == f"the driver was killed; {BROKE}"
+        assert (recovery["recovery_ms"], recovery["next_epoch_ms"]) == (7_000, 10_000)
+
+    def test_what_an_epoch_separates_are_two(self) -> None:
+        recoveries = Recoveries()
+        recoveries.completed(7, 11 * S, 1_000)
+        recoveries.completed(8, 21 * S, 2_000)
+        recoveries.open.extend([attempt(10.0), attempt(20.0)])  # heard of late, and told apart by their times
+        assert [each["next_epoch_ms"] for each in recoveries.closed(None)] == [1_000, 1_000]
+
+    def test_an_epoch_that_the_driver_has_not_told_of_closes_nothing_yet(self) -> None:
+        recoveries = Recoveries()
+        recoveries.completed(7, 20 * S, 9_000)
+        assert recoveries.closed(6) == []
+        recoveries.open.append(attempt(10.0))
+        assert len(recoveries.closed(7)) == 1 and recoveries.rest() == []
+
+    def test_an_epoch_without_a_failure_before_it_closes_none(self) -> None:
+        assert closed() == [] and closed(attempt(30.0)) == []
+
+    def test_a_recovery_whose_beginning_is_unknown_has_no_times_that_need_it(self) -> None:
+        assert closed(attempt(10.0, known=False)) == [{"cause": BROKE, "attempts": 1, "recovery_ms": 1_000}]
+        [recovery] = closed(attempt(10.0, known=False), attempt(12.0))
+        assert recovery["recovery_ms"] is None and "next_epoch_ms" not in recovery
+
+    def test_what_no_epoch_followed_is_one_recovery_without_it(self) -> None:
+        recoveries = Recoveries()
+        recoveries.open.extend([attempt(10.0), attempt(12.0, 3_000)])
+        [recovery] = recoveries.rest()
+        assert recovery["recovery_ms"] == 5_000 and "next_epoch_ms" not in recovery
+
+
+class Job:
+    """A job of which progress, job log and live.json are written by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.sequence = folder / "root" / "job", 0
+        (self.folder / "log").mkdir(parents=True)
+        self.live = LiveJob(folder / "job.py", folder, (), {}, "token")
+        self.journal = Journal(folder / "journal.jsonl")
+        self.watch = Watch(self.live, self.journal)
+
+    def epoch(self, epoch: int, at_s: float) -> None:
+        self.sequence += 1
+        body = {"kind": "CheckpointCompleted", "epoch": epoch, "duration_ms": 5}
+        record = {"seq": self.sequence, "generation": 1, "at": at_s * S, "body": body}
+        (self.folder / "log" / f"{self.sequence:020}.json").write_text(json.dumps(record))
+
+    def tell(self, epoch: int, *ready_at_s: float) -> None:
+        restarts = [{"at": at * S, "cause": BROKE, "recovery_ms": 700} for at in ready_at_s]
+        self.live.progress = {"state": "running", "epoch": epoch, "restarts": restarts}
+
+    def show(self, at_s: float) -> None:
+        """Let live.json show a restart that was logged 200 ms after the failure."""
+        restart = {"at": at_s * S, "logged_ms": 200, "generation": 2}
+        worker = {"how": "restored", "first_record_at": at_s * S + 300_000}
+        live = {"generation": 2, "restarts": [restart], "workers": [worker]}
+        (self.folder / "live.json").write_text(json.dumps(live))
+
+
+class TestWatch:
+    def test_times_are_of_the_failure_also_if_it_is_known_only_later(self, tmp_path: Path) -> None:
+        job = Job(tmp_path)
+        job.tell(6, 10.0)
+        job.watch.look()
+        job.show(10.0)
+        job.watch.look()
+        job.epoch(7, 12.0)
+        job.tell(7, 10.0)
+        job.watch.look()
+        [line] = job.journal.of("recovery")
+        assert (line["recovery_ms"], line["first_record_ms"], line["next_epoch_ms"]) == (700, 500, 2_200)
+
+    def test_a_failure_whose_moment_nobody_tells_has_no_time_to_the_next_epoch(self, tmp_path: Path) -> None:
+        job = Job(tmp_path)
+        job.tell(6, 10.0)
+        job.epoch(7, 12.0)
+        job.watch.end()
+        [line] = job.journal.of("recovery")
+        assert line["recovery_ms"] == 700 and "next_epoch_ms" not in line
+
+    def test_an_attempt_that_is_told_after_the_epoch_is_part_of_its_recovery(self, tmp_path: Path) -> None:
+        job = Job(tmp_path)
+        job.show(10.0)
+        job.tell(6, 10.0)
+        job.epoch(7, 12.0)
+        job.watch.look()
+        job.tell(7, 10.0, 11.0)
+        job.watch.look()
+        [line] = job.journal.of("recovery")
+        assert line["attempts"] == 2
