@@ -94,8 +94,8 @@ def check(shown: Mapping[str, Any], accepted: Collection[str]) -> None:
             raise ConfigError(
                 f"sink {sink['name']!r} cannot take its output back: {sink['reason']}",
                 not_done=NOTHING_DONE,
-                next_step="go back to a later checkpoint; if the sink has gone from the job's file, put it back"
-                f"{instead}",
+                next_step="go back to a later checkpoint; put back a target that is damaged, and a sink that has gone "
+                f"from the job's file{instead}",
                 where=where,
             )
 

@@ -6,8 +6,8 @@ what is processed again is delivered on top of what is there.
 
 Invariants
     - What is not known is None, never 0.
-    - Only what the plan says plainly can be accepted: a target that is missing, that differs, that can take no more
-      rows, that was written at once, or whose sink is gone from the file, cannot.
+    - Only what the plan says plainly can be accepted: a target that is missing, damaged, another or somebody newer's,
+      that can take no more rows, that was written at once, or whose sink is gone from the file, cannot.
 
 Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P16, P21; docs/design/0010-rewind.md.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import Tag, Timeline
 from holdfast.ports import Clock
 from holdfast.runtime.repair import Order, not_repairable, writers_of
@@ -92,10 +92,10 @@ def _outlook(repository: Repository, job: Job, there: Manifest, spec: SinkSpec, 
         repair = spec.sink.plan_repair(
             Rewinding(asked.job_uuid, asked.sink, to, asked.writers), spec.schema, spec.upsert_key
         )
-    except HoldfastError as error:
-        if isinstance(error, ConfigError):
-            return Outlook(_shown(spec.name, "impossible", error.what))
+    except Unavailable as error:  # a repair is tried again until the target answers
         return Outlook(_shown(spec.name, None, error.what))
+    except HoldfastError as error:  # it would end the repair too, and every start after it
+        return Outlook(_shown(spec.name, "impossible", error.what))
     took = clock.monotonic() - began
     shown = {"name": spec.name, **asdict(repair), "sample": [dict(each) for each in repair.sample]}
     del shown["takes_more"]

@@ -7,20 +7,34 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from words_job import Words, visible
 
+import holdfast as hf
 from holdfast.checkpoint.repository import Repository
 from holdfast.runtime import presence
 from holdfast.runtime.cli.history import observed
 from holdfast.runtime.cli.main import main
+from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.rewind_plan import blocker
+from holdfast.runtime.rewind_sinks import outlooks, stands_against
+from holdfast.sinks.contract import Repair, Rewinding
 
 Capture = pytest.CaptureFixture[str]
+
+
+class Away(hf.SQLite):
+    """A target that cannot be reached now."""
+
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, key: Sequence[str] | None) -> Repair:
+        raise hf.Unavailable("nobody answers", next_step="try again")
 
 
 @pytest.fixture
@@ -183,6 +197,37 @@ class TestAccept:
         words.stop()
         (words.folder / "out.db").unlink()
         assert plan(words, capsys, "--to-epoch", str(words.epochs[0]))["accept"] == []
+
+    def test_a_target_that_is_damaged_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        with (words.folder / "out.db").open("r+b") as file:
+            file.seek(100)
+            file.write(b"\xff" * 3900)
+        self.nothing_helps(words, capsys)
+
+    def test_a_target_that_somebody_newer_owns_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        with closing(sqlite3.connect(words.folder / "out.db")) as db, db:
+            db.execute("UPDATE holdfast_progress SET timeline = 9")
+        self.nothing_helps(words, capsys)
+
+    def test_a_target_that_is_away_is_unknown_and_stands_against_nothing(self, words: Words) -> None:
+        repository, job = Repository(words.store), words.job
+        there = repository.load_manifest(job.completed[0].body.manifest)
+        spec = next(spec for spec in words.plan.sinks if spec.name == "out")
+        away = replace(spec, sink=Away(words.folder / "out.db", "totals", ["word"]))
+        out = outlooks(repository, job, there, there, [away], SystemClock())[0]
+        assert (out.shown["verdict"], out.shown["reason"]) == (None, "nobody answers")
+        assert stands_against(out, ()) is None
+
+    def nothing_helps(self, words: Words, capsys: Capture) -> None:
+        """A rewind that would have to repair `out` is refused before it is begun, whatever is accepted."""
+        to = ("--to-epoch", str(words.epochs[0]))
+        shown = plan(words, capsys, *to)
+        assert next(sink["verdict"] for sink in shown["sinks"] if sink["name"] == "out") == "impossible"
+        assert shown["accept"] == []
+        said = refusal(words, capsys, *to, "--apply", "--accept", "out:impossible")
+        assert "sink 'out' cannot take its output back" in said
 
     def test_a_running_job_goes_back_only_with_what_its_targets_need(self, words: Words) -> None:
         words.forget("out")
