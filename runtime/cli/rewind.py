@@ -80,8 +80,8 @@ def handle(args: argparse.Namespace) -> int:
         raise _wrong("--plan says which plan to apply", "add --apply, or leave out --plan")
     offset = None if args.to_offset is None else rewind_target.Offset.parsed(args.to_offset)
     wanted = rewind_target.Wanted(args.to_epoch, _time(args), args.to_savepoint, offset)
-    _check_accept(args.accept)
     root, name, plan = job_of(args)
+    _check_accept(args.accept, plan)
     done = False
     while not done:  # again only if the driver that was asked is dead: it is then not asked any more
         stored = open_job(root, name)
@@ -237,13 +237,17 @@ def render(shown: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", f"plan {shown['plan_id']}"])
 
 
-def _check_accept(accepted: list[str]) -> None:
-    from holdfast.runtime.rewind_sinks import REFUSED
+def _check_accept(accepted: list[str], plan: Plan | None) -> None:
+    """Refuse what is no sink's verdict; without its file only the job's driver knows all of its sinks."""
+    from holdfast.runtime.rewind_sinks import IMPOSSIBLE, no_such_sink
 
     for what in accepted:
         name, _, verdict = what.rpartition(":")
-        if not name or verdict not in REFUSED:
-            raise _wrong(f"--accept {what!r} names no sink's verdict", f"give SINK:{' or SINK:'.join(REFUSED)}")
+        if not name or verdict != IMPOSSIBLE:
+            raise _wrong(f"--accept {what!r} names no sink's verdict", f"give SINK:{IMPOSSIBLE}")
+    sinks = [] if plan is None else sorted(spec.name for spec in plan.sinks)
+    if plan is not None and (unknown := no_such_sink(accepted, sinks)) is not None:
+        raise _wrong(f"the app has no sink {unknown!r}, which --accept names", f"its sinks: {', '.join(sinks)}")
 
 
 def _yes(known: bool | None) -> str | None:

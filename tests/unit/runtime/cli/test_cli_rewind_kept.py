@@ -23,7 +23,7 @@ from holdfast.runtime import presence
 from holdfast.runtime.cli.history import observed
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.clock import SystemClock
-from holdfast.runtime.rewind_plan import blocker
+from holdfast.runtime.rewind_plan import granted
 from holdfast.runtime.rewind_sinks import outlooks, stands_against
 from holdfast.sinks.contract import Repair, Rewinding
 
@@ -116,16 +116,22 @@ class TestAccept:
         assert (out["verdict"], out["restore"], out["delete"]) == ("impossible", None, None)
         assert "if accepted, its rows stay" in out["reason"]
 
-    @pytest.mark.parametrize("given", [[], ["--accept", "said:impossible"], ["--accept", "out:duplicate"]])
+    @pytest.mark.parametrize("given", [[], ["--accept", "said:impossible"]])
     def test_anything_else_is_refused(self, words: Words, capsys: Capture, given: list[str]) -> None:
         words.stop()
         words.forget("out")
         said = refusal(words, capsys, "--to-epoch", str(words.epochs[0]), "--apply", *given)
         assert "or accept it: --accept out:impossible" in said
 
-    def test_what_is_no_verdict_of_a_sink_is_refused(self, words: Words, capsys: Capture) -> None:
+    @pytest.mark.parametrize("given", ["out", "out:overwrite", "out:duplicate", ":impossible"])
+    def test_what_is_no_verdict_of_a_sink_is_refused(self, words: Words, capsys: Capture, given: str) -> None:
         words.stop()
-        assert "names no sink's verdict" in refusal(words, capsys, "--to-epoch", "1", "--accept", "out")
+        assert "names no sink's verdict" in refusal(words, capsys, "--to-epoch", "1", "--accept", given)
+
+    def test_a_name_that_no_sink_has_is_refused(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        said = refusal(words, capsys, "--to-epoch", str(words.epochs[0]), "--apply", "--accept", "oot:impossible")
+        assert "the app has no sink 'oot'" in said and "log, out, said, tagged" in said
 
     def test_rows_stay_writers_are_fenced_and_the_log_says_so(self, words: Words, capsys: Capture) -> None:
         words.stop()
@@ -231,21 +237,31 @@ class TestAccept:
 
     def test_a_running_job_goes_back_only_with_what_its_targets_need(self, words: Words) -> None:
         words.forget("out")
-        state = words.cluster.driver.state
-
-        def why(*accept: str) -> str | None:
-            args = {"epoch": words.epochs[0], "timeline": 1, "accept": list(accept)}
-            return blocker(Repository(words.store), words.job, args, words.plan.sinks, state.rules.operators)
-
-        assert str(why()).endswith("to accept that: --accept out:impossible")
-        assert why("out:duplicate") is not None
-        assert why("out:impossible") is None
-        args = {"epoch": words.epochs[0], "timeline": 1, "accept": ["out:impossible"]}
+        assert str(granted_to(words)).endswith("to accept that: --accept out:impossible")
+        assert isinstance(granted_to(words, "said:impossible"), str)
+        args = granted_to(words, "out:impossible")
         generation = words.job.generation
+        assert isinstance(args, dict)
         assert words.cluster.driver.asked("rewind", args, generation, generation) is not None
         words.say(d=4)
         assert words.job.rewinds[-1].accepted == ("out:impossible",)
         assert visible(words.folder)["out"] == [["a", 2, 11], ["b", 1, 2], ["c", 1, 3], ["d", 1, 4]]
+
+    def test_a_running_job_keeps_no_permission_that_its_targets_do_not_need(self, words: Words) -> None:
+        """Else rows would stay without a word if the horizon moved before the repair, now or in a recovery."""
+        words.forget("out")
+        args = granted_to(words, "out:impossible", "said:impossible")
+        assert isinstance(args, dict) and args["accept"] == ["out:impossible"]
+
+    def test_a_running_job_refuses_a_name_that_no_sink_has(self, words: Words) -> None:
+        assert "has no sink 'oot'" in str(granted_to(words, "oot:impossible"))
+
+
+def granted_to(words: Words, *accept: str) -> object:
+    """Return what the driver of the running job makes of a request to go back to the first epoch."""
+    args = {"epoch": words.epochs[0], "timeline": 1, "accept": list(accept)}
+    operators = words.cluster.driver.state.rules.operators
+    return granted(Repository(words.store), words.job, args, words.plan.sinks, operators)
 
 
 class TestPlan:
