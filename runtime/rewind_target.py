@@ -13,18 +13,22 @@ Source: DESIGN section 9; PROTOCOL P2 (numbers have gaps), P12, P16; docs/design
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from holdfast.checkpoint.joblog import Completed, Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, Where
+from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import NO_EPOCH
 from holdfast.runtime.rewinding import no_way_back
 
 NOTHING_DONE = "nothing was changed"
 NAMES_SHOWN_MAX = 20
+EXPIRED_MEANWHILE_MAX = 5
+"""How often planning begins anew because a running job let go of a checkpoint that was looked at."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,23 @@ class Wanted:
     at_us: int | None = None
     savepoint: str | None = None
     offset: Offset | None = None
+
+
+def while_it_goes_on(repository: Repository, job: Job, plan: Callable[[Job], T]) -> T:
+    """Plan on a log that may move on: again, on a newer one, if what was missing has expired meanwhile.
+
+    Raises:
+        Damaged: something is missing that nothing explains.
+    """
+    for _ in range(EXPIRED_MEANWHILE_MAX):
+        try:
+            return plan(job)
+        except Damaged:
+            now = repository.read_log()
+            if now is None or {each.body.epoch for each in job.retained} <= {each.body.epoch for each in now.retained}:
+                raise
+            job = now
+    return plan(job)
 
 
 def target_of(repository: Repository, job: Job, wanted: Wanted) -> Completed:

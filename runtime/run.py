@@ -49,6 +49,7 @@ from holdfast.runtime.presence import boot_id, myself
 from holdfast.runtime.repair import unrepairable, writers_of
 from holdfast.runtime.rewind_plan import granted
 from holdfast.runtime.rewind_sources import missing_records
+from holdfast.runtime.rewind_target import while_it_goes_on
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.detour import detour_of
@@ -287,9 +288,11 @@ class _Run:
             if request.kind == "rewind" and (job := self._loop.state.log.job) is not None:
                 asked, operators = request.args, self._prepared.operators
                 self._lanes.lane("targets").submit(
-                    lambda j=job, a=asked, o=operators: (  # type: ignore[misc]
-                        missing_records(self.repository, j, a.get("epoch", 0), self._prepared.plan)
-                        or granted(self.repository, j, a, self.sinks, o)
+                    lambda j=job, a=asked, o=operators: while_it_goes_on(  # type: ignore[misc]
+                        self.repository,
+                        j,
+                        lambda now: missing_records(self.repository, now, a.get("epoch", 0), self._prepared.plan)
+                        or granted(self.repository, now, a, self.sinks, o),
                     ),
                     lambda result, r=request: self._carry_out(r, result),  # type: ignore[misc]
                 )

@@ -17,6 +17,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from holdfast.runtime.presence import is_gone
 from holdfast.runtime.settings import duration_ms
 
 if TYPE_CHECKING:
+    from holdfast.runtime.rewind_target import Wanted
     from holdfast.runtime.steps import Plan
 
 PLAN_ONLY = 3
@@ -73,22 +75,19 @@ def handle(args: argparse.Namespace) -> int:
 
     Exit status: 0 done, 2 refused, 3 plan shown only, 5 not in time, 6 somebody was first or the job went on.
     """
-    from holdfast.runtime import rewind_plan, rewind_target
+    from holdfast.runtime import rewind_plan
+    from holdfast.runtime.rewind_target import Offset, Wanted
 
     timeout_s = duration_ms(args.timeout, "--timeout") / 1000
     if args.plan is not None and not args.apply:
         raise _wrong("--plan says which plan to apply", "add --apply, or leave out --plan")
-    offset = None if args.to_offset is None else rewind_target.Offset.parsed(args.to_offset)
-    wanted = rewind_target.Wanted(args.to_epoch, _time(args), args.to_savepoint, offset)
+    offset = None if args.to_offset is None else Offset.parsed(args.to_offset)
+    wanted = Wanted(args.to_epoch, _time(args), args.to_savepoint, offset)
     root, name, plan = job_of(args)
     _check_accept(args.accept, plan)
     done = False
     while not done:  # again only if the driver that was asked is dead: it is then not asked any more
-        stored = open_job(root, name)
-        base = rewind_target.target_of(stored.repository, stored.job, wanted)
-        shown = rewind_plan.plan_of(
-            stored.repository, stored.job, base, plan, stop=args.stop, clock=SystemClock()
-        )
+        stored, base, shown = planned(open_job(root, name), wanted, plan, stop=args.stop)
         if not args.apply:
             print_json(shown) if args.json else print(render(shown))
             accept = "".join(f" --accept {what}" for what in shown["accept"])
@@ -102,6 +101,21 @@ def handle(args: argparse.Namespace) -> int:
     shown["applied"] = True
     print_json(shown) if args.json else print(render(shown))
     return 0
+
+
+def planned(
+    stored: Stored, wanted: Wanted, plan: Plan | None, *, stop: bool
+) -> tuple[Stored, Completed, dict[str, Any]]:
+    """Return the job as it was when the plan was made, the checkpoint to go back to, and the plan."""
+    from holdfast.runtime.rewind_plan import plan_of
+    from holdfast.runtime.rewind_target import target_of, while_it_goes_on
+
+    def made(job: Job) -> tuple[Stored, Completed, dict[str, Any]]:
+        base = target_of(stored.repository, job, wanted)
+        shown = plan_of(stored.repository, job, base, plan, stop=stop, clock=SystemClock())
+        return replace(stored, job=job), base, shown
+
+    return while_it_goes_on(stored.repository, stored.job, made)
 
 
 def _apply(
