@@ -10,10 +10,10 @@ Source: DESIGN sections 9, 13; PROTOCOL P4, P6, P21; docs/design/0010-rewind.md.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from holdfast.checkpoint.joblog import Job
@@ -31,6 +31,7 @@ from holdfast.runtime.steps import SinkSpec
 
 POLL_S = 0.02
 TELL_EVERY_S = 0.5
+LAST_WORDS_WITHIN_S = 5.0
 _KINDS: dict[str, type[HoldfastError]] = {kind.kind: kind for kind in (ConfigError, Damaged, Fenced, Unavailable)}
 
 
@@ -100,11 +101,11 @@ def rewind_stopped(
         kind, error = loop.outcome
         if kind != "stopped":
             raise _failure(job, kind, error or {})
-        _last_words(tell, _told(loop.state.job, owner, "stopped", None))
+        _last_words(lanes, tell, _told(loop.state.job, owner, "stopped", None))
     except Fenced:
         raise  # the file is the new owner's
     except HoldfastError as error:
-        _last_words(tell, _told(loop.state.job, owner, "failed", error.what))
+        _last_words(lanes, tell, _told(loop.state.job, owner, "failed", error.what))
         raise
     finally:
         lanes.close()
@@ -117,10 +118,21 @@ def _told(job: Job, owner: str, state: str, reason: str | None) -> dict[str, Any
     return told
 
 
-def _last_words(tell: Callable[[Mapping[str, Any]], None], told: Mapping[str, Any]) -> None:
-    """Without them others wait until `live.json` is stale: no reason to say that the rewind has failed."""
-    with suppress(Unavailable):
-        tell(told)
+def _last_words(lanes: ThreadLanes, tell: Callable[[Mapping[str, Any]], None], told: Mapping[str, Any]) -> None:
+    """Say them behind what is being said already: what lands last in `live.json` is what others see.
+
+    Without them others wait until it is stale: no reason to say that the rewind has failed.
+    """
+    over = threading.Event()
+
+    def say() -> None:
+        try:
+            tell(told)
+        finally:
+            over.set()
+
+    lanes.lane("live").submit(say, lambda _: None)
+    over.wait(LAST_WORDS_WITHIN_S)
 
 
 def _rules(job: Job, sinks: Sequence[SinkSpec]) -> master.Rules:
