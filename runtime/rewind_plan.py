@@ -25,7 +25,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Where
 from holdfast.ports import Clock
 from holdfast.runtime.clock import SystemClock
-from holdfast.runtime.rewind_estimate import estimate_ms
+from holdfast.runtime.rewind_estimate import estimate_ms, taking_back_s
 from holdfast.runtime.rewind_sinks import IMPOSSIBLE, no_such_sink, outlooks, stands_against
 from holdfast.runtime.rewind_target import NOTHING_DONE
 from holdfast.runtime.rewinding import is_accept
@@ -36,7 +36,14 @@ from holdfast.runtime.steps import Plan, SinkSpec
 def plan_of(
     repository: Repository, job: Job, base: Completed, plan: Plan | None, *, stop: bool, clock: Clock
 ) -> dict[str, Any]:
-    """Return the plan in the form of API.md.
+    """Return the plan in the form of API.md."""
+    return worked_out(repository, job, base, plan, stop=stop, clock=clock)[0]
+
+
+def worked_out(
+    repository: Repository, job: Job, base: Completed, plan: Plan | None, *, stop: bool, clock: Clock
+) -> tuple[dict[str, Any], float | None]:
+    """Return the plan in the form of API.md, and how long its repairs would take in seconds; None if that is unknown.
 
     Args:
         plan: What the job's file says; None if only the job's name is known.
@@ -45,7 +52,7 @@ def plan_of(
     sinks = outlooks(repository, job, there, here, () if plan is None else plan.sinks, clock)
     sources = _sources(there, here, plan)
     accept = sorted(each.accept for each in sinks if each.accept is not None)
-    return {
+    shown = {
         "plan_id": plan_id(job, base, accept, stop=stop),
         "job": job.name,
         "from": {"timeline": job.timeline, "epoch": job.base_epoch},
@@ -57,6 +64,7 @@ def plan_of(
         "estimate_ms": estimate_ms(repository, job, sources, sinks),
         "applied": False,
     }
+    return shown, taking_back_s(sinks)
 
 
 def plan_id(job: Job, base: Completed, accept: Sequence[str], *, stop: bool) -> str:

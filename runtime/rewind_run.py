@@ -9,6 +9,7 @@ Source: DESIGN sections 9, 13; PROTOCOL P4, P6, P21; docs/design/0010-rewind.md.
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -58,6 +59,24 @@ class _Ports:
     def lane(self, name: str) -> Lane:
         """See DriverPorts.lane."""
         return self._lanes.lane(name)
+
+
+def check_in_time(name: str, repairs_s: float | None, timeout_s: float) -> None:
+    """Refuse repairs that would be cut short: SQLite rolls one back after all its work, and the job has gone back.
+
+    Args:
+        repairs_s: How long they are expected to take; None if that is unknown.
+
+    Raises:
+        ConfigError: longer than there is time.
+    """
+    if repairs_s is not None and repairs_s > timeout_s:
+        raise ConfigError(
+            f"taking back the output of {name!r} takes about {math.ceil(repairs_s)} s, longer than --timeout {timeout_s:g}s",
+            not_done="nothing was changed",
+            next_step=f"give it time, such as --timeout {math.ceil(2 * repairs_s)}s",
+            where=Where(job=name),
+        )
 
 
 def rewind_stopped(
@@ -154,11 +173,14 @@ def _too_slow(repository: Repository, before: Job, loop: DriverLoop, timeout_s: 
             next_step=f"see holdfast status {before.name}, then try again",
             where=Where(job=before.name),
         )
-    waits = "; ".join(f"{sink}: {loop.repairs.errors.get(sink, 'no answer yet')}" for sink in loop.repairs.waiting)
+    errors, waiting = loop.repairs.errors, loop.repairs.waiting
+    waits = "; ".join(f"{sink}: {errors.get(sink, 'at work, or no answer yet')}" for sink in waiting)
+    away = "make them reachable, then " if errors else ""
     return Unavailable(
         f"job {before.name!r} is rewound, but not all targets are repaired within {timeout_s:g} s: {waits}",
         not_done="targets named here still show what was to be taken back",
-        next_step="make them reachable, then run the job: it repairs them before it does anything else",
+        next_step=f"{away}run the job: it repairs them before it does anything else, however long that takes; "
+        "a rewind of much output needs a longer --timeout",
         where=Where(job=before.name),
     )
 

@@ -87,7 +87,7 @@ def handle(args: argparse.Namespace) -> int:
     _check_accept(args.accept, plan)
     done = False
     while not done:  # again only if the driver that was asked is dead: it is then not asked any more
-        stored, base, shown = planned(open_job(root, name), wanted, plan, stop=args.stop)
+        stored, base, shown, repairs_s = planned(open_job(root, name), wanted, plan, stop=args.stop)
         if not args.apply:
             print_json(shown) if args.json else print(render(shown))
             accept = "".join(f" --accept {what}" for what in shown["accept"])
@@ -97,7 +97,7 @@ def handle(args: argparse.Namespace) -> int:
         if args.plan is not None and args.plan != shown["plan_id"]:
             raise _moved(stored, args.plan)
         rewind_plan.check(shown, args.accept)
-        done = _apply(stored, base, plan, args, shown["accept"], timeout_s)
+        done = _apply(stored, base, plan, args, shown["accept"], repairs_s, timeout_s)
     shown["applied"] = True
     print_json(shown) if args.json else print(render(shown))
     return 0
@@ -105,26 +105,36 @@ def handle(args: argparse.Namespace) -> int:
 
 def planned(
     stored: Stored, wanted: Wanted, plan: Plan | None, *, stop: bool
-) -> tuple[Stored, Completed, dict[str, Any]]:
-    """Return the job as it was when the plan was made, the checkpoint to go back to, and the plan."""
-    from holdfast.runtime.rewind_plan import plan_of
+) -> tuple[Stored, Completed, dict[str, Any], float | None]:
+    """Return the job as it was when the plan was made, the checkpoint to go back to, the plan, and what repairs take.
+
+    The last in seconds; None if it is unknown.
+    """
+    from holdfast.runtime.rewind_plan import worked_out
     from holdfast.runtime.rewind_target import target_of, while_it_goes_on
 
-    def made(job: Job) -> tuple[Stored, Completed, dict[str, Any]]:
+    def made(job: Job) -> tuple[Stored, Completed, dict[str, Any], float | None]:
         base = target_of(stored.repository, job, wanted)
-        shown = plan_of(stored.repository, job, base, plan, stop=stop, clock=SystemClock())
-        return replace(stored, job=job), base, shown
+        return replace(stored, job=job), base, *worked_out(
+            stored.repository, job, base, plan, stop=stop, clock=SystemClock()
+        )
 
     return while_it_goes_on(stored.repository, stored.job, made)
 
 
 def _apply(
-    stored: Stored, base: Completed, plan: Plan | None, args: argparse.Namespace, accept: list[str], timeout_s: float
+    stored: Stored,
+    base: Completed,
+    plan: Plan | None,
+    args: argparse.Namespace,
+    accept: list[str],
+    repairs_s: float | None,
+    timeout_s: float,
 ) -> bool:
     """Carry the plan out; return False if the driver that was asked is dead."""
     from holdfast.runtime.admission import refuse_second_run
     from holdfast.runtime.master import RewindWanted
-    from holdfast.runtime.rewind_run import rewind_stopped
+    from holdfast.runtime.rewind_run import check_in_time, rewind_stopped
 
     job = stored.job
     if status_of(stored, SystemClock().wall_us())["state"] in RUNNING:
@@ -141,6 +151,7 @@ def _apply(
             where=Where(job=job.name),
         )
     refuse_second_run(stored.store, job)
+    check_in_time(job.name, repairs_s, timeout_s)
     stored = open_job_for_writing(stored)
     store, asked = stored.store, RewindWanted(Epoch(base.body.epoch), True, tuple(accept))
 

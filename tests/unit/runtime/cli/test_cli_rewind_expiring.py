@@ -53,7 +53,7 @@ class TestPlan:
     @pytest.mark.parametrize("times", [1, 3])
     def test_begins_anew_where_a_checkpoint_expires_while_it_is_looked_at(self, words: Words, times: int) -> None:
         before = stored(words, times)
-        after, base, shown = planned(before, Wanted(at_us=1 << 60), words.plan, stop=False)
+        after, base, shown, _ = planned(before, Wanted(at_us=1 << 60), words.plan, stop=False)
         assert before.job.base_epoch < after.job.expired_through
         assert base in after.job.completed and shown["to"]["epoch"] == base.body.epoch
 
