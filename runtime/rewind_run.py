@@ -72,7 +72,8 @@ def check_in_time(name: str, repairs_s: float | None, timeout_s: float) -> None:
     """
     if repairs_s is not None and repairs_s > timeout_s:
         raise ConfigError(
-            f"taking back the output of {name!r} takes about {math.ceil(repairs_s)} s, longer than --timeout {timeout_s:g}s",
+            f"taking back the output of {name!r} takes about {math.ceil(repairs_s)} s, longer than --timeout "
+            f"{timeout_s:g}s",
             not_done="nothing was changed",
             next_step=f"give it time, such as --timeout {math.ceil(2 * repairs_s)}s",
             where=Where(job=name),
