@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -90,9 +91,7 @@ def handle(args: argparse.Namespace) -> int:
         stored, base, shown, repairs_s = planned(open_job(root, name), wanted, plan, stop=args.stop)
         if not args.apply:
             print_json(shown) if args.json else print(render(shown))
-            accept = "".join(f" --accept {what}" for what in shown["accept"])
-            advise(f"\nNothing was changed. To do it: holdfast rewind {args.job} --to-epoch {base.body.epoch} "
-                   f"--apply --plan {shown['plan_id']}{' --stop' if args.stop else ''}{accept}")  # fmt: skip
+            advise(f"\nNothing was changed. To do it: {_command(args, shown)}")
             return PLAN_ONLY
         if args.plan is not None and args.plan != shown["plan_id"]:
             raise _moved(stored, args.plan)
@@ -260,6 +259,15 @@ def render(shown: Mapping[str, Any]) -> str:
     if shown["accept"]:
         lines += [f"what stays has to be accepted: {' '.join(f'--accept {what}' for what in shown['accept'])}"]
     return "\n".join([*lines, "", f"plan {shown['plan_id']}"])
+
+
+def _command(args: argparse.Namespace, shown: Mapping[str, Any]) -> str:
+    """Return what carries the plan out, for the shell: on the same job, wherever it was found."""
+    words = ["holdfast", "rewind", args.job, "--to-epoch", str(shown["to"]["epoch"]), "--apply"]
+    words += ["--plan", shown["plan_id"], *(["--stop"] if args.stop else [])]
+    words += [word for what in shown["accept"] for word in ("--accept", what)]
+    words += [word for flag in ("root", "app") if (at := getattr(args, flag)) is not None for word in (f"--{flag}", at)]
+    return shlex.join(words)
 
 
 def _check_accept(accepted: list[str], plan: Plan | None) -> None:

@@ -146,8 +146,8 @@ class SparkHost:
         """Have tasks do nothing on the slots that so many workers leave free, in the background.
 
         The first Python task of an executor starts its daemon, which takes a second or two; then a worker that has to
-        come up there after a failure does not wait for that. Spark is asked on a thread of its own, as it may be stopped.
-        None begins while one is under way.
+        come up there after a failure does not wait for that. Spark is asked on a thread of its own, as it may be
+        stopped. None begins while one is under way.
         """
         if not _is_one_process(self._context) and self._warming.acquire(blocking=False):
             threading.Thread(target=self._do_nothing, args=(workers,), name="warm-up", daemon=True).start()
