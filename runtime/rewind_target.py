@@ -6,6 +6,7 @@ else as possible is done again. Offsets of a lineage never go down between check
 Invariants
     - What is returned is a retained checkpoint of the lineage, within the rewind horizon.
     - A partition that a checkpoint does not know yet was not read at all by then (P12).
+    - A record that the last checkpoint has not read is refused: going back would undo nothing that came of it.
 
 Source: DESIGN section 9; PROTOCOL P2 (numbers have gaps), P12, P16; docs/design/0010-rewind.md.
 """
@@ -113,7 +114,10 @@ def _before_record(repository: Repository, job: Job, wanted: Offset, possible: S
     if not possible:
         reason = no_way_back(job, job.base_epoch) or "it has completed no checkpoint yet"
         raise _refused(job, f"job {job.name!r} cannot go back to a record: {reason}", possible, None)
-    _check_known(job, wanted, repository.load_manifest(possible[-1].body.manifest))
+    last = repository.load_manifest(possible[-1].body.manifest)
+    _check_known(job, wanted, last)
+    if (read := _offset_in(last, wanted)) <= wanted.offset:
+        raise _not_read(job, wanted, possible[-1], read)
 
     def next_offset(done: Completed) -> int:
         return _offset_in(repository.load_manifest(done.body.manifest), wanted)
@@ -149,6 +153,18 @@ def _check_known(job: Job, wanted: Offset, last: Manifest) -> None:
         what,
         not_done=NOTHING_DONE,
         next_step=f"{next_step}; to see where it stands: holdfast status {job.name}",
+        where=Where(job=job.name),
+    )
+
+
+def _not_read(job: Job, wanted: Offset, last: Completed, read: int) -> ConfigError:
+    epoch = last.body.epoch
+    return ConfigError(
+        f"offset {wanted.offset:,} of partition {wanted.partition} of {wanted.source!r} was not read yet: the last "
+        f"checkpoint, epoch {epoch}, goes on to read at offset {max(read, 0):,}",
+        not_done=NOTHING_DONE,
+        next_step="nothing that came of it has to be taken back; a run of the job reads it from there. "
+        f"To give up only what a run has not completed: --to-epoch {epoch}",
         where=Where(job=job.name),
     )
 

@@ -82,9 +82,16 @@ class TestToOffset:
         assert main(["rewind", words.file, "--to-offset", f"rows:0:{offset}", "--apply"]) == 0
         assert visible(words.folder)["out"] == [["a", 1, 1], ["b", 1, 2]]
 
-    def test_a_record_that_is_not_read_yet_leads_to_the_last_checkpoint(self, words: Words, capsys: Capture) -> None:
+    @pytest.mark.parametrize("offset", [4, 1_000])
+    def test_a_record_that_is_not_read_yet_is_refused_as_there_is_nothing_to_go_back_from(
+        self, words: Words, capsys: Capture, offset: int
+    ) -> None:
         words.stop()
-        assert plan(words, capsys, "--to-offset", "rows:0:4")["to"]["epoch"] == words.job.base_epoch
+        said = refusal(words, capsys, "--to-offset", f"rows:0:{offset}", "--apply")
+        last = words.job.base_epoch
+        assert f"offset {offset:,} of partition 0 of 'rows' was not read yet" in said
+        assert f"the last checkpoint, epoch {last}, goes on to read at offset 4" in said
+        assert f"--to-epoch {last}" in said
 
     def test_one_from_before_the_oldest_checkpoint_is_refused_with_that(self, words: Words, capsys: Capture) -> None:
         words.stop()
