@@ -72,9 +72,9 @@ class ProcessWrites:
         """See ImmediateTarget.write."""
         return self._process.call(lambda: self._send(origin, offset, batches), _writing)
 
-    def forget(self, committed: Mapping[Origin, int]) -> None:
+    def forget(self, committed: Mapping[Origin, int]) -> bool:
         """See ImmediateTarget.forget."""
-        self.table.forget_tombstones(self.owner, committed)
+        return self.table.forget_tombstones(self.owner, committed)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -70,7 +70,7 @@ class Writing:
     """A newer generation was deployed, or a write was refused for good."""
     failures: int = 0
     buried: bool = True
-    """There may be tombstones; what an older generation left is not known."""
+    """There may be tombstones; what an older generation, or a write without a reply, left is not known."""
     forget: dict[Origin, int] | None = None
 
     @property
@@ -221,8 +221,9 @@ class ImmediateWrites:
         writing.buried = writing.buried or bool(deleted)
         self._wake()
 
-    def _has_forgotten(self, writing: Writing, _: object) -> None:
-        writing.buried = False
+    def _has_forgotten(self, writing: Writing, left: object) -> None:
+        """Writes are ahead of commits: a later one has to pass what is left."""
+        writing.buried = bool(left)
 
     def _wake(self) -> None:
         """Tell those that waited for what has been written by now."""
@@ -238,6 +239,7 @@ class ImmediateWrites:
             raise error
         self._errors[writing.spec.name] = error.what
         if isinstance(error, Unavailable):
+            writing.buried = True  # the write may be in; tried again, it then deletes nothing
             writing.busy = True
             delay = min(RETRY_FIRST_S * 2 ** min(writing.failures, 16), RETRY_MAX_S)
             writing.failures += 1

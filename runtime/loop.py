@@ -32,7 +32,7 @@ from holdfast.runtime.compaction import CompactJob, restore
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.local import LocalState, identity_of
 from holdfast.runtime.plan import Plan
-from holdfast.runtime.progress import progress_of
+from holdfast.runtime.progress import heartbeat_of
 from holdfast.runtime.reading import Throttle, open_readings
 from holdfast.runtime.seal import SealJob, segment_job
 from holdfast.runtime.sources.source import OpenSource
@@ -183,7 +183,11 @@ class WorkerLoop:
 
     def take_stock(self) -> None:
         """Renew what the next heartbeat shows."""
-        self._shown = self._stock()
+        try:
+            self._shown = self._stock()
+        except HoldfastError as error:  # a source has learnt that records it gave were taken back, for one
+            self._fail(error)  # which leaves its sources alone from now on
+            self._shown = self._stock()
 
     def leave(self, reason: str) -> None:
         """End the loop after this turn."""
@@ -376,13 +380,5 @@ class WorkerLoop:
         self._ports.send(m.Failed(self.worker_id, generation, error.as_json(), permanent))
 
     def _stock(self) -> m.Heartbeat:
-        active = self._active
-        delivered = self._deliveries.confirmed()
-        if active is None:
-            return m.Heartbeat(self.worker_id, Generation(0), False, False, delivered, m.Progress())
-        run = active.run
         local = None if self._state is None else self._applying.refusal(self._state)
-        progress = progress_of(run, active.machine, self._deliveries, active.first_record_at, self._refused, local)
-        return m.Heartbeat(
-            self.worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress, run.caught_up()
-        )
+        return heartbeat_of(self.worker_id, self._active, self._deliveries, self._refused, local)

@@ -7,33 +7,54 @@ Source: DESIGN section 13 (status).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
+from holdfast.model import Generation, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime import worker
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.metrics import rss_bytes
 from holdfast.runtime.subtask import SubtaskRun
 
+if TYPE_CHECKING:
+    from holdfast.runtime.loop import Active
 
-def progress_of(
-    run: SubtaskRun,
-    machine: worker.Worker,
+
+def heartbeat_of(
+    worker_id: WorkerId,
+    active: Active | None,
     deliveries: Deliveries,
-    first_record_at: int | None,
     refused: str,
     local_refused: m.LocalRefusal | None,
-) -> m.Progress:
-    """Return how far a subtask is."""
-    return msgspec.structs.replace(
+) -> m.Heartbeat:
+    """Return what a worker tells of itself.
+
+    Args:
+        refused: Why the store did not take its part of an epoch; empty if it did.
+        local_refused: Why the local disk takes no state, and since when; None if it does.
+
+    Raises:
+        HoldfastError: a source can no longer be read; one of a broken generation is not asked.
+    """
+    delivered = deliveries.confirmed()
+    if active is None:
+        return m.Heartbeat(worker_id, Generation(0), False, False, delivered, m.Progress())
+    run = active.run
+    progress = msgspec.structs.replace(
         run.progress(),
+        ends=() if active.broken else run.ends(),
         rss_bytes=rss_bytes(),
-        lag_epochs=worker.durable_epochs(machine),
+        lag_epochs=worker.durable_epochs(active.machine),
         sink_errors=deliveries.errors(),
-        first_record_at=first_record_at,
-        held_by=_held_by(run, machine, deliveries),
+        first_record_at=active.first_record_at,
+        held_by=_held_by(run, active.machine, deliveries),
         refused=refused,
         local_refused=local_refused,
+    )
+    return m.Heartbeat(
+        worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress, run.caught_up()
     )
 
 

@@ -37,7 +37,7 @@ def estimate_ms(
     Args:
         sources: As in API.md, JSON `rewind`.
     """
-    reading, taking_back = _reading_s(repository, job, sources), _taking_back_s(sinks)
+    reading, taking_back = _reading_s(repository, job, sources), taking_back_s(sinks)
     return None if reading is None or taking_back is None else math.ceil((reading + taking_back) * 1000)
 
 
@@ -71,7 +71,8 @@ def _records_between(there: Manifest, here: Manifest) -> int:
     return sum(last - first for first, last in read if 0 <= first <= last)
 
 
-def _taking_back_s(sinks: Sequence[Outlook]) -> float | None:
+def taking_back_s(sinks: Sequence[Outlook]) -> float | None:
+    """Return how long the repairs would take one after the other; None if that is unknown."""
     total = 0.0
     for sink in sinks:
         if sink.refused:

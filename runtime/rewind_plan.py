@@ -25,8 +25,8 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Where
 from holdfast.ports import Clock
 from holdfast.runtime.clock import SystemClock
-from holdfast.runtime.rewind_estimate import estimate_ms
-from holdfast.runtime.rewind_sinks import REFUSED, outlooks, stands_against
+from holdfast.runtime.rewind_estimate import estimate_ms, taking_back_s
+from holdfast.runtime.rewind_sinks import IMPOSSIBLE, no_such_sink, outlooks, stands_against
 from holdfast.runtime.rewind_target import NOTHING_DONE
 from holdfast.runtime.rewinding import is_accept
 from holdfast.runtime.sources.source import same_from
@@ -36,7 +36,14 @@ from holdfast.runtime.steps import Plan, SinkSpec
 def plan_of(
     repository: Repository, job: Job, base: Completed, plan: Plan | None, *, stop: bool, clock: Clock
 ) -> dict[str, Any]:
-    """Return the plan in the form of API.md.
+    """Return the plan in the form of API.md."""
+    return worked_out(repository, job, base, plan, stop=stop, clock=clock)[0]
+
+
+def worked_out(
+    repository: Repository, job: Job, base: Completed, plan: Plan | None, *, stop: bool, clock: Clock
+) -> tuple[dict[str, Any], float | None]:
+    """Return the plan in the form of API.md, and how long its repairs would take in seconds; None if that is unknown.
 
     Args:
         plan: What the job's file says; None if only the job's name is known.
@@ -45,7 +52,7 @@ def plan_of(
     sinks = outlooks(repository, job, there, here, () if plan is None else plan.sinks, clock)
     sources = _sources(there, here, plan)
     accept = sorted(each.accept for each in sinks if each.accept is not None)
-    return {
+    shown = {
         "plan_id": plan_id(job, base, accept, stop=stop),
         "job": job.name,
         "from": {"timeline": job.timeline, "epoch": job.base_epoch},
@@ -57,6 +64,7 @@ def plan_of(
         "estimate_ms": estimate_ms(repository, job, sources, sinks),
         "applied": False,
     }
+    return shown, taking_back_s(sinks)
 
 
 def plan_id(job: Job, base: Completed, accept: Sequence[str], *, stop: bool) -> str:
@@ -89,35 +97,45 @@ def check(shown: Mapping[str, Any], accepted: Collection[str]) -> None:
             )
     for sink in shown["sinks"]:
         needed = f"{sink['name']}:{sink['verdict']}"
-        if sink["verdict"] in REFUSED and not (needed in shown["accept"] and needed in accepted):
+        if sink["verdict"] == IMPOSSIBLE and not (needed in shown["accept"] and needed in accepted):
             instead = f"; or accept it: --accept {needed}" if needed in shown["accept"] else ""
             raise ConfigError(
                 f"sink {sink['name']!r} cannot take its output back: {sink['reason']}",
                 not_done=NOTHING_DONE,
-                next_step="go back to a later checkpoint; if the sink has gone from the job's file, put it back"
-                f"{instead}",
+                next_step="go back to a later checkpoint; put back a target that is damaged, and a sink that has gone "
+                f"from the job's file{instead}",
                 where=where,
             )
 
 
-def blocker(
+def granted(
     repository: Repository,
     job: Job,
     args: Mapping[str, Any],
     sinks: Sequence[SinkSpec],
     operators: Sequence[OperatorState],
-) -> str | None:
-    """Return why a running job cannot do what a request asks; None if nothing of its code or targets forbids it."""
+) -> Mapping[str, Any] | str:
+    """Look whether a running job can do what a request asks.
+
+    Returns:
+        The request, accepting no more than its targets need now: what is not needed would be a permission that stands,
+        and rows would stay without a word if a target could not take them back any more when its turn comes. Or why
+        not, if something of the job's code or targets forbids it.
+    """
     epoch, accepted = args.get("epoch"), args.get("accept", ())
     base = next((each for each in job.completed if each.body.epoch == epoch), None)
     if base is None or not is_accept(accepted):
-        return None  # refused for another reason
+        return args  # refused for another reason
+    if (unknown := no_such_sink(accepted, (spec.name for spec in sinks))) is not None:
+        return f"the job has no sink {unknown!r}, whose rows were accepted to stay"
     there, here = _manifests(repository, job, base)
     kept = {(operator.name, operator.id) for operator in operators if not operator.dropped}
     if lost := [o.name for o in there.operators if not o.dropped and (o.name, o.id) not in kept]:
         return f"operator {lost[0]!r} has given up the state that it had then; stop the job, and rewind it by its file"
     found = outlooks(repository, job, there, here, sinks, SystemClock())
-    return next((why for each in found if (why := stands_against(each, accepted)) is not None), None)
+    needed = sorted(each.accept for each in found if each.accept is not None)
+    against = next((why for each in found if (why := stands_against(each, accepted)) is not None), None)
+    return {**args, "accept": needed} if against is None else against
 
 
 def _manifests(repository: Repository, job: Job, base: Completed) -> tuple[Manifest, Manifest]:

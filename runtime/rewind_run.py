@@ -9,11 +9,12 @@ Source: DESIGN sections 9, 13; PROTOCOL P4, P6, P21; docs/design/0010-rewind.md.
 
 from __future__ import annotations
 
+import math
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from holdfast.checkpoint.joblog import Job
@@ -31,6 +32,7 @@ from holdfast.runtime.steps import SinkSpec
 
 POLL_S = 0.02
 TELL_EVERY_S = 0.5
+LAST_WORDS_WITHIN_S = 5.0
 _KINDS: dict[str, type[HoldfastError]] = {kind.kind: kind for kind in (ConfigError, Damaged, Fenced, Unavailable)}
 
 
@@ -57,6 +59,25 @@ class _Ports:
     def lane(self, name: str) -> Lane:
         """See DriverPorts.lane."""
         return self._lanes.lane(name)
+
+
+def check_in_time(name: str, repairs_s: float | None, timeout_s: float) -> None:
+    """Refuse repairs that would be cut short: SQLite rolls one back after all its work, and the job has gone back.
+
+    Args:
+        repairs_s: How long they are expected to take; None if that is unknown.
+
+    Raises:
+        ConfigError: longer than there is time.
+    """
+    if repairs_s is not None and repairs_s > timeout_s:
+        raise ConfigError(
+            f"taking back the output of {name!r} takes about {math.ceil(repairs_s)} s, longer than --timeout "
+            f"{timeout_s:g}s",
+            not_done="nothing was changed",
+            next_step=f"give it time, such as --timeout {math.ceil(2 * repairs_s)}s",
+            where=Where(job=name),
+        )
 
 
 def rewind_stopped(
@@ -100,11 +121,11 @@ def rewind_stopped(
         kind, error = loop.outcome
         if kind != "stopped":
             raise _failure(job, kind, error or {})
-        _last_words(tell, _told(loop.state.job, owner, "stopped", None))
+        _last_words(lanes, tell, _told(loop.state.job, owner, "stopped", None))
     except Fenced:
         raise  # the file is the new owner's
     except HoldfastError as error:
-        _last_words(tell, _told(loop.state.job, owner, "failed", error.what))
+        _last_words(lanes, tell, _told(loop.state.job, owner, "failed", error.what))
         raise
     finally:
         lanes.close()
@@ -117,10 +138,21 @@ def _told(job: Job, owner: str, state: str, reason: str | None) -> dict[str, Any
     return told
 
 
-def _last_words(tell: Callable[[Mapping[str, Any]], None], told: Mapping[str, Any]) -> None:
-    """Without them others wait until `live.json` is stale: no reason to say that the rewind has failed."""
-    with suppress(Unavailable):
-        tell(told)
+def _last_words(lanes: ThreadLanes, tell: Callable[[Mapping[str, Any]], None], told: Mapping[str, Any]) -> None:
+    """Say them behind what is being said already: what lands last in `live.json` is what others see.
+
+    Without them others wait until it is stale: no reason to say that the rewind has failed.
+    """
+    over = threading.Event()
+
+    def say() -> None:
+        try:
+            tell(told)
+        finally:
+            over.set()
+
+    lanes.lane("live").submit(say, lambda _: None)
+    over.wait(LAST_WORDS_WITHIN_S)
 
 
 def _rules(job: Job, sinks: Sequence[SinkSpec]) -> master.Rules:
@@ -142,11 +174,14 @@ def _too_slow(repository: Repository, before: Job, loop: DriverLoop, timeout_s: 
             next_step=f"see holdfast status {before.name}, then try again",
             where=Where(job=before.name),
         )
-    waits = "; ".join(f"{sink}: {loop.repairs.errors.get(sink, 'no answer yet')}" for sink in loop.repairs.waiting)
+    errors, waiting = loop.repairs.errors, loop.repairs.waiting
+    waits = "; ".join(f"{sink}: {errors.get(sink, 'at work, or no answer yet')}" for sink in waiting)
+    away = "make them reachable, then " if errors else ""
     return Unavailable(
         f"job {before.name!r} is rewound, but not all targets are repaired within {timeout_s:g} s: {waits}",
         not_done="targets named here still show what was to be taken back",
-        next_step="make them reachable, then run the job: it repairs them before it does anything else",
+        next_step=f"{away}run the job: it repairs them before it does anything else, however long that takes; "
+        "a rewind of much output needs a longer --timeout",
         where=Where(job=before.name),
     )
 

@@ -1,13 +1,13 @@
 """What a rewind would do to each target, and what of it somebody has to accept by name.
 
-A sink that cannot take its output back says *duplicate* or *impossible*. It may be accepted that its rows stay: then
+A sink that cannot take its output back says *impossible*. It may be accepted that its rows stay: then
 the tags of its writers move to the new timeline all the same, so that nobody of the old one writes there any more, and
 what is processed again is delivered on top of what is there.
 
 Invariants
     - What is not known is None, never 0.
-    - Only what the plan says plainly can be accepted: a target that is missing, that differs, that can take no more
-      rows, that was written at once, or whose sink is gone from the file, cannot.
+    - Only what the plan says plainly can be accepted: a target that is missing, damaged, another or somebody newer's,
+      that can take no more rows, that was written at once, or whose sink is gone from the file, cannot.
 
 Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P16, P21; docs/design/0010-rewind.md.
 """
@@ -21,15 +21,15 @@ from typing import Any
 from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import Tag, Timeline
 from holdfast.ports import Clock
 from holdfast.runtime.repair import Order, not_repairable, writers_of
 from holdfast.runtime.steps import SinkSpec
 from holdfast.sinks.contract import RepairableSink, Rewinding
 
-REFUSED = ("duplicate", "impossible")
-"""Verdicts that leave a target with output of the timeline that is given up."""
+IMPOSSIBLE = "impossible"
+"""The verdict that leaves a target with output of the timeline that is given up."""
 STAYS = "if accepted, its rows stay, and what is processed again is delivered on top of them"
 
 
@@ -50,7 +50,7 @@ class Outlook:
     @property
     def refused(self) -> bool:
         """Return whether the target would be left with output that a rewind should take back."""
-        return self.shown["verdict"] in REFUSED
+        return bool(self.shown["verdict"] == IMPOSSIBLE)
 
     @property
     def accept(self) -> str | None:
@@ -79,12 +79,18 @@ def stands_against(outlook: Outlook, accepted: Iterable[str]) -> str | None:
     return why if outlook.accept is None else f"{why}; to accept that: --accept {outlook.accept}"
 
 
+def no_such_sink(accepted: Iterable[str], sinks: Iterable[str]) -> str | None:
+    """Return the first name in what is accepted that is of no sink; None if each has one."""
+    known = set(sinks)
+    return next((name for what in accepted if (name := what.rpartition(":")[0]) not in known), None)
+
+
 def _outlook(repository: Repository, job: Job, there: Manifest, spec: SinkSpec, clock: Clock) -> Outlook:
     if not isinstance(spec.sink, RepairableSink):
         if spec.path is not None:
             reason = "it is written at once, before the commit, and keeps no before-images"
-            return Outlook(_shown(spec.name, "impossible", reason))
-        return Outlook(_shown(spec.name, "impossible", f"{not_repairable(spec.name).what}; {STAYS}"), True)
+            return Outlook(_shown(spec.name, IMPOSSIBLE, reason))
+        return Outlook(_shown(spec.name, IMPOSSIBLE, f"{not_repairable(spec.name).what}; {STAYS}"), True)
     asked = Order(job, there, writers_of(repository, job, there, [spec.name])).rewinding(spec.name)
     to = Tag(Timeline(job.timeline + 1), there.epoch)
     began = clock.monotonic()
@@ -92,14 +98,14 @@ def _outlook(repository: Repository, job: Job, there: Manifest, spec: SinkSpec, 
         repair = spec.sink.plan_repair(
             Rewinding(asked.job_uuid, asked.sink, to, asked.writers), spec.schema, spec.upsert_key
         )
-    except HoldfastError as error:
-        if isinstance(error, ConfigError):
-            return Outlook(_shown(spec.name, "impossible", error.what))
+    except Unavailable as error:  # a repair is tried again until the target answers
         return Outlook(_shown(spec.name, None, error.what))
+    except HoldfastError as error:  # it would end the repair too, and every start after it
+        return Outlook(_shown(spec.name, IMPOSSIBLE, error.what))
     took = clock.monotonic() - began
     shown = {"name": spec.name, **asdict(repair), "sample": [dict(each) for each in repair.sample]}
     del shown["takes_more"]
-    if repair.verdict not in REFUSED:
+    if repair.verdict != IMPOSSIBLE:
         return Outlook(shown, looked_s=took)
     shown["restore"] = shown["delete"] = None
     if repair.takes_more:
@@ -112,7 +118,7 @@ def _unknown(here: Manifest, specs: Sequence[SinkSpec]) -> list[Outlook]:
     known = {spec.name for spec in specs}
     named = {item.writer.sink for item in here.pending} | {done.writer.sink for done in here.confirmed}
     verdict, reason = (
-        ("impossible", "the job's file no longer has it") if specs else (None, "only the job's file says what it is")
+        (IMPOSSIBLE, "the job's file no longer has it") if specs else (None, "only the job's file says what it is")
     )
     return [Outlook(_shown(name, verdict, reason)) for name in sorted(named - known)]
 

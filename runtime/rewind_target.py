@@ -6,6 +6,7 @@ else as possible is done again. Offsets of a lineage never go down between check
 Invariants
     - What is returned is a retained checkpoint of the lineage, within the rewind horizon.
     - A partition that a checkpoint does not know yet was not read at all by then (P12).
+    - A record that the last checkpoint has not read is refused: going back would undo nothing that came of it.
 
 Source: DESIGN section 9; PROTOCOL P2 (numbers have gaps), P12, P16; docs/design/0010-rewind.md.
 """
@@ -13,18 +14,22 @@ Source: DESIGN section 9; PROTOCOL P2 (numbers have gaps), P12, P16; docs/design
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from holdfast.checkpoint.joblog import Completed, Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, Where
+from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import NO_EPOCH
 from holdfast.runtime.rewinding import no_way_back
 
 NOTHING_DONE = "nothing was changed"
 NAMES_SHOWN_MAX = 20
+EXPIRED_MEANWHILE_MAX = 5
+"""How often planning begins anew because a running job let go of a checkpoint that was looked at."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,23 @@ class Wanted:
     offset: Offset | None = None
 
 
+def while_it_goes_on(repository: Repository, job: Job, plan: Callable[[Job], T]) -> T:
+    """Plan on a log that may move on: again, on a newer one, if what was missing has expired meanwhile.
+
+    Raises:
+        Damaged: something is missing that nothing explains.
+    """
+    for _ in range(EXPIRED_MEANWHILE_MAX):
+        try:
+            return plan(job)
+        except Damaged:
+            now = repository.read_log()
+            if now is None or {each.body.epoch for each in job.retained} <= {each.body.epoch for each in now.retained}:
+                raise
+            job = now
+    return plan(job)
+
+
 def target_of(repository: Repository, job: Job, wanted: Wanted) -> Completed:
     """Return the checkpoint to go back to.
 
@@ -92,7 +114,10 @@ def _before_record(repository: Repository, job: Job, wanted: Offset, possible: S
     if not possible:
         reason = no_way_back(job, job.base_epoch) or "it has completed no checkpoint yet"
         raise _refused(job, f"job {job.name!r} cannot go back to a record: {reason}", possible, None)
-    _check_known(job, wanted, repository.load_manifest(possible[-1].body.manifest))
+    last = repository.load_manifest(possible[-1].body.manifest)
+    _check_known(job, wanted, last)
+    if (read := _offset_in(last, wanted)) <= wanted.offset:
+        raise _not_read(job, wanted, possible[-1], read)
 
     def next_offset(done: Completed) -> int:
         return _offset_in(repository.load_manifest(done.body.manifest), wanted)
@@ -128,6 +153,18 @@ def _check_known(job: Job, wanted: Offset, last: Manifest) -> None:
         what,
         not_done=NOTHING_DONE,
         next_step=f"{next_step}; to see where it stands: holdfast status {job.name}",
+        where=Where(job=job.name),
+    )
+
+
+def _not_read(job: Job, wanted: Offset, last: Completed, read: int) -> ConfigError:
+    epoch = last.body.epoch
+    return ConfigError(
+        f"offset {wanted.offset:,} of partition {wanted.partition} of {wanted.source!r} was not read yet: the last "
+        f"checkpoint, epoch {epoch}, goes on to read at offset {max(read, 0):,}",
+        not_done=NOTHING_DONE,
+        next_step="nothing that came of it has to be taken back; a run of the job reads it from there. "
+        f"To give up only what a run has not completed: --to-epoch {epoch}",
         where=Where(job=job.name),
     )
 

@@ -47,8 +47,9 @@ from holdfast.runtime.placement import local_paths
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.presence import boot_id, myself
 from holdfast.runtime.repair import unrepairable, writers_of
-from holdfast.runtime.rewind_plan import blocker
+from holdfast.runtime.rewind_plan import granted
 from holdfast.runtime.rewind_sources import missing_records
+from holdfast.runtime.rewind_target import while_it_goes_on
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.detour import detour_of
@@ -287,22 +288,26 @@ class _Run:
             if request.kind == "rewind" and (job := self._loop.state.log.job) is not None:
                 asked, operators = request.args, self._prepared.operators
                 self._lanes.lane("targets").submit(
-                    lambda j=job, a=asked, o=operators: blocker(self.repository, j, a, self.sinks, o)  # type: ignore[misc]
-                    or missing_records(self.repository, j, a.get("epoch", 0), self._prepared.plan),
+                    lambda j=job, a=asked, o=operators: while_it_goes_on(  # type: ignore[misc]
+                        self.repository,
+                        j,
+                        lambda now: missing_records(self.repository, now, a.get("epoch", 0), self._prepared.plan)
+                        or granted(self.repository, now, a, self.sinks, o),
+                    ),
                     lambda result, r=request: self._carry_out(r, result),  # type: ignore[misc]
                 )
             else:
-                self._carry_out(request, None)
+                self._carry_out(request, request.args)
 
-    def _carry_out(self, request: requests.Request, refused: object) -> None:
-        """Let the loop do it and answer; a rewind that a target stands against is not begun."""
+    def _carry_out(self, request: requests.Request, found: object) -> None:
+        """Let the loop do what was found to be possible, or say why nothing is, and answer."""
         first = Generation(self._first_generation)
-        why = refused.what if isinstance(refused, HoldfastError) else refused
+        why = found.what if isinstance(found, HoldfastError) else found
         if isinstance(why, BaseException):
             raise why
         reply: Mapping[str, Any] | None = {"accepted": False, "generation": request.generation, "reason": why}
-        if why is None:
-            reply = self._loop.asked(request.kind, request.args, request.generation, first)
+        if isinstance(found, Mapping):
+            reply = self._loop.asked(request.kind, found, request.generation, first)
         if reply is None:
             self._inbox.put_back(request)
             return

@@ -169,7 +169,11 @@ class SubtaskRun:
         return tuple(self._position(reading) for reading in self._readings)
 
     def ends(self) -> tuple[SourcePosition, ...]:
-        """Return the offset after the last record that exists now, of every source partition."""
+        """Return the offset after the last record that exists now, of every source partition.
+
+        Raises:
+            HoldfastError: a source can no longer be read.
+        """
         opened = {r.source: r.opened for r in self._readings}
         try:
             ends = {name: source.end_offsets() for name, source in opened.items()}
@@ -193,7 +197,6 @@ class SubtaskRun:
         return m.Progress(
             records_in=self.records_in,
             positions=self.positions(),
-            ends=self.ends(),
             operators=(
                 *(intake.progress() for intake in self._intakes.values()),
                 *(each for run in self._fragments.values() for each in run.progress()),

@@ -146,7 +146,7 @@ class OwnedSink(Protocol):
         """
 
 
-Verdict = Literal["overwrite", "truncate", "compensate", "duplicate", "impossible"]
+Verdict = Literal["overwrite", "truncate", "compensate", "impossible"]
 """What a rewind can do about output that is in the target: DESIGN section 9."""
 
 

@@ -94,8 +94,11 @@ class ImmediateTarget(Protocol):
             Unavailable: the outcome is unknown.
         """
 
-    def forget(self, committed: Mapping[Origin, int]) -> None:
-        """Drop tombstones that lie before the offsets of a completed checkpoint; the partitions are fenced."""
+    def forget(self, committed: Mapping[Origin, int]) -> bool:
+        """Drop tombstones that lie before the offsets of a completed checkpoint; return whether later ones are left.
+
+        The partitions are fenced.
+        """
 
     def close(self) -> None:
         """Release the connection; an unfinished write is undone."""

@@ -96,15 +96,19 @@ class ImmediateTable(MemorySink):
         self.fault("after_commit")
         return deleted
 
-    def forget_tombstones(self, owner: Owner, committed: Mapping[Origin, int]) -> None:
+    def forget_tombstones(self, owner: Owner, committed: Mapping[Origin, int]) -> bool:
         """See ImmediateTarget.forget."""
+        left = False
         with self._guard:
             for origin, offset in committed.items():
                 prefix = origin_prefix(owner.job_uuid, owner.sink, origin)
                 through = immediate_tag(owner, origin, offset)
-                over = [key for key, known in self.tags.items() if known.deleted and prefix < known.tag <= through]
+                buried = [key for key, known in self.tags.items() if known.deleted and known.tag.startswith(prefix)]
+                over = [key for key in buried if self.tags[key].tag <= through]
+                left = left or len(over) < len(buried)
                 for key in over:
                     del self.tags[key]
+        return left
 
     def check_fence(self, owner: Owner, origin: Origin) -> None:
         """Refuse whoever does not own the partition any more."""
@@ -172,9 +176,9 @@ class MemoryImmediateTarget:
         """See ImmediateTarget.write."""
         return self._table.write(self._owner, origin, offset, batches)
 
-    def forget(self, committed: Mapping[Origin, int]) -> None:
+    def forget(self, committed: Mapping[Origin, int]) -> bool:
         """See ImmediateTarget.forget."""
-        self._table.forget_tombstones(self._owner, committed)
+        return self._table.forget_tombstones(self._owner, committed)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -66,6 +66,7 @@ _TAKE_OVER = (
 )
 _ROW = 'job = ? AND sink = ? AND source = ? AND "partition" = ?'
 _MOVE = f'UPDATE {FENCE} SET "offset" = max("offset", ?) WHERE {_ROW} AND generation = ?'
+_BURIED = f"SELECT 1 FROM main.{TOMBSTONE} WHERE tag BETWEEN ? AND ? LIMIT 1"
 _STANDING = f"SELECT generation FROM {FENCE} WHERE {_ROW}"
 _WRITTEN = f'SELECT source, "partition", generation, timeline, "offset", path FROM {FENCE} WHERE job = ? AND sink = ?'
 
@@ -161,16 +162,17 @@ class ImmediateSQLiteTarget:
             self._fault("after_commit")
             return deleted
 
-    def forget(self, committed: Mapping[Origin, int]) -> None:
+    def forget(self, committed: Mapping[Origin, int]) -> bool:
         """See ImmediateTarget.forget."""
+        left = False
         with self._file.session() as db:
             db.execute("BEGIN IMMEDIATE")
             for origin, offset in sorted(committed.items()):
-                through = immediate_tag(self._owner, origin, offset)
-                db.execute(
-                    f"DELETE FROM main.{TOMBSTONE} WHERE tag BETWEEN ? AND ?", (self._prefix(origin), through)
-                )
+                prefix, through = self._prefix(origin), immediate_tag(self._owner, origin, offset)
+                db.execute(f"DELETE FROM main.{TOMBSTONE} WHERE tag BETWEEN ? AND ?", (prefix, through))
+                left = left or db.execute(_BURIED, (prefix, after_all(prefix))).fetchone() is not None
             db.execute("COMMIT")
+        return left
 
     def close(self) -> None:
         """See ImmediateTarget.close."""

@@ -6,7 +6,8 @@ has it, for RocksDB locks it. Whether its content may be used is decided by its 
 
 Invariants
     - Two live processes never hold the same directory.
-    - A directory that is damaged is never offered, also if the damage was met only while it was in use.
+    - A directory that is damaged is never offered, also if the damage was met only while it was in use; it is removed
+      once nobody holds it, as the copy that replaces it needs the room.
 
 I/O: local files.
 Carries out PROTOCOL P14, P15.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +52,7 @@ def unheld(root: Path, memory: RocksMemory | None = None) -> list[LocalDirectory
     """Open and return all directories below the local root that no live process holds, by name.
 
     The caller closes those it does not use. A registering worker reports their markers to the
-    master; damaged directories are left out, and left where they are.
+    master; damaged directories are left out.
     """
     opened = []
     for path in sorted(root.iterdir()) if root.is_dir() else []:
@@ -79,9 +81,11 @@ def claim(
 
     Best is the one that covers most of the owned key groups, then the one applied furthest. Those
     that could only ever serve the same key groups, or nothing at all, are removed: every worker that
-    dies leaves one behind, and each is opened at every recovery.
+    dies leaves one behind, and each is opened at every recovery. So is what is damaged, and what somebody
+    began to remove.
     """
     found = unheld(root, memory)
+    _make_room(root, memory)
     ranked = []
     for directory in found:
         covered = usable(directory.marker, job_uuid, lineage, target, owned)
@@ -96,6 +100,29 @@ def claim(
         else:
             directory.store.close()
     return best or create(root, memory)
+
+
+def _make_room(root: Path, memory: RocksMemory | None) -> None:
+    """Remove what nobody may ever use again."""
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        if path.name.startswith(_REMOVED):
+            shutil.rmtree(path, ignore_errors=True)  # whoever began it may go on with it
+        elif (path / DAMAGED).exists() and not _is_held(path, memory):
+            removed = path.with_name(_REMOVED + path.name)
+            with suppress(FileNotFoundError):  # another worker was first
+                path.rename(removed)
+                shutil.rmtree(removed, ignore_errors=True)
+
+
+def _is_held(path: Path, memory: RocksMemory | None) -> bool:
+    """Return whether a live process may hold a damaged directory: RocksDB locks it before it looks into it."""
+    try:
+        RocksKeyValue(path, memory).close()
+    except Damaged:
+        return False
+    except Unavailable:
+        return True
+    return False
 
 
 def _lies_inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:

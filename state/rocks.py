@@ -226,7 +226,7 @@ def _translated(path: Path, not_done: str) -> Iterator[None]:
             raise LocalDamaged(
                 f"the local state in {path} is damaged: {message}",
                 not_done=not_done,
-                next_step="let the worker restore from the checkpoint; this directory is not used again",
+                next_step="let the worker restore from the checkpoint; this directory is not used again, but removed",
             ) from error
         raise Unavailable(
             f"the local state in {path} cannot be used now: {message}",

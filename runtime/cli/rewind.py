@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.presence import is_gone
 
 if TYPE_CHECKING:
+    from holdfast.runtime.rewind_target import Wanted
     from holdfast.runtime.steps import Plan
 
 PLAN_ONLY = 3
@@ -72,44 +75,64 @@ def handle(args: argparse.Namespace) -> int:
 
     Exit status: 0 done, 2 refused, 3 plan shown only, 5 not in time, 6 somebody was first or the job went on.
     """
-    from holdfast.runtime import rewind_plan, rewind_target
+    from holdfast.runtime import rewind_plan
+    from holdfast.runtime.rewind_target import Offset, Wanted
 
     timeout_s = timeout_of(args)
     if args.plan is not None and not args.apply:
         raise _wrong("--plan says which plan to apply", "add --apply, or leave out --plan")
-    offset = None if args.to_offset is None else rewind_target.Offset.parsed(args.to_offset)
-    wanted = rewind_target.Wanted(args.to_epoch, _time(args), args.to_savepoint, offset)
-    _check_accept(args.accept)
+    offset = None if args.to_offset is None else Offset.parsed(args.to_offset)
+    wanted = Wanted(args.to_epoch, _time(args), args.to_savepoint, offset)
     root, name, plan = job_of(args)
+    _check_accept(args.accept, plan)
     done = False
     while not done:  # again only if the driver that was asked is dead: it is then not asked any more
-        stored = open_job(root, name)
-        base = rewind_target.target_of(stored.repository, stored.job, wanted)
-        shown = rewind_plan.plan_of(
-            stored.repository, stored.job, base, plan, stop=args.stop, clock=SystemClock()
-        )
+        stored, base, shown, repairs_s = planned(open_job(root, name), wanted, plan, stop=args.stop)
         if not args.apply:
             print_json(shown) if args.json else print(render(shown))
-            accept = "".join(f" --accept {what}" for what in shown["accept"])
-            advise(f"\nNothing was changed. To do it: holdfast rewind {args.job} --to-epoch {base.body.epoch} "
-                   f"--apply --plan {shown['plan_id']}{' --stop' if args.stop else ''}{accept}")  # fmt: skip
+            advise(f"\nNothing was changed. To do it: {_command(args, shown)}")
             return PLAN_ONLY
         if args.plan is not None and args.plan != shown["plan_id"]:
             raise _moved(stored, args.plan)
         rewind_plan.check(shown, args.accept)
-        done = _apply(stored, base, plan, args, shown["accept"], timeout_s)
+        done = _apply(stored, base, plan, args, shown["accept"], repairs_s, timeout_s)
     shown["applied"] = True
     print_json(shown) if args.json else print(render(shown))
     return 0
 
 
+def planned(
+    stored: Stored, wanted: Wanted, plan: Plan | None, *, stop: bool
+) -> tuple[Stored, Completed, dict[str, Any], float | None]:
+    """Return the job as it was when the plan was made, the checkpoint to go back to, the plan, and what repairs take.
+
+    The last in seconds; None if it is unknown.
+    """
+    from holdfast.runtime.rewind_plan import worked_out
+    from holdfast.runtime.rewind_target import target_of, while_it_goes_on
+
+    def made(job: Job) -> tuple[Stored, Completed, dict[str, Any], float | None]:
+        base = target_of(stored.repository, job, wanted)
+        return replace(stored, job=job), base, *worked_out(
+            stored.repository, job, base, plan, stop=stop, clock=SystemClock()
+        )
+
+    return while_it_goes_on(stored.repository, stored.job, made)
+
+
 def _apply(
-    stored: Stored, base: Completed, plan: Plan | None, args: argparse.Namespace, accept: list[str], timeout_s: float
+    stored: Stored,
+    base: Completed,
+    plan: Plan | None,
+    args: argparse.Namespace,
+    accept: list[str],
+    repairs_s: float | None,
+    timeout_s: float,
 ) -> bool:
     """Carry the plan out; return False if the driver that was asked is dead."""
     from holdfast.runtime.admission import refuse_second_run
     from holdfast.runtime.master import RewindWanted
-    from holdfast.runtime.rewind_run import rewind_stopped
+    from holdfast.runtime.rewind_run import check_in_time, rewind_stopped
 
     job = stored.job
     if status_of(stored, SystemClock().wall_us())["state"] in RUNNING:
@@ -126,6 +149,7 @@ def _apply(
             where=Where(job=job.name),
         )
     refuse_second_run(stored.store, job)
+    check_in_time(job.name, repairs_s, timeout_s)
     stored = open_job_for_writing(stored)
     store, asked = stored.store, RewindWanted(Epoch(base.body.epoch), True, tuple(accept))
 
@@ -236,13 +260,26 @@ def render(shown: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", f"plan {shown['plan_id']}"])
 
 
-def _check_accept(accepted: list[str]) -> None:
-    from holdfast.runtime.rewind_sinks import REFUSED
+def _command(args: argparse.Namespace, shown: Mapping[str, Any]) -> str:
+    """Return what carries the plan out, for the shell: on the same job, wherever it was found."""
+    words = ["holdfast", "rewind", args.job, "--to-epoch", str(shown["to"]["epoch"]), "--apply"]
+    words += ["--plan", shown["plan_id"], *(["--stop"] if args.stop else [])]
+    words += [word for what in shown["accept"] for word in ("--accept", what)]
+    words += [word for flag in ("root", "app") if (at := getattr(args, flag)) is not None for word in (f"--{flag}", at)]
+    return shlex.join(words)
+
+
+def _check_accept(accepted: list[str], plan: Plan | None) -> None:
+    """Refuse what is no sink's verdict; without its file only the job's driver knows all of its sinks."""
+    from holdfast.runtime.rewind_sinks import IMPOSSIBLE, no_such_sink
 
     for what in accepted:
         name, _, verdict = what.rpartition(":")
-        if not name or verdict not in REFUSED:
-            raise _wrong(f"--accept {what!r} names no sink's verdict", f"give SINK:{' or SINK:'.join(REFUSED)}")
+        if not name or verdict != IMPOSSIBLE:
+            raise _wrong(f"--accept {what!r} names no sink's verdict", f"give SINK:{IMPOSSIBLE}")
+    sinks = [] if plan is None else sorted(spec.name for spec in plan.sinks)
+    if plan is not None and (unknown := no_such_sink(accepted, sinks)) is not None:
+        raise _wrong(f"the app has no sink {unknown!r}, which --accept names", f"its sinks: {', '.join(sinks)}")
 
 
 def _yes(known: bool | None) -> str | None:

@@ -127,6 +127,7 @@ class SparkHost:
     ) -> None:
         self._context, self._ended = context, ended
         self._prefix = f"holdfast-{task.plan.app}-{id(self)}"
+        self._warming = threading.Lock()
 
         def run(launches: Iterable[int]) -> Iterator[str]:
             return host_worker(task, launches)
@@ -145,19 +146,23 @@ class SparkHost:
         """Have tasks do nothing on the slots that so many workers leave free, in the background.
 
         The first Python task of an executor starts its daemon, which takes a second or two; then a worker that has to
-        come up there after a failure does not wait for that.
+        come up there after a failure does not wait for that. Spark is asked on a thread of its own, as it may be
+        stopped. None begins while one is under way.
         """
-        free = self._context.defaultParallelism - workers
-        if free > 0 and not _is_one_process(self._context):
-            threading.Thread(target=self._do_nothing, args=(free,), name="warm-up", daemon=True).start()
+        if not _is_one_process(self._context) and self._warming.acquire(blocking=False):
+            threading.Thread(target=self._do_nothing, args=(workers,), name="warm-up", daemon=True).start()
 
-    def _do_nothing(self, slots: int) -> None:
+    def _do_nothing(self, workers: int) -> None:
         context = self._context
-        context.setJobGroup(f"{self._prefix}-warm-up", "holdfast warms up free slots", interruptOnCancel=True)
         try:
-            context.parallelize(range(slots), slots).mapPartitions(_nothing).collect()
+            slots = context.defaultParallelism - workers
+            if slots > 0:
+                context.setJobGroup(f"{self._prefix}-warm-up", "holdfast warms up free slots", interruptOnCancel=True)
+                context.parallelize(range(slots), slots).mapPartitions(_nothing).collect()
         except Exception as error:  # noqa: BLE001 - nothing depends on it; what is wrong with Spark shows elsewhere
             _log.info("free slots were not warmed up: %s", _first_line(error))
+        finally:
+            self._warming.release()
 
     def _submit(self, number: int) -> None:
         context = self._context

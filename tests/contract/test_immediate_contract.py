@@ -203,8 +203,16 @@ class TestTombstones:
         target.write(LEFT, 5, delete(1))
         target.write(LEFT, 6, delete(2))
         target.write(RIGHT, 5, delete(3))
-        target.forget({LEFT: 5, RIGHT: 4})
+        assert target.forget({LEFT: 5, RIGHT: 4})
         assert world.tombstones() == 2
+
+    def test_it_is_told_whether_any_are_left_of_these_partitions(self, world: World) -> None:
+        target = fenced(world, owner())
+        target.write(LEFT, 5, delete(1))
+        target.write(RIGHT, 5, delete(3))
+        assert target.forget({LEFT: 4})
+        assert not target.forget({LEFT: 5})
+        assert world.tombstones() == 1
 
 
 class TestFence:

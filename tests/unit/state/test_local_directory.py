@@ -8,6 +8,7 @@ from holdfast.errors import LocalDamaged
 from holdfast.model import Epoch, JobUuid, Stretch, Timeline
 from holdfast.state.directory import LocalDirectory, claim, create, discard, unheld
 from holdfast.state.marker import Marker, write_marker
+from holdfast.state.rocks import DAMAGED
 
 JOB = JobUuid("job")
 LINEAGE = (Stretch(Timeline(1), Epoch(1), Epoch(100)),)
@@ -104,3 +105,30 @@ class TestClaim:
         path = left_behind(tmp_path, 7, (0, 64))
         path.rename(path.with_name(".removed-" + path.name))
         assert unheld(tmp_path) == []
+
+
+class TestDamagedDirectories:
+    def damaged(self, root: Path) -> Path:
+        path = left_behind(root, 7, (0, 64))
+        (path / DAMAGED).write_text("a block has another checksum")
+        return path
+
+    def test_make_room_for_the_new_copy(self, tmp_path: Path) -> None:
+        self.damaged(tmp_path)
+        assert [claimed(tmp_path).path] == list(tmp_path.iterdir())
+
+    def test_make_room_also_where_they_cannot_be_opened_any_more(self, tmp_path: Path) -> None:
+        (left_behind(tmp_path, 7, (0, 64)) / "CURRENT").write_bytes(b"nonsense\n")
+        assert [claimed(tmp_path).path] == list(tmp_path.iterdir())
+
+    def test_stay_while_a_live_worker_holds_them(self, tmp_path: Path) -> None:
+        held = create(tmp_path)
+        (held.path / DAMAGED).write_text("a block has another checksum")
+        claimed(tmp_path)
+        assert held.path.exists() and held.store.scan(b"", b"9") == []
+        held.store.close()
+
+    def test_whose_removal_was_cut_short_are_removed_by_the_next_worker(self, tmp_path: Path) -> None:
+        path = left_behind(tmp_path, 7, (0, 64))
+        path.rename(path.with_name(".removed-" + path.name))
+        assert [claimed(tmp_path).path] == list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -85,6 +86,16 @@ class TestPlan:
         told = capsys.readouterr()
         assert "would be rewound" in told.out and "overwrite" in told.out
         assert "--apply --plan" in told.err
+
+    def test_the_next_command_finds_the_same_job(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+        words.stop()
+        Path(words.root).rename(elsewhere := Path(words.root).with_name("an other root"))
+        epoch = str(words.epochs[0])
+        assert words.rewind(words.file, "--root", str(elsewhere), "--app", "words", "--to-epoch", epoch) == 3
+        advice = capsys.readouterr().err.strip().splitlines()[-1]
+        command = shlex.split(advice[advice.index("holdfast rewind ") :])
+        assert main(command[1:]) == 0
+        assert words.table() == {"a": 1, "b": 2}
 
     def test_an_epoch_that_does_not_exist_names_its_neighbours(
         self, words: Words, capsys: pytest.CaptureFixture[str]

@@ -7,20 +7,34 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from words_job import Words, visible
 
+import holdfast as hf
 from holdfast.checkpoint.repository import Repository
 from holdfast.runtime import presence
 from holdfast.runtime.cli.history import observed
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.rewind_plan import blocker
+from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.rewind_plan import granted
+from holdfast.runtime.rewind_sinks import outlooks, stands_against
+from holdfast.sinks.contract import Repair, Rewinding
 
 Capture = pytest.CaptureFixture[str]
+
+
+class Away(hf.SQLite):
+    """A target that cannot be reached now."""
+
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, key: Sequence[str] | None) -> Repair:
+        raise hf.Unavailable("nobody answers", next_step="try again")
 
 
 @pytest.fixture
@@ -68,9 +82,16 @@ class TestToOffset:
         assert main(["rewind", words.file, "--to-offset", f"rows:0:{offset}", "--apply"]) == 0
         assert visible(words.folder)["out"] == [["a", 1, 1], ["b", 1, 2]]
 
-    def test_a_record_that_is_not_read_yet_leads_to_the_last_checkpoint(self, words: Words, capsys: Capture) -> None:
+    @pytest.mark.parametrize("offset", [4, 1_000])
+    def test_a_record_that_is_not_read_yet_is_refused_as_there_is_nothing_to_go_back_from(
+        self, words: Words, capsys: Capture, offset: int
+    ) -> None:
         words.stop()
-        assert plan(words, capsys, "--to-offset", "rows:0:4")["to"]["epoch"] == words.job.base_epoch
+        said = refusal(words, capsys, "--to-offset", f"rows:0:{offset}", "--apply")
+        last = words.job.base_epoch
+        assert f"offset {offset:,} of partition 0 of 'rows' was not read yet" in said
+        assert f"the last checkpoint, epoch {last}, goes on to read at offset 4" in said
+        assert f"--to-epoch {last}" in said
 
     def test_one_from_before_the_oldest_checkpoint_is_refused_with_that(self, words: Words, capsys: Capture) -> None:
         words.stop()
@@ -102,16 +123,22 @@ class TestAccept:
         assert (out["verdict"], out["restore"], out["delete"]) == ("impossible", None, None)
         assert "if accepted, its rows stay" in out["reason"]
 
-    @pytest.mark.parametrize("given", [[], ["--accept", "said:impossible"], ["--accept", "out:duplicate"]])
+    @pytest.mark.parametrize("given", [[], ["--accept", "said:impossible"]])
     def test_anything_else_is_refused(self, words: Words, capsys: Capture, given: list[str]) -> None:
         words.stop()
         words.forget("out")
         said = refusal(words, capsys, "--to-epoch", str(words.epochs[0]), "--apply", *given)
         assert "or accept it: --accept out:impossible" in said
 
-    def test_what_is_no_verdict_of_a_sink_is_refused(self, words: Words, capsys: Capture) -> None:
+    @pytest.mark.parametrize("given", ["out", "out:overwrite", "out:duplicate", ":impossible"])
+    def test_what_is_no_verdict_of_a_sink_is_refused(self, words: Words, capsys: Capture, given: str) -> None:
         words.stop()
-        assert "names no sink's verdict" in refusal(words, capsys, "--to-epoch", "1", "--accept", "out")
+        assert "names no sink's verdict" in refusal(words, capsys, "--to-epoch", "1", "--accept", given)
+
+    def test_a_name_that_no_sink_has_is_refused(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        said = refusal(words, capsys, "--to-epoch", str(words.epochs[0]), "--apply", "--accept", "oot:impossible")
+        assert "the app has no sink 'oot'" in said and "log, out, said, tagged" in said
 
     def test_rows_stay_writers_are_fenced_and_the_log_says_so(self, words: Words, capsys: Capture) -> None:
         words.stop()
@@ -184,23 +211,64 @@ class TestAccept:
         (words.folder / "out.db").unlink()
         assert plan(words, capsys, "--to-epoch", str(words.epochs[0]))["accept"] == []
 
+    def test_a_target_that_is_damaged_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        with (words.folder / "out.db").open("r+b") as file:
+            file.seek(100)
+            file.write(b"\xff" * 3900)
+        self.nothing_helps(words, capsys)
+
+    def test_a_target_that_somebody_newer_owns_cannot_be_accepted(self, words: Words, capsys: Capture) -> None:
+        words.stop()
+        with closing(sqlite3.connect(words.folder / "out.db")) as db, db:
+            db.execute("UPDATE holdfast_progress SET timeline = 9")
+        self.nothing_helps(words, capsys)
+
+    def test_a_target_that_is_away_is_unknown_and_stands_against_nothing(self, words: Words) -> None:
+        repository, job = Repository(words.store), words.job
+        there = repository.load_manifest(job.completed[0].body.manifest)
+        spec = next(spec for spec in words.plan.sinks if spec.name == "out")
+        away = replace(spec, sink=Away(words.folder / "out.db", "totals", ["word"]))
+        out = outlooks(repository, job, there, there, [away], SystemClock())[0]
+        assert (out.shown["verdict"], out.shown["reason"]) == (None, "nobody answers")
+        assert stands_against(out, ()) is None
+
+    def nothing_helps(self, words: Words, capsys: Capture) -> None:
+        """A rewind that would have to repair `out` is refused before it is begun, whatever is accepted."""
+        to = ("--to-epoch", str(words.epochs[0]))
+        shown = plan(words, capsys, *to)
+        assert next(sink["verdict"] for sink in shown["sinks"] if sink["name"] == "out") == "impossible"
+        assert shown["accept"] == []
+        said = refusal(words, capsys, *to, "--apply", "--accept", "out:impossible")
+        assert "sink 'out' cannot take its output back" in said
+
     def test_a_running_job_goes_back_only_with_what_its_targets_need(self, words: Words) -> None:
         words.forget("out")
-        state = words.cluster.driver.state
-
-        def why(*accept: str) -> str | None:
-            args = {"epoch": words.epochs[0], "timeline": 1, "accept": list(accept)}
-            return blocker(Repository(words.store), words.job, args, words.plan.sinks, state.rules.operators)
-
-        assert str(why()).endswith("to accept that: --accept out:impossible")
-        assert why("out:duplicate") is not None
-        assert why("out:impossible") is None
-        args = {"epoch": words.epochs[0], "timeline": 1, "accept": ["out:impossible"]}
+        assert str(granted_to(words)).endswith("to accept that: --accept out:impossible")
+        assert isinstance(granted_to(words, "said:impossible"), str)
+        args = granted_to(words, "out:impossible")
         generation = words.job.generation
+        assert isinstance(args, dict)
         assert words.cluster.driver.asked("rewind", args, generation, generation) is not None
         words.say(d=4)
         assert words.job.rewinds[-1].accepted == ("out:impossible",)
         assert visible(words.folder)["out"] == [["a", 2, 11], ["b", 1, 2], ["c", 1, 3], ["d", 1, 4]]
+
+    def test_a_running_job_keeps_no_permission_that_its_targets_do_not_need(self, words: Words) -> None:
+        """Else rows would stay without a word if the horizon moved before the repair, now or in a recovery."""
+        words.forget("out")
+        args = granted_to(words, "out:impossible", "said:impossible")
+        assert isinstance(args, dict) and args["accept"] == ["out:impossible"]
+
+    def test_a_running_job_refuses_a_name_that_no_sink_has(self, words: Words) -> None:
+        assert "has no sink 'oot'" in str(granted_to(words, "oot:impossible"))
+
+
+def granted_to(words: Words, *accept: str) -> object:
+    """Return what the driver of the running job makes of a request to go back to the first epoch."""
+    args = {"epoch": words.epochs[0], "timeline": 1, "accept": list(accept)}
+    operators = words.cluster.driver.state.rules.operators
+    return granted(Repository(words.store), words.job, args, words.plan.sinks, operators)
 
 
 class TestPlan:

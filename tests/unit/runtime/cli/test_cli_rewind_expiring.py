@@ -1,0 +1,70 @@
+"""`holdfast rewind` on a job that goes on meanwhile, and lets go of checkpoints while a plan looks at them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from words_job import Words
+
+from holdfast.checkpoint.catalogue import Retention
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, Damaged
+from holdfast.runtime.cli.history import Stored
+from holdfast.runtime.cli.rewind import planned
+from holdfast.runtime.rewind_target import Wanted
+from holdfast.storage.objects import LocalObjects
+
+
+class Root(LocalObjects):
+    """A job's folder; before a manifest is read from it, other things happen."""
+
+    def __init__(self, words: Words, goes_on: int) -> None:
+        super().__init__(words.store.root)
+        self.words, self.goes_on, self.lost = words, goes_on, ""
+
+    def get(self, path: str) -> bytes:
+        if path.startswith("manifests/"):
+            if self.goes_on:
+                self.goes_on -= 1
+                self.words.cluster.pass_time(5.0)
+            if path == self.lost:
+                self.delete(path)
+        return super().get(path)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Words:
+    """A job that keeps two checkpoints, one for each of its seconds."""
+    job = Words(tmp_path)
+    job.cluster.change_rules(retention=Retention(2, 0, 50))
+    job.cluster.replace_driver()
+    job.say(a=1, b=2)
+    return job
+
+
+def stored(words: Words, goes_on: int) -> Stored:
+    root = Root(words, goes_on)
+    return Stored("words", str(root.root), root, Repository(root), words.job)
+
+
+class TestPlan:
+    @pytest.mark.parametrize("times", [1, 3])
+    def test_begins_anew_where_a_checkpoint_expires_while_it_is_looked_at(self, words: Words, times: int) -> None:
+        before = stored(words, times)
+        after, base, shown, _ = planned(before, Wanted(at_us=1 << 60), words.plan, stop=False)
+        assert before.job.base_epoch < after.job.expired_through
+        assert base in after.job.completed and shown["to"]["epoch"] == base.body.epoch
+
+    def test_of_an_epoch_that_expires_meanwhile_is_refused_as_beyond_the_horizon(self, words: Words) -> None:
+        before = stored(words, 1)
+        with pytest.raises(ConfigError, match=f"cannot go back to epoch {before.job.base_epoch}"):
+            planned(before, Wanted(epoch=before.job.base_epoch), words.plan, stop=False)
+
+    def test_says_what_is_damaged_where_nothing_has_expired(self, words: Words) -> None:
+        found = stored(words, 0)
+        assert isinstance(found.store, Root)
+        found.store.lost = found.job.completed[-1].body.manifest.path
+        with pytest.raises(Damaged, match="is missing"):
+            planned(replace(found), Wanted(epoch=found.job.base_epoch), words.plan, stop=False)

@@ -1,0 +1,48 @@
+"""A job whose source takes back records that the job has read: it stops, and says so, whoever notices first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from words_job import ROWS, Words
+
+from holdfast.model import Epoch, Tag, Timeline
+from holdfast.storage.log import LogWriter
+from holdfast.storage.objects import LocalObjects
+from holdfast.storage.voids import TakeBack
+
+WRITER = "another-job/out/0"
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Words:
+    """A job that has read what another one wrote, which goes back behind it."""
+    job = Words(tmp_path)
+    log = LogWriter(LocalObjects(str(tmp_path / "rows")))
+    for epoch in (1, 2):
+        rows = ROWS.empty_table().from_pylist([{"word": "a", "n": epoch}], schema=ROWS)
+        log.append_tagged({0: rows}, WRITER, Tag(Timeline(1), Epoch(epoch)))
+    job.cluster.pass_time(3.0)
+    log.take_back(TakeBack(Tag(Timeline(2), Epoch(1)), (WRITER,), lambda _: False))
+    return job
+
+
+class TestRecordsTakenBack:
+    def test_end_the_run_when_a_heartbeat_learns_of_it(self, words: Words) -> None:
+        for member in words.cluster.members.values():
+            member.loop.take_stock()
+        told = [member.loop.heartbeat() for member in words.cluster.members.values()]
+        assert any(beat.broken and beat.generation == words.job.generation for beat in told)
+        self.ends_with_the_cause(words)
+
+    def test_end_the_run_when_a_read_learns_of_it(self, words: Words) -> None:
+        words.cluster.settle()
+        self.ends_with_the_cause(words)
+
+    def ends_with_the_cause(self, words: Words) -> None:
+        words.cluster.pass_time(3.0)
+        assert words.cluster.driver.outcome is not None
+        kind, error = words.cluster.driver.outcome
+        assert (kind, error and error["kind"]) == ("failed", "damaged")
+        assert error is not None and "were taken back" in error["what"]
