@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from holdfast.model import SourcePosition
 from holdfast.ports import Clock
@@ -84,8 +85,9 @@ def arrived(
     reading: Reading, batch: pa.RecordBatch, following: int, rows_max: int | None
 ) -> tuple[pa.RecordBatch, Arrival]:
     """Return the rows to take of those that were read, at most rows_max, and which records they are."""
-    if batch.schema.names[-1] == OFFSETS:
-        return _placed(reading, batch, rows_max)
+    records, offsets = split(batch)
+    if offsets is not None:
+        return _placed(reading, records, offsets, rows_max)
     if rows_max is not None and batch.num_rows > rows_max:
         following -= batch.num_rows - rows_max
         batch = batch.slice(0, rows_max)
@@ -94,15 +96,23 @@ def arrived(
     return batch, Arrival(reading.partition, reading.offset, following, contiguous)
 
 
-def _placed(reading: Reading, batch: pa.RecordBatch, rows_max: int | None) -> tuple[pa.RecordBatch, Arrival]:
+def split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64] | None]:
+    """Return the records and the offset of each; None: they follow each other, and the batch has no such column."""
+    if batch.schema.names[-1] != OFFSETS:
+        return batch, None
+    schema = pa.schema(list(batch.schema)[:-1])
+    return pa.RecordBatch.from_arrays(batch.columns[:-1], schema=schema), np.asarray(batch.columns[-1])
+
+
+def _placed(
+    reading: Reading, records: pa.RecordBatch, offsets: NDArray[np.int64], rows_max: int | None
+) -> tuple[pa.RecordBatch, Arrival]:
     """Do the same where every row carries its offset. Rows that all lie behind `until` are taken as they are."""
-    offsets = np.asarray(batch.columns[-1])
     rows = len(offsets) if reading.until is None else int(np.searchsorted(offsets, reading.until)) or len(offsets)
     rows = rows if rows_max is None else min(rows, rows_max)
     offsets = offsets[:rows]
-    columns = [column.slice(0, rows) for column in batch.columns[:-1]]
-    taken = pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(batch.schema)[:-1]))
-    return taken, Arrival(reading.partition, int(offsets[0]), int(offsets[-1]) + 1, False, offsets)
+    arrival = Arrival(reading.partition, int(offsets[0]), int(offsets[-1]) + 1, False, offsets)
+    return records.slice(0, rows), arrival
 
 
 def open_readings(
