@@ -356,7 +356,7 @@ class TestAnAppendThatFollowsATag:
         create_log(LocalObjects(tmp_path), LINES, partitions=1)
         writer, rows = LogWriter(LocalObjects(tmp_path)), pa.Table.from_pylist([{"number": 1, "text": ""}], LINES)
         one, two, three = (Tag(Timeline(1), Epoch(epoch)) for epoch in (1, 2, 3))
-        assert writer.append_tagged({0: rows}, "w", two, follows=one) is None
-        assert writer.append_tagged({0: rows}, "w", two, follows=BEFORE_FIRST) == {0: 0}
-        assert writer.append_tagged({0: rows}, "w", three, follows=one) is None
-        assert writer.append_tagged({0: rows}, "w", three, follows=two) == {0: 1}
+        assert writer.append_tagged({0: rows}, "w", two, follows={"w": one}) is None
+        assert writer.append_tagged({0: rows}, "w", two, follows={"w": BEFORE_FIRST}) == {0: 0}
+        assert writer.append_tagged({0: rows}, "w", three, follows={"w": one}) is None
+        assert writer.append_tagged({0: rows}, "w", three, follows={"w": two}) == {0: 1}
