@@ -19,7 +19,11 @@ from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.audited import Asked, Gone, Shown
 from holdfast.sinks.contract import Rewinding
 from holdfast.sinks.staging import Part, Stage, decode
+from holdfast.sinks.log_audit import shown
+from holdfast.storage.compaction import Compactor, Wishes
 from holdfast.storage.digests import NOTHING
+from holdfast.storage.local import LocalObjects
+from holdfast.storage.log import LogWriter, create_log
 
 pytestmark = pytest.mark.thorough
 
@@ -39,6 +43,7 @@ row = st.fixed_dictionaries({
     "day": st.none() | st.dates(), "byte": st.none() | st.integers(0, 255),
 })  # fmt: skip
 KEY = ("k", "name")
+KEYED = pa.schema([("k", pa.int64())])
 deliveries = st.lists(st.tuples(st.integers(0, 1), st.lists(st.tuples(row, st.booleans()), max_size=6)), max_size=6)
 
 
@@ -138,3 +143,37 @@ class TestWhatATableCannotTell:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db, db:
             db.execute("UPDATE out SET yes = 7 WHERE k = 2")
         assert ask(sink).wrong == {(0, tag(2)): "column 'yes' holds what is no bool: 7"}
+
+
+class Compacted(LocalObjects):
+    """A folder of a log that is compacted, and swept, between the reader's look at the commits and at a segment."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        super().__init__(root)
+        self._name, self._due = name, True
+
+    def mapped(self, path: str) -> pa.Buffer:
+        if path.startswith(self._name) and self._due:
+            self._due = False
+            Compactor(LocalObjects(self.root), pause=lambda _: None).compact(Wishes(0, 10**15))
+        return super().mapped(path)
+
+
+class TestALogThatIsCompactedMeanwhile:
+    def log(self, folder: Path) -> LogWriter:
+        create_log(LocalObjects(folder), KEYED, 1, ["k"])
+        log = LogWriter(LocalObjects(folder))
+        for epoch in (1, 2, 3):
+            log.append_tagged({0: pa.table({"k": [1, epoch]}, KEYED)}, f"{JOB}/out/0", tag(epoch))
+        return log
+
+    def test_has_lost_the_deliveries_and_is_not_damaged(self, tmp_path: Path) -> None:
+        self.log(tmp_path)
+        found = shown("log", Compacted(tmp_path, "data/"), Asked(JOB, "out", KEYED, None, Epoch(0)))
+        assert (found.rows, found.lost, found.wrong) == ({}, {0: tag(3)}, {})
+
+    def test_whose_segment_is_gone_otherwise_is_damaged(self, tmp_path: Path) -> None:
+        self.log(tmp_path)
+        next((tmp_path / "data" / "0").iterdir()).unlink()
+        found = shown("log", LocalObjects(tmp_path), Asked(JOB, "out", KEYED, None, Epoch(0)))
+        assert len(found.wrong) == 1 and len(found.rows) == 2
