@@ -119,7 +119,7 @@ class LogReader:
     def whole_from(self, partition: int) -> int:
         """Return the lowest offset from which on no row was compacted away."""
         left = self._commits.left
-        return 0 if left is None else left.whole_from(partition)
+        return 0 if left is None else left.whole_from(partition, self._passage.void(partition))
 
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         """Read rows in order, without copying: at most 65,536, at most max_bytes, but at least one.

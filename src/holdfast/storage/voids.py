@@ -146,6 +146,10 @@ class Passage:
             offset = at.first
         return offset
 
+    def void(self, partition: int) -> list[tuple[int, int]]:
+        """Return first offset and end of the partition's void ranges, in order."""
+        return [(one.first, one.end) for one in self._known if one.partition == partition]
+
     def rows(self, partition: int, end: int) -> int:
         """Return how many rows are there before this end that are not void, and not compacted away."""
         left = self._commits.left
