@@ -1,7 +1,8 @@
 """The source partitions that one subtask reads: where each stands, and how fast it may be read.
 
 Invariants
-    - A partition is read no further than its `until`, where one is given and the offset of every row is known.
+    - A partition is read no further than its `until`, where one is given and a record lies before it. If none does, as
+      the next one lies behind a gap that holds `until`, what was read is taken whole: nobody may stand in a gap.
     - What was not used of the rate for more than a second is not saved up for a burst.
 
 Source: DESIGN sections 6 and 13; docs/design/0008.
@@ -36,7 +37,7 @@ class Reading:
     watermark: int | None = None
     """As of the checkpoint; from then on the source's EventTime knows."""
     until: int | None = None
-    """Read no further than this offset."""
+    """Read no further than this offset, unless only a gap lies before it."""
 
     def caught_up(self) -> bool:
         """Return whether there is nothing left that this run has to read."""
