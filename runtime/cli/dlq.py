@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import shlex
 from dataclasses import asdict
 from typing import Any
 
@@ -131,8 +132,10 @@ def _print(args: argparse.Namespace, shown: list[dict[str, Any]], todo: int) -> 
         advise(f"{text.plural(todo, 'record')} appended")
     elif rows:
         unfit = any(each["unfit"] for each in shown)
-        command = f"holdfast dlq redrive {args.job}" + (f" --source {args.source}" if args.source else "")
-        command += (f" --to {args.to}" if args.to else "") + " --apply" + (" --skip-unfit" if unfit else "")
+        command = f"holdfast dlq redrive {args.job}"
+        for flag, value in (("--root", args.root), ("--source", args.source), ("--to", args.to)):
+            command += f" {flag} {shlex.quote(value)}" if value else ""
+        command += " --apply" + (" --skip-unfit" if unfit else "")
         advise("Branches that took these records before take them again: see holdfast dlq redrive --help.")
         advise(f"Nothing changed. To append {text.plural(todo, 'record')}: {command}")
 
