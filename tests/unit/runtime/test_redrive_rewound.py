@@ -58,9 +58,10 @@ class Rewound:
         """Return what redrives have appended."""
         reader, at = LogReader(self.source), 10
         found: Counter[int] = Counter()
-        while (read := reader.read(0, at, 1 << 30))[0] is not None:
-            batch, at = read
+        batch, at = reader.read(0, at, 1 << 30)
+        while batch is not None:
             found.update(batch.column("n").to_pylist())
+            batch, at = reader.read(0, at, 1 << 30)
         return found
 
     def listed(self, limit: int = 20) -> list[tuple[int, int]]:
@@ -134,7 +135,7 @@ class TestRecordsThatWereRedrivenBeforeTheRewind:
         job.fail(2, [1, 2], to=1)
         job.redrive().apply()
         job.fail(3, [5], to=1)
-        overtaken = []
+        overtaken: list[str] = []
 
         class Overtaken(LocalObjects):
             def create(self, path: str, data: bytes) -> None:

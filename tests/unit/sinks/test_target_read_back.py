@@ -107,7 +107,7 @@ class TestATableThatIsWrittenMeanwhile:
     ) -> None:
         rng, sink = random.Random(seed), hf.SQLite(tmp_path / "out.db", "out", KEY if keyed else None)
         sink.prepare(SCHEMA, KEY if keyed else None)
-        wanted: dict[tuple[int, Tag], RowDigest] = {}
+        wanted: dict[tuple[Subtask, Tag], RowDigest] = {}
         epochs = iter(range(1, 13))
 
         def deliver() -> None:
@@ -152,7 +152,7 @@ class TestATableThatIsWrittenMeanwhile:
             assert part is not None
             with closing(sink.open(JOB, Writer("out", Subtask(0)))) as target:
                 target.deliver(tag(epoch), decode(part.data))
-        pieces = []
+        pieces: list[int] = []
 
         def between() -> None:
             pieces.append(len(pieces))

@@ -211,10 +211,11 @@ class TestPeopleWhoAskForAPlace:
         assert [n for n, _ in found] == [0, 1, 7, 8][max(0, 4 - count) :]
 
     def test_can_have_what_was_stored_there_too(self, log: LogReader) -> None:
-        found, at = list[int](), 0
-        while (read := log.read_stored(0, at, 1))[0] is not None:
-            batch, _, at = read
+        found = list[int]()
+        batch, _, at = log.read_stored(0, 0, 1)
+        while batch is not None:
             found += batch.column("n").to_pylist()
+            batch, _, at = log.read_stored(0, at, 1)
         assert found == list(range(9))
 
 

@@ -63,9 +63,10 @@ class History:
 
     def left(self) -> set[int]:
         reader, at, found = LogReader(self.store), 0, set[int]()
-        while (read := reader.read_placed(0, at, 1 << 20))[0] is not None:
-            batch, offsets, at = read
+        batch, offsets, at = reader.read_placed(0, at, 1 << 20)
+        while batch is not None:
             found |= set(range(at - batch.num_rows, at) if offsets is None else offsets.tolist())
+            batch, offsets, at = reader.read_placed(0, at, 1 << 20)
         return found
 
 
