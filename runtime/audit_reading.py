@@ -30,6 +30,7 @@ from holdfast.model import NO_EPOCH, Epoch, Pending, RowDigest, Tag
 from holdfast.runtime.audit_report import Line, Verdict, compared
 from holdfast.runtime.auditing import COUNTS, ROWS, records_digested
 from holdfast.runtime.immediate_plan import is_immediate
+from holdfast.runtime.reading import split
 from holdfast.runtime.sources.generator import Generator
 from holdfast.runtime.sources.log import Log
 from holdfast.runtime.sources.source import OpenSource, Source, same_from
@@ -99,9 +100,12 @@ def _read_again(source: OpenSource, taken: SourceTaken) -> RowDigest:
         batch, following = source.read(taken.partition, offset, READ_BYTES_MAX)
         if batch is None:
             break
-        if following > taken.end:  # offsets count rows at the end of what is read
-            batch, following = batch.slice(0, batch.num_rows - (following - taken.end)), taken.end
-        found, offset = added(found, records_digested(batch, how)), following
+        records, places = split(batch)
+        if places is not None:
+            records = records.slice(0, int(np.searchsorted(places, taken.end)))
+        elif following > taken.end:
+            records = records.slice(0, taken.end - offset)
+        found, offset = added(found, records_digested(records, how)), following
     return found
 
 

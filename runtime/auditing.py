@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from holdfast.checkpoint.audit import OperatorCount, PartAudit, SinkStaged, SourceTaken, counted
 from holdfast.model import RowDigest, SourcePosition, Subtask, Writer
-from holdfast.runtime.dead_letters import ERROR
+from holdfast.runtime.dead_letters import ERROR, REFUSAL
 from holdfast.runtime.immediate_plan import is_immediate
 from holdfast.runtime.messages import OperatorProgress
 from holdfast.runtime.reading import Reading
@@ -39,8 +39,8 @@ def digested(rows: pa.RecordBatch | pa.Table, how: str) -> RowDigest:
 
 
 def records_digested(records: pa.RecordBatch, how: str) -> RowDigest:
-    """Return what records of a source are known by; not why one cannot be decoded, as the words may change."""
-    return digested(records.drop_columns([ERROR]) if ERROR in records.schema.names else records, how)
+    """Return what records of a source are known by; what is said of one that cannot be decoded may change."""
+    return digested(records.drop_columns(list(REFUSAL)) if ERROR in records.schema.names else records, how)
 
 
 class Auditing:

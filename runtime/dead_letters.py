@@ -17,6 +17,7 @@ Source: DESIGN section 6; docs/design/0009-dead-letters.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -44,12 +45,14 @@ DEAD_LETTERS = pa.schema(
     ]
 )
 ERROR_LENGTH_MAX = 2_000
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 LETTERS_PER_BATCH = 4_096
 
 ERROR = "_error"
 """In a batch that a source reads: why the record could not be decoded, null for those that were. A source puts the
 three columns last, and only if some record was refused; the other columns of such a record are null."""
 FORM, RAW = "_form", "_raw"
+REFUSAL = (ERROR, FORM, RAW)
 _REFUSALS = [pa.field(ERROR, pa.utf8()), pa.field(FORM, pa.utf8()), pa.field(RAW, pa.binary())]
 
 
@@ -106,8 +109,13 @@ class Letters:
 
 
 def told(error: str) -> str:
-    """Return an error's text as it can be stored: of bounded length, and surely UTF-8."""
-    return error[:ERROR_LENGTH_MAX].encode("utf-8", "replace").decode("utf-8")
+    """Return an error's text as it can be stored: of bounded length, surely UTF-8, and the same in every process."""
+    return without_addresses(error)[:ERROR_LENGTH_MAX].encode("utf-8", "replace").decode("utf-8")
+
+
+def without_addresses(text: str) -> str:
+    """Return what `repr` gave without the places in memory that it names of objects which have no text of their own."""
+    return _ADDRESS.sub(" at 0x...", text)
 
 
 def encode_row(batch: pa.RecordBatch, row: int = 0) -> bytes:

@@ -1,7 +1,8 @@
 """The source partitions that one subtask reads: where each stands, and how fast it may be read.
 
 Invariants
-    - A partition is read no further than its `until`, where one is given and the offset of every row is known.
+    - A partition is read no further than its `until`, where one is given and a record lies before it. If none does, as
+      the next one lies behind a gap that holds `until`, what was read is taken whole: nobody may stand in a gap.
     - What was not used of the rate for more than a second is not saved up for a burst.
 
 Source: DESIGN sections 6 and 13; docs/design/0008.
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from holdfast.model import SourcePosition
 from holdfast.ports import Clock
@@ -35,7 +37,7 @@ class Reading:
     watermark: int | None = None
     """As of the checkpoint; from then on the source's EventTime knows."""
     until: int | None = None
-    """Read no further than this offset."""
+    """Read no further than this offset, unless only a gap lies before it."""
 
     def caught_up(self) -> bool:
         """Return whether there is nothing left that this run has to read."""
@@ -84,8 +86,9 @@ def arrived(
     reading: Reading, batch: pa.RecordBatch, following: int, rows_max: int | None
 ) -> tuple[pa.RecordBatch, Arrival]:
     """Return the rows to take of those that were read, at most rows_max, and which records they are."""
-    if batch.schema.names[-1] == OFFSETS:
-        return _placed(reading, batch, rows_max)
+    records, offsets = split(batch)
+    if offsets is not None:
+        return _placed(reading, records, offsets, rows_max)
     if rows_max is not None and batch.num_rows > rows_max:
         following -= batch.num_rows - rows_max
         batch = batch.slice(0, rows_max)
@@ -94,15 +97,23 @@ def arrived(
     return batch, Arrival(reading.partition, reading.offset, following, contiguous)
 
 
-def _placed(reading: Reading, batch: pa.RecordBatch, rows_max: int | None) -> tuple[pa.RecordBatch, Arrival]:
+def split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64] | None]:
+    """Return the records and the offset of each; None: they follow each other, and the batch has no such column."""
+    if batch.schema.names[-1] != OFFSETS:
+        return batch, None
+    schema = pa.schema(list(batch.schema)[:-1])
+    return pa.RecordBatch.from_arrays(batch.columns[:-1], schema=schema), np.asarray(batch.columns[-1])
+
+
+def _placed(
+    reading: Reading, records: pa.RecordBatch, offsets: NDArray[np.int64], rows_max: int | None
+) -> tuple[pa.RecordBatch, Arrival]:
     """Do the same where every row carries its offset. Rows that all lie behind `until` are taken as they are."""
-    offsets = np.asarray(batch.columns[-1])
     rows = len(offsets) if reading.until is None else int(np.searchsorted(offsets, reading.until)) or len(offsets)
     rows = rows if rows_max is None else min(rows, rows_max)
     offsets = offsets[:rows]
-    columns = [column.slice(0, rows) for column in batch.columns[:-1]]
-    taken = pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(batch.schema)[:-1]))
-    return taken, Arrival(reading.partition, int(offsets[0]), int(offsets[-1]) + 1, False, offsets)
+    arrival = Arrival(reading.partition, int(offsets[0]), int(offsets[-1]) + 1, False, offsets)
+    return records.slice(0, rows), arrival
 
 
 def open_readings(

@@ -6,7 +6,9 @@ stands where the chunk begins. So a redrive that was killed and is repeated, or 
 once per target log, and what was redriven is not offered again.
 
 A record with several dead letters, of several functions, goes back once: with the first that has it, in the order of
-(partition, offset) of the DLQ. All of them are one commit there, so this order never changes.
+(partition, offset) of the DLQ. All of them are one commit there, so this order never changes. A rewind of the job takes
+letters back, not what was redriven; if the record fails again, its new letter is one more of a record that went back.
+So letters behind a tag are looked at before all others, also those that were taken back since.
 
 Invariants
     - A record is appended as it was in the source: from the letter if that kept the record, else read again from the
@@ -18,6 +20,7 @@ Source: PROTOCOL P4, P17; docs/design/0009-dead-letters.md.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -58,8 +61,8 @@ class _Chunk:
     """Of the DLQ."""
     end: int
     """The offset there after the last letter of the chunk."""
-    follows: Tag
-    """Where the target has to stand."""
+    follows: Mapping[str, Tag]
+    """Where the target has to stand, in all partitions of the DLQ: what these tags say was redriven was looked at."""
     rows: tuple[tuple[int, pa.RecordBatch], ...]
     """Partition of the target, and a record."""
 
@@ -109,14 +112,17 @@ class Redrive:
     def _chunks(self, count: Count) -> Iterator[_Chunk]:
         """Yield what is to be appended, in order, and count."""
         seen: set[tuple[int, int]] = set()
-        for partition, end in sorted(self._dlq.end_offsets().items()):
-            tag = self._writer.tag_of(self._name(partition)) or BEFORE_FIRST
-            start = int(tag.epoch)
-            for at, following, letters in chunks_of(self._dlq, partition, end, start):
-                rows = self._rows(partition, letters, seen, count if at >= start else Count())
-                if at >= start:
-                    yield _Chunk(partition, following, tag, tuple(rows))
-                    tag = Tag(_TIMELINE, Epoch(following))
+        ends = sorted(self._dlq.end_offsets().items())
+        tags = {partition: self._writer.tag_of(self._name(partition)) or BEFORE_FIRST for partition, _ in ends}
+        for partition, end in ends:
+            for _, letters in chunks_of(self._dlq, partition, 0, min(end, tags[partition].epoch), taken_back=True):
+                self._rows(partition, letters, seen, Count())
+        for partition, end in ends:
+            for following, letters in chunks_of(self._dlq, partition, tags[partition].epoch, end):
+                rows = self._rows(partition, letters, seen, count)
+                stand = {self._name(other): tag for other, tag in tags.items()}
+                yield _Chunk(partition, following, stand, tuple(rows))
+                tags[partition] = Tag(_TIMELINE, Epoch(following))
 
     def _rows(
         self, partition: int, letters: list[dict[str, Any]], seen: set[tuple[int, int]], count: Count
@@ -150,9 +156,10 @@ class Redrive:
         if self._records is None or letter["offset"] is None:
             why = "its offset is not known" if letter["offset"] is None else "the source is no log"
             raise _refused(f"{letter['operator']} kept a row that steps have changed, and {why}")
-        record, _, following = self._records.read_placed(letter["partition"], letter["offset"], 1)
         if letter["offset"] >= self._records.end_offset(letter["partition"]):
             raise _refused("the source's log ends before the record; it is not the log that the job has read")
+        begin = self._records.begin(letter["partition"], letter["offset"])
+        record, _, following = self._records.read_placed(letter["partition"], begin, 1)
         if record is None or following != letter["offset"] + 1:
             raise _refused("the record was taken back by a rewind of its writer, or compacted away")
         return record
@@ -178,22 +185,51 @@ def open_dlq(store: ObjectStore) -> LogReader:
     return reader
 
 
-def chunks_of(reader: LogReader, partition: int, end: int, cut: int) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
-    """Yield letters from the first to `end` with the offsets that they begin and end at; none spans `cut`."""
-    at = reader.retention_start(partition)
+def placed_letters(
+    reader: LogReader, partition: int, first: int, end: int, *, taken_back: bool = False
+) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+    """Yield the letters from one offset to before another, each with its own, some at a time.
+
+    Args:
+        taken_back: Also those that a rewind took back.
+    """
+    read = reader.read_stored if taken_back else reader.read_placed
+    at = first if taken_back else reader.begin(partition, first)
     while at < end:
-        batch, following = reader.read(partition, at, CHUNK_BYTES)
-        assert batch is not None, "the end was seen"
-        stop = min(following, end, cut if at < cut else end)
-        yield at, stop, batch.slice(0, stop - at).to_pylist()
-        at = stop
+        batch, offsets, following = read(partition, at, CHUNK_BYTES)
+        if batch is None:
+            return
+        places = range(following - batch.num_rows, following) if offsets is None else offsets.tolist()
+        letters = zip(places, batch.to_pylist(), strict=True)
+        if inside := [(place, letter) for place, letter in letters if first <= place < end]:
+            yield inside
+        at = following
+
+
+def chunks_of(
+    reader: LogReader, partition: int, first: int, end: int, *, taken_back: bool = False
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Yield the letters likewise; with those of each chunk, the offset after its last."""
+    for letters in placed_letters(reader, partition, first, end, taken_back=taken_back):
+        yield letters[-1][0] + 1, [letter for _, letter in letters]
+
+
+def newest_letters(reader: LogReader, limit: int) -> list[tuple[int, int, dict[str, Any]]]:
+    """Return the newest letters of all partitions, `limit` in all, with partition and offset, and in their order."""
+    newest: list[tuple[int, int, int, dict[str, Any]]] = []
+    for partition, end in reader.end_offsets().items():
+        first = reader.before_the_end(partition, limit)
+        letters = [one for some in placed_letters(reader, partition, first, end) for one in some]
+        newest += [(len(letters) - n, partition, offset, letter) for n, (offset, letter) in enumerate(letters)]
+    chosen = heapq.nsmallest(limit, newest, key=lambda one: one[:3])
+    return sorted((one[1:] for one in chosen), key=lambda one: one[:2])
 
 
 def sources_in(reader: LogReader) -> Counter[str | None]:
     """Return which sources the letters come from, and how many letters each has; None where it is not known."""
     found: Counter[str | None] = Counter()
     for partition, end in reader.end_offsets().items():
-        for _, _, letters in chunks_of(reader, partition, end, 0):
+        for _, letters in chunks_of(reader, partition, 0, end):
             found.update(letter["source"] for letter in letters)
     return found
 

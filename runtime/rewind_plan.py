@@ -27,9 +27,9 @@ from holdfast.ports import Clock
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.rewind_estimate import estimate_ms, taking_back_s
 from holdfast.runtime.rewind_sinks import IMPOSSIBLE, no_such_sink, outlooks, stands_against
+from holdfast.runtime.rewind_sources import first_missing, source_rows
 from holdfast.runtime.rewind_target import NOTHING_DONE
 from holdfast.runtime.rewinding import is_accept
-from holdfast.runtime.sources.source import same_from
 from holdfast.runtime.steps import Plan, SinkSpec
 
 
@@ -50,7 +50,7 @@ def worked_out(
     """
     there, here = _manifests(repository, job, base)
     sinks = outlooks(repository, job, there, here, () if plan is None else plan.sinks, clock)
-    sources = _sources(there, here, plan)
+    sources = source_rows(there, here, () if plan is None else plan.sources)
     accept = sorted(each.accept for each in sinks if each.accept is not None)
     shown = {
         "plan_id": plan_id(job, base, accept, stop=stop),
@@ -86,15 +86,13 @@ def check(shown: Mapping[str, Any], accepted: Collection[str]) -> None:
         ConfigError: a source no longer has the records, or a sink cannot take its output back.
     """
     where = Where(job=shown["job"])
-    for at in shown["sources"]:
-        if at["available"] is False:
-            raise ConfigError(
-                f"source {at['name']!r}, partition {at['partition']}: its records from offset {at['to_offset']} on "
-                "are no longer all there",
-                not_done=NOTHING_DONE,
-                next_step="go back to a later checkpoint, whose offset the source still has",
-                where=where,
-            )
+    if (gone := first_missing(shown["sources"])) is not None:
+        raise ConfigError(
+            gone,
+            not_done=NOTHING_DONE,
+            next_step="go back to a later checkpoint, whose offset the source still has",
+            where=where,
+        )
     for sink in shown["sinks"]:
         needed = f"{sink['name']}:{sink['verdict']}"
         if sink["verdict"] == IMPOSSIBLE and not (needed in shown["accept"] and needed in accepted):
@@ -141,41 +139,6 @@ def granted(
 def _manifests(repository: Repository, job: Job, base: Completed) -> tuple[Manifest, Manifest]:
     there, last = repository.load_manifest(base.body.manifest), job.completed[-1]
     return there, there if last is base else repository.load_manifest(last.body.manifest)
-
-
-def _sources(there: Manifest, here: Manifest, plan: Plan | None) -> list[dict[str, Any]]:
-    back = {(at.source, at.partition): at.offset for at in there.positions}
-    starts = _starts(back, plan)
-    rows = []
-    for at in here.positions:
-        to = back.get((at.source, at.partition))
-        known = to is not None and to >= 0 and at.offset >= 0
-        start = starts.get((at.source, at.partition))
-        rows.append(
-            {
-                "name": at.source,
-                "partition": at.partition,
-                "from_offset": at.offset if at.offset >= 0 else None,
-                "to_offset": to if known else None,
-                "records": at.offset - to if known and to is not None else None,
-                "available": None if start is None or to is None else to == at.offset or start <= max(to, 0),
-            }
-        )
-    return rows
-
-
-def _starts(back: Mapping[tuple[str, int], int], plan: Plan | None) -> dict[tuple[str, int], int]:
-    """Return the lowest offset from which all can be read again, of every partition of a source that is known."""
-    found: dict[tuple[str, int], int] = {}
-    for spec in () if plan is None else plan.sources:
-        opened = spec.source.open()
-        try:
-            for name, partition in back:
-                if name == spec.name:
-                    found[name, partition] = same_from(opened, partition)
-        finally:
-            opened.close()
-    return found
 
 
 def _state(there: Manifest) -> list[dict[str, Any]]:

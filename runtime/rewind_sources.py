@@ -1,16 +1,52 @@
-"""Whether the sources still have what a running job would read again after a rewind.
+"""What a rewind reads again of each source partition, and whether the source still has it.
 
-The driver looks before it begins one: who asks by the job's name does not know its sources.
+A plan shows it; the driver of a running job looks before it begins one, as who asks by the job's name does not know its
+sources. Both go by the same rows.
 
-Source: DESIGN section 9; PROTOCOL P16; docs/design/0014-log-compaction.md.
+Invariants
+    - What is not known is None, never 0, and stands in the way of nothing.
+    - A partition that was known then or is known now has a row.
+
+Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P16; docs/design/0014-log-compaction.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
 from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.sources.source import same_from
+from holdfast.runtime.steps import SourceSpec
+
+_Place = tuple[str, int]
+"""Source and partition."""
+
+
+def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) -> list[dict[str, Any]]:
+    """Return a row of the plan's `sources` for every partition.
+
+    Args:
+        there: The checkpoint to go back to.
+        here: The newest one.
+        sources: Those that can be asked; of others it is not known what they still have.
+    """
+    back = {(at.source, at.partition): at.offset for at in there.positions}
+    now = {(at.source, at.partition): at.offset for at in here.positions}
+    starts = _starts(back, sources)
+    return [_row(place, back.get(place), now.get(place), starts.get(place)) for place in {**now, **back}]
+
+
+def first_missing(rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """Say which records that would be read again are gone; None if none is known to be."""
+    for row in rows:
+        if row["available"] is False:
+            where = f"source {row['name']!r}, partition {row['partition']}"
+            return f"{where}: its records from offset {row['to_offset'] or 0} on are no longer all there"
+    return None
 
 
 def missing_records(repository: Repository, job: Job, epoch: int, plan: Plan) -> str | None:
@@ -20,16 +56,31 @@ def missing_records(repository: Repository, job: Job, epoch: int, plan: Plan) ->
         return None  # refused for another reason
     there, last = repository.load_manifest(base.body.manifest), job.completed[-1]
     here = there if last is base else repository.load_manifest(last.body.manifest)
-    reached = {(at.source, at.partition): at.offset for at in here.positions}
-    for spec in plan.sources:
+    return first_missing(source_rows(there, here, plan.sources))
+
+
+def _row(place: _Place, to: int | None, at: int | None, start: int | None) -> dict[str, Any]:
+    offset, back = (None if each is None or each < 0 else each for each in (at, to))
+    known = offset is not None and back is not None
+    return {
+        "name": place[0],
+        "partition": place[1],
+        "from_offset": offset,
+        "to_offset": back if known else None,
+        "records": offset - back if offset is not None and back is not None else None,
+        "available": None if start is None or to is None else to == at or start <= max(to, 0),
+    }
+
+
+def _starts(back: Collection[_Place], sources: Sequence[SourceSpec]) -> dict[_Place, int]:
+    """Return the lowest offset from which all can be read again, of every partition of a source that is known."""
+    found: dict[_Place, int] = {}
+    for spec in sources:
         opened = spec.source.open()
         try:
-            for at in there.positions:
-                if at.source != spec.name or at.offset == reached.get((at.source, at.partition)):
-                    continue
-                if same_from(opened, at.partition) > (start := max(at.offset, 0)):
-                    where = f"source {at.source!r}, partition {at.partition}"
-                    return f"{where}: its records from offset {start} on are no longer all there"
+            for name, partition in back:
+                if name == spec.name:
+                    found[name, partition] = same_from(opened, partition)
         finally:
             opened.close()
-    return None
+    return found

@@ -5,13 +5,14 @@ nothing. An append without a tag between those of the job is nobody's output, an
 
 Invariants
     - Nothing is written, and no row is taken from anywhere but the segment that its commit names.
+    - A segment that is gone because the log was compacted meanwhile is no damage: all is looked at again (P7).
 
-Source: storage/log.py, storage/voids.py; docs/design/0018-audit.md; PROTOCOL P17.
+Source: storage/log.py, storage/voids.py; docs/design/0018-audit.md; PROTOCOL P7, P17.
 """
 
 from __future__ import annotations
 
-from holdfast.errors import Damaged
+from holdfast.errors import Damaged, NotFound, Unavailable
 from holdfast.model import RowDigest, Subtask, Tag
 from holdfast.ports import ObjectStore
 from holdfast.sinks.audited import Asked, Delivery, Gone, Shown
@@ -24,6 +25,8 @@ from holdfast.storage.segment import OpenSegment
 from holdfast.storage.voids import void_ranges
 
 READ_BYTES_MAX = 8 << 20
+ROUNDS_MAX = 3
+"""How often all is read again because a compaction came between."""
 
 
 def shown(where: str, store: ObjectStore, asked: Asked) -> Shown:
@@ -31,6 +34,23 @@ def shown(where: str, store: ObjectStore, asked: Asked) -> Shown:
     meta = read_meta(store)
     if meta is None:
         raise Gone(f"{where}: there is no log; there was, when the job ran")
+    for _ in range(ROUNDS_MAX):
+        try:
+            return _shown(store, meta, asked)
+        except _Compacted:
+            continue
+    raise Unavailable(
+        f"{where}: the log was compacted {ROUNDS_MAX} times while it was read",
+        not_done="nothing is known of its rows",
+        next_step="audit again when no compaction runs",
+    )
+
+
+class _Compacted(Exception):
+    """The log is another one now than the commits that were read say."""
+
+
+def _shown(store: ObjectStore, meta: LogMeta, asked: Asked) -> Shown:
     commits = Commits(store, meta)
     void = {(v.partition, v.first, v.end) for v in void_ranges(commits)}
     prefix = f"{asked.job_uuid}/{asked.sink}/"
@@ -49,6 +69,9 @@ def shown(where: str, store: ObjectStore, asked: Asked) -> Shown:
             try:
                 rows[at] = added(rows.get(at, NOTHING), _digest(store, meta, segments))
             except Damaged as error:
+                gone = isinstance(error.__cause__, NotFound)
+                if gone and Commits(store, meta).tail.compact != commits.tail.compact:
+                    raise _Compacted from error
                 wrong[at] = error.what
             if commit.segments and not segments:
                 del rows[at]  # taken back as a whole

@@ -4,9 +4,13 @@ Rows without a key: every delivery left the rowids of the rows it added; what li
 or others'. Rows with a key: the row that a delivery wrote is what the next change of its key found, its before-image,
 or the row that stands there now if none followed. So all deliveries that still have before-images can be told.
 
-All of it is read in one transaction, as of one moment. Memory is taken for every key that is told.
+A read keeps deliveries out of the file, so it is done in short pieces, and yet shows one moment: that of the tags,
+which are read first. What was delivered since is left out; where it changed a key, its first before-image is what stood
+there. A rewind or a VACUUM that comes between moves more than that, so then all is read again. Memory is taken for
+every key that is told.
 
 Invariants
+    - No transaction reads more than one piece, or what was delivered while the others were read.
     - Nothing is written; what the images say of rowids is checked by nothing but the digest of what lies there.
 
 Source: sinks/sqlite.py, sinks/sqlite_added.py; docs/design/0018-audit.md; PROTOCOL P21.
@@ -17,9 +21,9 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import closing
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,55 +48,114 @@ from holdfast.storage.digests import whole
 from holdfast.storage.rowhash import row_hashes
 
 ROWS_AT_A_TIME = 10_000
+KEYS_AT_A_TIME = 500
+ROUNDS_MAX = 3
+"""How often all is read again because a rewind or a VACUUM came between."""
 MISFIT_HASH = np.uint64(0)
 """Stands for a row that has no hash, as no output of the job can look so."""
 
 
-def shown(where: str, path: str, table: str, key: tuple[str, ...] | None, asked: Asked) -> Shown:
+Between = Callable[[], None]
+"""Called before each piece is read, while the file is free."""
+
+
+def _nothing() -> None:
+    """Take the place of what happens between two pieces."""
+
+
+def shown(
+    where: str,
+    path: str,
+    table: str,
+    key: tuple[str, ...] | None,
+    asked: Asked,
+    between: Between = _nothing,
+    at_a_time: int = ROWS_AT_A_TIME,
+) -> Shown:
     """See AuditableSink.shown."""
     if not os.path.isfile(path):
         raise Gone(f"{where}: the file is not there; it was, when the job ran")
     try:
         with translated(where):
-            return _shown(where, path, table, key, asked)
+            return _shown(where, path, table, key, asked, between, at_a_time)
     except Unavailable as error:
         raise Unavailable(error.what, not_done="nothing of it was read",
                           next_step="audit again; if it stays so, look who holds the file") from error  # fmt: skip
 
 
-def _shown(where: str, path: str, table: str, key: tuple[str, ...] | None, asked: Asked) -> Shown:
+def _shown(
+    where: str, path: str, table: str, key: tuple[str, ...] | None, asked: Asked, between: Between, at_a_time: int
+) -> Shown:
     with closing(connect(path, "rw")) as db:
-        db.execute("BEGIN")
         names = [name for name, _, _ in table_columns(db, table)]
         if missing := [name for name in asked.schema.names if name not in names]:
             raise Gone(f"{where}: the table or its columns {missing} are not there; they were, when the job ran")
-        reading = _Reading(db, table, asked)
-        return reading.keyed(key) if key is not None else reading.added()
+        for _ in range(ROUNDS_MAX):
+            reading = _Reading(db, table, asked, between, at_a_time)
+            age = reading.age()
+            found = reading.keyed(key) if key is not None else reading.added()
+            if reading.age() == age:
+                return found
+    raise Unavailable(f"{where}: a rewind or a VACUUM came between {ROUNDS_MAX} times", next_step="audit again")
+
+
+class _Image(NamedTuple):
+    """A before-image: what a delivery found under a key, or which rows it added."""
+
+    delivery: Delivery
+    key: str
+    before: str | None
+
+
+def _image(row: tuple[int, int, int, str, str | None]) -> _Image:
+    writer, timeline, epoch, key, before = row
+    return _Image((Subtask(writer), Tag(Timeline(timeline), Epoch(epoch))), key, before)
+
+
+def _is_in(image: _Image, standing: Mapping[Subtask, Tag]) -> bool:
+    """Say whether the writer had delivered it when it stood there."""
+    subtask, tag = image.delivery
+    return subtask in standing and tag <= standing[subtask]
 
 
 class _Reading:
     """One look at one table."""
 
-    def __init__(self, db: sqlite3.Connection, table: str, asked: Asked) -> None:
-        self._db, self._table, self._asked = db, table, asked
+    def __init__(self, db: sqlite3.Connection, table: str, asked: Asked, between: Between, at_a_time: int) -> None:
+        self._db, self._table, self._asked, self._between, self._at_a_time = db, table, asked, between, at_a_time
         self._names = asked.schema.names
         self._ours = (asked.job_uuid, asked.sink)
         self._wrong: dict[Delivery, str] = {}
 
+    def age(self) -> tuple[int, int | None]:
+        """Return what changes when rows or rowids change otherwise than by a delivery."""
+        timeline = f"SELECT max(timeline) FROM {tags.PROGRESS} WHERE job = ? AND sink = ?"
+        version = self._db.execute("PRAGMA schema_version").fetchone()[0]
+        return version, self._db.execute(timeline, self._ours).fetchone()[0]
+
+    @contextmanager
+    def _piece(self) -> Iterator[None]:
+        """Read as of one moment, and let go of the file."""
+        self._between()
+        self._db.execute("BEGIN")
+        yield
+        self._db.execute("COMMIT")
+
     def keyed(self, key: tuple[str, ...]) -> Shown:
         """Go from the newest change of each key to the oldest that is told."""
-        images = self._db.execute(
-            f'SELECT writer, timeline, epoch, "key", "before" FROM {tags.UNDO} WHERE job = ? AND sink = ? '
-            "AND epoch > ? ORDER BY rowid DESC",
-            (*self._ours, self._asked.after),
-        )
-        stands: dict[str, Any] = {}
+        standing = self._tags(tags.PROGRESS)
+        images = [image for image in self._images() if _is_in(image, standing)]
+        stands = self._rows(key, list(dict.fromkeys(image.key for image in images)))
+        with self._piece():
+            newer = [image for image in self._newer(standing) if not _is_in(image, standing)]
+            lost = self._tags(tags.HORIZON)
+        for image in reversed(newer):
+            if image.key in stands:
+                stands[image.key] = None if image.before is None else from_json(image.before)
         found: defaultdict[Delivery, list[tuple[dict[str, Any], Any]]] = defaultdict(list)
-        for writer, timeline, epoch, name, before in images:
-            wanted = from_json(name)
-            row = stands[name] if name in stands else self._row(key, wanted)
-            found[Subtask(writer), Tag(Timeline(timeline), Epoch(epoch))].append((wanted, row))
-            stands[name] = None if before is None else from_json(before)
+        for image in images:
+            found[image.delivery].append((from_json(image.key), stands[image.key]))
+            stands[image.key] = None if image.before is None else from_json(image.before)
         rows: dict[Delivery, RowDigest] = {}
         for delivery, changes in found.items():
             keys, after = [name for name, _ in changes], [row for _, row in changes]
@@ -101,20 +164,56 @@ class _Reading:
                 rows[delivery] = digest_of_changes(keys, after, self._asked.schema, key, upsert)
             except Misfit as misfit:
                 self._wrong[delivery] = str(misfit)
-        return Shown(self._tags(tags.PROGRESS), rows, self._tags(tags.HORIZON), self._wrong)
+        return Shown(standing, rows, lost, self._wrong)
+
+    def _images(self) -> Iterator[_Image]:
+        """Read the before-images after the epoch that is asked for, newest first."""
+        lowest, highest = self._db.execute(f"SELECT min(rowid), max(rowid) FROM {tags.UNDO}").fetchone()
+        while highest is not None and highest >= lowest:
+            with self._piece():
+                # The + keeps SQLite from another order, which it would have to sort in every piece.
+                images = self._db.execute(
+                    f'SELECT writer, timeline, epoch, "key", "before" FROM {tags.UNDO} WHERE rowid BETWEEN ? AND ? '
+                    "AND +job = ? AND +sink = ? AND +epoch > ? ORDER BY rowid DESC",
+                    (highest - self._at_a_time + 1, highest, *self._ours, self._asked.after),
+                ).fetchall()
+            yield from map(_image, images)
+            highest -= self._at_a_time
+
+    def _newer(self, standing: Mapping[Subtask, Tag]) -> list[_Image]:
+        """Return before-images after the oldest of these tags, oldest first."""
+        after = min((tag.epoch for tag in standing.values()), default=self._asked.after)
+        images = self._db.execute(
+            f'SELECT writer, timeline, epoch, "key", "before" FROM {tags.UNDO} WHERE job = ? AND sink = ? '
+            "AND epoch > ? ORDER BY rowid",
+            (*self._ours, after),
+        )
+        return [_image(image) for image in images]
+
+    def _rows(self, key: tuple[str, ...], names: list[str]) -> dict[str, Any]:
+        """Return the rows that stand there now."""
+        found: dict[str, Any] = {}
+        for start in range(0, len(names), KEYS_AT_A_TIME):
+            with self._piece():
+                found |= {name: self._row(key, from_json(name)) for name in names[start : start + KEYS_AT_A_TIME]}
+        return found
 
     def added(self) -> Shown:
         """Read the ranges of rowids that deliveries left, and what lies outside them."""
-        rowid = rowid_of(self._db, self._table)
-        standing, lost = self._tags(tags.PROGRESS), self._tags(tags.HORIZON)
-        if rowid is None:
-            return Shown(standing, {}, standing)
+        with self._piece():
+            rowid = rowid_of(self._db, self._table)
+            standing, lost = self._tags(tags.PROGRESS), self._tags(tags.HORIZON)
+            if rowid is None:
+                return Shown(standing, {}, standing)
+            images = self._db.execute(
+                f'SELECT writer, timeline, epoch, "key", NULL FROM {tags.UNDO} WHERE job = ? AND sink = ? '
+                "AND epoch > ?",
+                (*self._ours, 0 if self._asked.everything else self._asked.after),
+            ).fetchall()
+            newest = self._db.execute(f"SELECT max({rowid}) FROM main.{quoted(self._table)}").fetchone()[0]
         ranges: defaultdict[Delivery, list[AddedRange]] = defaultdict(list)
-        for writer, timeline, epoch, image in self._db.execute(
-            f'SELECT writer, timeline, epoch, "key" FROM {tags.UNDO} WHERE job = ? AND sink = ? AND epoch > ?',
-            (*self._ours, 0 if self._asked.everything else self._asked.after),
-        ):
-            ranges[Subtask(writer), Tag(Timeline(timeline), Epoch(epoch))].append(range_of(image))
+        for image in map(_image, images):
+            ranges[image.delivery].append(range_of(image.key))
         rows: dict[Delivery, RowDigest] = {}
         for delivery, of_delivery in ranges.items():
             try:
@@ -126,15 +225,16 @@ class _Reading:
             except Misfit as misfit:
                 self._wrong[delivery] = str(misfit)
         told = [each for of_delivery in ranges.values() for each in of_delivery]
-        return Shown(standing, rows, lost, self._wrong, self._others(rowid, told) if self._asked.everything else None)
+        others = self._others(rowid, told, newest) if self._asked.everything else None
+        return Shown(standing, rows, lost, self._wrong, others)
 
-    def _others(self, rowid: str, told: list[AddedRange]) -> Others:
+    def _others(self, rowid: str, told: list[AddedRange], newest: int | None) -> Others:
         """Return the rows outside all ranges, and how many of them lie before the first range."""
         hashes: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
         older, last = 0, -(1 << 63)
         for n, each in enumerate([*sorted(told, key=lambda one: one.first), None]):
-            end = (1 << 63) - 1 if each is None else each.first - 1
-            for piece in self._pieces(rowid, last, end) if last <= end else ():
+            end = (last - 1 if newest is None else newest) if each is None else each.first - 1
+            for piece in self._pieces(rowid, last, end):
                 hashes.append(self._hashes(piece))
                 older += len(piece) if n == 0 else 0
             if each is not None:
@@ -149,13 +249,17 @@ class _Reading:
         return np.full(len(rows), MISFIT_HASH, np.uint64) if hashes is None else hashes
 
     def _pieces(self, rowid: str, first: int, last: int) -> Iterator[list[dict[str, Any]]]:
-        cursor = self._db.execute(
-            f"SELECT {listed(self._names)} FROM main.{quoted(self._table)} WHERE {rowid} BETWEEN ? AND ? "
-            f"ORDER BY {rowid}",
-            (first, last),
+        statement = (
+            f"SELECT {rowid}, {listed(self._names)} FROM main.{quoted(self._table)} WHERE {rowid} BETWEEN ? AND ? "
+            f"ORDER BY {rowid} LIMIT ?"
         )
-        while rows := cursor.fetchmany(ROWS_AT_A_TIME):
-            yield [dict(zip(self._names, row, strict=True)) for row in rows]
+        while first <= last:
+            with self._piece():
+                rows = self._db.execute(statement, (first, last, self._at_a_time)).fetchall()
+            if not rows:
+                return
+            yield [dict(zip(self._names, row[1:], strict=True)) for row in rows]
+            first = rows[-1][0] + 1
 
     def _row(self, key: tuple[str, ...], wanted: dict[str, Any]) -> dict[str, Any] | None:
         """Return the row that stands there now, without its key; None if there is none."""

@@ -108,7 +108,8 @@ def add_parser(subparsers: Any) -> None:
     examples = "holdfast demo\nholdfast demo --folder /tmp/flights --max-records-per-second 80000"
     parser = add_command(subparsers, "demo", _DESCRIPTION, examples, actions=True)
     parser.add_argument("--folder", type=Path, default=Path("flights-demo"), help="for log, history and results")
-    parser.add_argument("--max-records-per-second", type=int, default=RECORDS_PER_S, metavar="N", help="default: 40000")
+    rate = f"default: {RECORDS_PER_S}"
+    parser.add_argument("--max-records-per-second", type=int, default=RECORDS_PER_S, metavar="N", help=rate)
     parser.add_argument("--kill-at", type=int, metavar="RECORDS", help="when the worker is killed; default: half way")
     parser.add_argument("--json", action="store_true", help="print the result, and errors, as JSON on stdout")
     parser.add_argument("--debug", action="store_true", help="with an error, show where in the code it arose")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import shlex
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +20,7 @@ from holdfast.runtime.cli.history import Stored, open_job
 from holdfast.runtime.cli.log_output import Placed, as_json_line
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.dead_letters import decode_row
-from holdfast.runtime.redrive import Count, Redrive, open_dlq, sources_in
+from holdfast.runtime.redrive import Count, Redrive, newest_letters, open_dlq, sources_in
 from holdfast.storage.log import LogReader
 from holdfast.storage.objects import open_objects
 
@@ -74,7 +75,7 @@ def list_all(args: argparse.Namespace) -> int:
         raise ConfigError(f"--limit is {args.limit}", not_done="nothing was listed", next_step="give at least 1")
     places, log = _dlq(open_job(root_of(args), args.job))
     reader = _reader(log)
-    found, total = _newest(reader, args.limit), sum(reader.end_offsets().values())
+    found, total = _newest(reader, args.limit), sum(map(reader.rows, reader.end_offsets()))
     if args.json:
         print_json({"job": args.job, "dlq": places.log, "total": total, "letters": found})
         return 0
@@ -131,8 +132,10 @@ def _print(args: argparse.Namespace, shown: list[dict[str, Any]], todo: int) -> 
         advise(f"{text.plural(todo, 'record')} appended")
     elif rows:
         unfit = any(each["unfit"] for each in shown)
-        command = f"holdfast dlq redrive {args.job}" + (f" --source {args.source}" if args.source else "")
-        command += (f" --to {args.to}" if args.to else "") + " --apply" + (" --skip-unfit" if unfit else "")
+        command = f"holdfast dlq redrive {args.job}"
+        for flag, value in (("--root", args.root), ("--source", args.source), ("--to", args.to)):
+            command += f" {flag} {shlex.quote(value)}" if value else ""
+        command += " --apply" + (" --skip-unfit" if unfit else "")
         advise("Branches that took these records before take them again: see holdfast dlq redrive --help.")
         advise(f"Nothing changed. To append {text.plural(todo, 'record')}: {command}")
 
@@ -194,16 +197,9 @@ def _reader(log: str) -> LogReader:
 
 
 def _newest(reader: LogReader, limit: int) -> list[dict[str, Any]]:
-    """Return the newest letters of all partitions, `limit` in all, by partition and offset."""
-    newest: list[tuple[int, int, int]] = []
-    for partition, end in reader.end_offsets().items():
-        first = max(reader.retention_start(partition), end - limit)
-        newest += [(end - offset, partition, offset) for offset in range(first, end)]
+    """Return the newest letters of all partitions, `limit` in all, by partition and offset, for people."""
     found = []
-    for partition, offset in sorted((p, o) for _, p, o in sorted(newest)[:limit]):
-        batch, _ = reader.read(partition, offset, 1)
-        assert batch is not None, "the end was seen"
-        letter = batch.to_pylist()[0]
+    for partition, offset, letter in newest_letters(reader, limit):
         raw: bytes = letter.pop("raw")
         place = {"dlq_partition": partition, "dlq_offset": offset}
         found.append({**place, **letter, "record": _record(letter["form"], raw), "raw": base64.b64encode(raw).decode()})

@@ -24,7 +24,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, HoldfastError, JobFailed, Where
 from holdfast.ports import Clock
 from holdfast.runtime.clock import SystemClock
-from holdfast.runtime.dead_letters import ERROR, Refused, with_refused
+from holdfast.runtime.dead_letters import ERROR, Refused, with_refused, without_addresses
 from holdfast.runtime.rows import WrongRow, batch_of_columns, batch_of_rows
 from holdfast.runtime.schema import schema_of
 
@@ -247,9 +247,10 @@ def _wrong_rows(schema: pa.Schema, rows: list[Any], first: int) -> dict[int, str
 
 
 def _text(record: object) -> bytes:
-    """Return a record that is no row, as text for people."""
+    """Return a record that is no row, as text for people, and the same in every process."""
     try:
-        return repr(record).encode("utf-8", "replace")
+        text = repr(record)
+        return (text if isinstance(record, str | bytes) else without_addresses(text)).encode("utf-8", "replace")
     except Exception as error:  # noqa: BLE001 - users' objects may raise anything
         return f"{type(record).__name__}, which cannot be shown: {type(error).__name__}".encode()
 

@@ -110,14 +110,29 @@ class Left:
             rows -= segment.rows
         return None
 
-    def whole_from(self, partition: int) -> int:
-        """Return the lowest offset from which on no row is missing."""
-        whole = self.end(partition)
+    def whole_from(self, partition: int, void: Sequence[tuple[int, int]]) -> int:
+        """Return the lowest offset from which on no row is missing.
+
+        Args:
+            void: First offset and end of every range of the partition that a rewind took back, in order. Its rows
+                count as if they had never been there.
+        """
+        whole = _before_void(self.end(partition), void)
         for segment in reversed(self._segments.get(partition, [])):
-            if segment.last + 1 != whole or segment.rows != segment.last - segment.first + 1:
+            end = segment.last + 1
+            gaps = sum(max(0, min(last, end) - max(first, segment.first)) for first, last in void)
+            if end != whole or segment.rows + gaps != end - segment.first:
                 break
-            whole = segment.first
+            whole = _before_void(segment.first, void)
         return whole
+
+
+def _before_void(offset: int, void: Sequence[tuple[int, int]]) -> int:
+    """Return the same offset, or where the void ranges begin that it lies in or right behind."""
+    for first, end in reversed(void):
+        if first < offset <= end:
+            offset = first
+    return offset
 
 
 def problem_of(compaction: Compaction, sequence: int, ends: Sequence[int]) -> str | None:

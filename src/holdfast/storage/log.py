@@ -124,19 +124,20 @@ class LogWriter:
         return _first_offsets(self._commit(draft)) if draft.segments else {}
 
     def append_tagged(
-        self, rows: Mapping[int, Rows], writer: str, tag: Tag, *, follows: Tag | None = None
+        self, rows: Mapping[int, Rows], writer: str, tag: Tag, *, follows: Mapping[str, Tag] | None = None
     ) -> dict[int, int] | None:
         """Append and move the writer's tag, atomically; None if the tag does not grow, then nothing was appended.
 
         Args:
-            follows: Append only if the writer stands exactly here, `BEFORE_FIRST` for one that never wrote: for rows
-                that are a change to what this tag stands for.
+            follows: Append only if these writers stand exactly here, `BEFORE_FIRST` for one that never wrote: for rows
+                that are a change to what these tags stand for.
         """
         self.settle()
         self._commits.refresh()
-        if not _grows(self._commits.tail, WriterTag(writer, tag), follows):
+        standing = tuple(WriterTag(name, at) for name, at in (follows or {}).items())
+        if not _grows(self._commits.tail, WriterTag(writer, tag), standing):
             return None
-        commit = self._commit(self._draft(rows, WriterTag(writer, tag), follows))
+        commit = self._commit(self._draft(rows, WriterTag(writer, tag), standing))
         return None if commit is None else _first_offsets(commit)
 
     def tag_of(self, writer: str) -> Tag | None:
@@ -184,7 +185,7 @@ class LogWriter:
         commit = self._commit(draft, sent)
         return None if commit is None else _first_offsets(commit)
 
-    def _draft(self, rows: Mapping[int, Rows], tag: WriterTag | None, follows: Tag | None = None) -> Draft:
+    def _draft(self, rows: Mapping[int, Rows], tag: WriterTag | None, follows: tuple[WriterTag, ...] = ()) -> Draft:
         """Write the segments, which no commit names yet."""
         tables = {partition: _fitting(self.meta, partition, part) for partition, part in sorted(rows.items())}
         segments: list[LogSegment] = []
@@ -263,9 +264,9 @@ def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
     )
 
 
-def _grows(tail: Commit, tag: WriterTag, follows: Tag | None) -> bool:
-    known = tail.tag_of(tag.writer) or BEFORE_FIRST
-    return known < tag.tag and follows in (None, known)
+def _grows(tail: Commit, tag: WriterTag, follows: tuple[WriterTag, ...]) -> bool:
+    stands = (tail.tag_of(tag.writer) or BEFORE_FIRST) < tag.tag
+    return stands and all((tail.tag_of(each.writer) or BEFORE_FIRST) == each.tag for each in follows)
 
 
 def _first_offsets(commit: Commit | None) -> dict[int, int]:

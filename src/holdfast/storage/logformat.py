@@ -155,8 +155,8 @@ class Draft:
     segments: tuple[LogSegment, ...] = ()
     """With bases counted from the first row of this draft in the partition."""
     tag: WriterTag | None = None
-    follows: Tag | None = None
-    """Where the tag's writer has to stand for this to be appended; None: anywhere before the tag."""
+    follows: tuple[WriterTag, ...] = ()
+    """Where writers have to stand for this to be appended; the tag's own, if it is none of them, anywhere before it."""
     after: int = 0
     """Of a draft that takes rows back: the one commit that it may follow, since it was made for that end."""
     voids: tuple[VoidRange, ...] = ()

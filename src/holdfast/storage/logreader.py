@@ -10,6 +10,8 @@ Source: DESIGN section 13 (hf.Log); PROTOCOL P7; voids.py, compacted.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -93,12 +95,14 @@ class LogReader:
         return self._passage.back(partition, self.end_offset(partition))
 
     def before_the_end(self, partition: int, rows: int) -> int:
-        """Return an offset from which on so many rows come, gaps passed over, or the first if there are fewer."""
+        """Return an offset from which on so many rows come, or the first if there are fewer; for `begin`."""
         while True:
             left, position = self._commits.left, self.last_position(partition)
-            if left is None or rows == 0 or position - rows >= left.end(partition):
-                return max(0, position - rows)
-            found = left.from_the_end(partition, rows - max(0, position - left.end(partition)))
+            floor = 0 if left is None else left.end(partition)
+            position, more = self._passage.before(partition, position, rows, floor)
+            if left is None or more == 0:
+                return position
+            found = left.from_the_end(partition, more)
             if found is None:
                 return 0
             compacted = self._commits.tail.compact
@@ -115,7 +119,7 @@ class LogReader:
     def whole_from(self, partition: int) -> int:
         """Return the lowest offset from which on no row was compacted away."""
         left = self._commits.left
-        return 0 if left is None else left.whole_from(partition)
+        return 0 if left is None else left.whole_from(partition, self._passage.void(partition))
 
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         """Read rows in order, without copying: at most 65,536, at most max_bytes, but at least one.
@@ -136,17 +140,26 @@ class LogReader:
     ) -> tuple[pa.RecordBatch | None, NDArray[np.int64] | None, int]:
         """Read as `read` does; also return the offset of every row, or None where they are the last before the end."""
         self._passage.reached(partition, offset)
-        while True:
-            if (onward := self._passage.onward(partition, offset)) != offset and onward == self.end_offset(partition):
-                return None, None, offset
-            compacted = self._commits.tail.compact
-            try:
-                piece = self._read_at(partition, onward, max_bytes)
-                break
-            except Damaged as error:
-                self._look_again(error, compacted)
+        piece = self._piece(partition, offset, max_bytes, self._passage.onward)
         self._passage.reached(partition, piece.following)
         return piece.rows, piece.offsets, piece.following
+
+    def read_stored(
+        self, partition: int, offset: int, max_bytes: int
+    ) -> tuple[pa.RecordBatch | None, NDArray[np.int64] | None, int]:
+        """Read as `read_placed` does, also rows that were taken back: for who must know what has been there."""
+        piece = self._piece(partition, offset, max_bytes, self._passage.behind_gap)
+        return piece.rows, piece.offsets, piece.following
+
+    def _piece(self, partition: int, offset: int, max_bytes: int, onward: Callable[[int, int], int]) -> Piece:
+        while True:
+            if (at := onward(partition, offset)) != offset and at == self.end_offset(partition):
+                return Piece(None, None, offset)
+            compacted = self._commits.tail.compact
+            try:
+                return self._read_at(partition, at, max_bytes)
+            except Damaged as error:
+                self._look_again(error, compacted)
 
     def _read_at(self, partition: int, offset: int, max_bytes: int) -> Piece:
         segment = self._opened.get(partition)

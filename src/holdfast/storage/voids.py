@@ -135,15 +135,20 @@ class Passage:
         while True:
             if (at := self._before(partition, offset + 1)) is not None and at.first <= offset < at.end:
                 offset = at.end
-            elif (behind := self._behind_gap(partition, offset)) != offset:
+            elif (behind := self.behind_gap(partition, offset)) != offset:
                 offset = behind
             else:
                 return offset
 
     def begin(self, partition: int, offset: int) -> int:
-        """Return where to begin to read at this offset: before the void range that it lies in."""
-        at = self._before(partition, offset)
-        return at.first if at is not None and offset <= at.end else offset
+        """Return where to begin to read at this offset: before the void ranges that it lies in or right behind."""
+        while (at := self._before(partition, offset)) is not None and offset <= at.end:
+            offset = at.first
+        return offset
+
+    def void(self, partition: int) -> list[tuple[int, int]]:
+        """Return first offset and end of the partition's void ranges, in order."""
+        return [(one.first, one.end) for one in self._known if one.partition == partition]
 
     def rows(self, partition: int, end: int) -> int:
         """Return how many rows are there before this end that are not void, and not compacted away."""
@@ -160,7 +165,20 @@ class Passage:
             return left.stop(partition)  # Void rows below were compacted away with others.
         return end
 
-    def _behind_gap(self, partition: int, offset: int) -> int:
+    def before(self, partition: int, end: int, rows: int, floor: int) -> tuple[int, int]:
+        """Go back from an offset over so many rows that are not void, no further than to `floor`.
+
+        Returns:
+            The offset of the first of them, and how many more would lie below `floor`.
+        """
+        for void in reversed([v for v in self._known if v.partition == partition and floor < v.end <= end]):
+            if end - void.end >= rows:
+                break
+            rows, end = rows - (end - void.end), void.first
+        reached = max(floor, end - rows) if end > floor else end
+        return reached, rows - (end - reached)
+
+    def behind_gap(self, partition: int, offset: int) -> int:
         """Return the same offset, or one behind the gap between two segments that a compaction left."""
         left = self._commits.left
         if left is None or offset >= left.end(partition):

@@ -294,8 +294,9 @@ class TestRowsThatWereTakenBack:
     ) -> None:
         assert run("seal", rewound) == 0
         assert "is sealed with 2 rows" in capsys.readouterr().out
-        assert tail(parsed("tail", rewound, "--lines", 2, "--json")) == 0
-        assert [json.loads(line)["offset"] for line in capsys.readouterr().out.splitlines()] == [3]
+        for lines, offsets in ((1, [3]), (2, [0, 3])):
+            assert tail(parsed("tail", rewound, "--lines", lines, "--json")) == 0
+            assert [json.loads(line)["offset"] for line in capsys.readouterr().out.splitlines()] == offsets
 
 
 class TestTailAndSeal:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, JobFailed
-from holdfast.runtime.dead_letters import ERROR, RAW
+from holdfast.runtime.auditing import records_digested
+from holdfast.runtime.dead_letters import ERROR, RAW, Refused, told, with_refused
 from holdfast.runtime.sources.generator import Generator, OpenGenerator
 from holdfast.runtime.sources.source import Source
 
@@ -24,6 +25,10 @@ ANY_BYTES = 1 << 30
 class Point:
     i: int
     square: float | None
+
+
+class Unnamed:
+    """Has no text of its own: `repr` says where it lies in memory."""
 
 
 class StoppedClock:
@@ -155,6 +160,31 @@ class TestAWrongFunction:
         assert [row for row, error in enumerate(errors) if error is not None] == [2]
         assert batch.column(RAW)[2].as_py() == b"(5, 'x')"
         assert batch.column("i").to_pylist() == [1, 3, None, 7, 9, 11, 13, 15, 17, 19]
+
+    @pytest.mark.parametrize("wrap", [lambda it: it, lambda it: (it, 1.0), lambda it: [it, print, lambda: 0]])
+    def test_a_refused_record_is_the_same_wherever_its_objects_lie_in_memory(self, wrap: Callable[[Any], Any]) -> None:
+        alive: list[Unnamed] = []  # so that no two of them lie at one place
+
+        def give(i: int) -> Any:
+            alive.append(Unnamed())
+            return wrap(alive[-1]) if i == 1 else Point(i, 1.0)
+
+        batch, again = (Generator(Point, give, count=3).open().read(0, 0, ANY_BYTES)[0] for _ in range(2))
+        assert batch is not None and again is not None
+        raw, error = batch.column(RAW)[1].as_py(), batch.column(ERROR)[1].as_py()
+        assert b"Unnamed object at 0x...>" in raw
+        assert (raw, told(error)) == (again.column(RAW)[1].as_py(), told(again.column(ERROR)[1].as_py()))
+
+    def test_a_record_that_is_text_is_kept_letter_by_letter(self) -> None:
+        opened = Generator(Point, lambda i: "died at 0x1234", count=1).open()
+        batch, _ = opened.read(0, 0, ANY_BYTES)
+        assert batch is not None and batch.column(RAW)[0].as_py() == b"'died at 0x1234'"
+
+    def test_what_is_said_of_a_refused_record_is_not_in_its_digest(self) -> None:
+        decoded = pa.RecordBatch.from_pylist([{"i": 0, "square": 0.0}])
+        one = with_refused(decoded, {1: Refused("why", "text", b"{'a', 'b'}")})
+        other = with_refused(decoded, {1: Refused("so", "bytes", b"{'b', 'a'}")})
+        assert records_digested(one, "rows") == records_digested(other, "rows") != records_digested(decoded, "rows")
 
     def test_a_null_in_a_column_of_a_vectorised_function_is_left_to_whoever_reads(self) -> None:
         def nulls(i: Any) -> dict[str, Any]:

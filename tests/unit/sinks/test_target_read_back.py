@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -15,11 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.errors import Unavailable
 from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.audited import Asked, Gone, Shown
 from holdfast.sinks.contract import Rewinding
+from holdfast.sinks.log_audit import shown
+from holdfast.sinks.sqlite_audit import shown as table_shown
 from holdfast.sinks.staging import Part, Stage, decode
+from holdfast.storage.compaction import Compactor, Wishes
 from holdfast.storage.digests import NOTHING
+from holdfast.storage.local import LocalObjects
+from holdfast.storage.log import LogWriter, create_log
 
 pytestmark = pytest.mark.thorough
 
@@ -39,6 +46,7 @@ row = st.fixed_dictionaries({
     "day": st.none() | st.dates(), "byte": st.none() | st.integers(0, 255),
 })  # fmt: skip
 KEY = ("k", "name")
+KEYED = pa.schema([("k", pa.int64())])
 deliveries = st.lists(st.tuples(st.integers(0, 1), st.lists(st.tuples(row, st.booleans()), max_size=6)), max_size=6)
 
 
@@ -87,6 +95,84 @@ class TestWhatIsReadBack:
             assert {at: digest for at, digest in shown.rows.items() if digest.rows} == wanted
             assert not shown.wrong and not shown.untagged
             assert shown.others is None or len(shown.others.hashes) == 0
+
+
+class TestATableThatIsWrittenMeanwhile:
+    """Between any two pieces of a read, deliveries come and before-images go."""
+
+    @pytest.mark.parametrize("keyed", [False, True])
+    @pytest.mark.parametrize(("seed", "forgets"), [(0, False), (1, False), (2, True), (3, True)])
+    def test_shows_what_was_there_when_the_read_began(
+        self, tmp_path: Path, keyed: bool, seed: int, forgets: bool
+    ) -> None:
+        rng, sink = random.Random(seed), hf.SQLite(tmp_path / "out.db", "out", KEY if keyed else None)
+        sink.prepare(SCHEMA, KEY if keyed else None)
+        wanted: dict[tuple[Subtask, Tag], RowDigest] = {}
+        epochs = iter(range(1, 13))
+
+        def deliver() -> None:
+            if (epoch := next(epochs, None)) is None:
+                return
+            writer = Writer("out", Subtask(epoch % 2))
+            names = dict.fromkeys(SCHEMA.names) | {"name": "a"}
+            rows = [(names | {"k": rng.randrange(4) * 2 + writer.subtask, "byte": epoch}, rng.random() < 0.3)
+                    for _ in range(4)]  # fmt: skip
+            part = staged(rows, keyed)
+            assert part is not None
+            with closing(sink.open(JOB, writer)) as target:
+                target.deliver(tag(epoch), decode(part.data))
+                if forgets and epoch > 8:
+                    target.forget(tag(epoch - 8))
+            if epoch <= 6:
+                wanted[writer.subtask, tag(epoch)] = part.digest
+
+        for _ in range(6):
+            deliver()
+        free = iter([keyed])  # without a key, the first piece is where the read begins
+
+        def between() -> None:
+            if next(free, True):
+                deliver()
+
+        asked = Asked(JOB, "out", SCHEMA, KEY if keyed else None, Epoch(0))
+        found = table_shown("out", sink.path, "out", sink.key, asked, between, 1 + seed % 3)
+        assert next(epochs, 12) > 8
+        assert found.standing == {0: tag(6), 1: tag(5)} and not found.wrong
+        known = {at: digest for at, digest in wanted.items() if at[0] not in found.lost or at[1] > found.lost[at[0]]}
+        assert known and {at: found.rows[at] for at in known} == known
+        assert found.rows.keys() <= wanted.keys()
+        assert found.others is None or forgets or len(found.others.hashes) == 0
+
+    @pytest.mark.parametrize("key", [None, KEY])
+    def test_is_read_again_after_a_rewind(self, tmp_path: Path, key: tuple[str, ...] | None) -> None:
+        sink = hf.SQLite(tmp_path / "out.db", "out", key)
+        sink.prepare(SCHEMA, None)
+        for epoch in (1, 2, 3):
+            part = staged([(dict.fromkeys(SCHEMA.names) | {"k": epoch, "name": "a"}, False)], False)
+            assert part is not None
+            with closing(sink.open(JOB, Writer("out", Subtask(0)))) as target:
+                target.deliver(tag(epoch), decode(part.data))
+        pieces: list[int] = []
+
+        def between() -> None:
+            pieces.append(len(pieces))
+            if len(pieces) == 2:
+                sink.repair(Rewinding(JOB, "out", tag(1, 2), (Writer("out", Subtask(0)),)), SCHEMA, None)
+
+        found = table_shown("out", sink.path, "out", key, Asked(JOB, "out", SCHEMA, None, Epoch(0)), between, 1)
+        assert found.standing == {0: tag(1, 2)}
+        assert [at for at, digest in found.rows.items() if digest.rows] == [(0, tag(1))]
+
+    def test_is_unavailable_if_that_never_ends(self, tmp_path: Path) -> None:
+        sink = hf.SQLite(tmp_path / "out.db", "out", KEY)
+        sink.prepare(SCHEMA, KEY)
+
+        def between() -> None:
+            with closing(sqlite3.connect(tmp_path / "out.db")) as db:
+                db.execute("VACUUM")
+
+        with pytest.raises(Unavailable, match="3 times"):
+            table_shown("out", sink.path, "out", KEY, Asked(JOB, "out", SCHEMA, KEY, Epoch(0)), between)
 
 
 class TestWhatATableCannotTell:
@@ -138,3 +224,37 @@ class TestWhatATableCannotTell:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db, db:
             db.execute("UPDATE out SET yes = 7 WHERE k = 2")
         assert ask(sink).wrong == {(0, tag(2)): "column 'yes' holds what is no bool: 7"}
+
+
+class Compacted(LocalObjects):
+    """A folder of a log that is compacted, and swept, between the reader's look at the commits and at a segment."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        super().__init__(root)
+        self._name, self._due = name, True
+
+    def mapped(self, path: str) -> pa.Buffer:
+        if path.startswith(self._name) and self._due:
+            self._due = False
+            Compactor(LocalObjects(self.root), pause=lambda _: None).compact(Wishes(0, 10**15))
+        return super().mapped(path)
+
+
+class TestALogThatIsCompactedMeanwhile:
+    def log(self, folder: Path) -> LogWriter:
+        create_log(LocalObjects(folder), KEYED, 1, ["k"])
+        log = LogWriter(LocalObjects(folder))
+        for epoch in (1, 2, 3):
+            log.append_tagged({0: pa.table({"k": [1, epoch]}, KEYED)}, f"{JOB}/out/0", tag(epoch))
+        return log
+
+    def test_has_lost_the_deliveries_and_is_not_damaged(self, tmp_path: Path) -> None:
+        self.log(tmp_path)
+        found = shown("log", Compacted(tmp_path, "data/"), Asked(JOB, "out", KEYED, None, Epoch(0)))
+        assert (found.rows, found.lost, found.wrong) == ({}, {0: tag(3)}, {})
+
+    def test_whose_segment_is_gone_otherwise_is_damaged(self, tmp_path: Path) -> None:
+        self.log(tmp_path)
+        next((tmp_path / "data" / "0").iterdir()).unlink()
+        found = shown("log", LocalObjects(tmp_path), Asked(JOB, "out", KEYED, None, Epoch(0)))
+        assert len(found.wrong) == 1 and len(found.rows) == 2

@@ -186,6 +186,39 @@ class TestReadersThatPassed:
         assert read_on(LogReader(store), 0, 0) == ([(0, 10), (1, 11)], 2)
 
 
+class TestPeopleWhoAskForAPlace:
+    @pytest.fixture
+    def log(self) -> LogReader:
+        """Offsets 0 and 1 hold rows, 2 to 4 were taken back by one rewind and 5 to 6 by another, 7 and 8 hold rows."""
+        store = MemoryObjects()
+        create_log(store, SCHEMA, partitions=1)
+        append(store, 1, {0: [0, 1]})
+        append(store, 2, {0: [2, 3, 4]})
+        rewind(store, 1)
+        append(store, 10, {0: [5, 6]}, timeline=2)
+        rewind(store, 1, timeline=3)
+        append(store, 20, {0: [7, 8]}, timeline=3)
+        return LogReader(store)
+
+    @pytest.mark.parametrize("offset", range(10))
+    def test_are_given_the_next_row_there_is(self, log: LogReader, offset: int) -> None:
+        found, _ = read_on(log, 0, log.begin(0, offset))
+        assert found == [(n, n) for n in (0, 1, 7, 8) if n >= offset]
+
+    @pytest.mark.parametrize("count", range(6))
+    def test_are_given_so_many_of_the_last_rows(self, log: LogReader, count: int) -> None:
+        found, _ = read_on(log, 0, log.begin(0, log.before_the_end(0, count)))
+        assert [n for n, _ in found] == [0, 1, 7, 8][max(0, 4 - count) :]
+
+    def test_can_have_what_was_stored_there_too(self, log: LogReader) -> None:
+        found = list[int]()
+        batch, _, at = log.read_stored(0, 0, 1)
+        while batch is not None:
+            found += batch.column("n").to_pylist()
+            batch, _, at = log.read_stored(0, at, 1)
+        assert found == list(range(9))
+
+
 class TestRaces:
     def test_an_append_that_is_under_way_fails(self, store: Interrupted) -> None:
         store.before = lambda: rewind(store, 2)

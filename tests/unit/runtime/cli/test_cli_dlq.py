@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
@@ -171,6 +172,18 @@ class TestDlqRedrive:
         assert (source["waiting"], source["records"], source["repeated"], source["unfit"]) == (5, 3, 2, [])
         assert shown.status == 3 and not shown.json["applied"]
         assert job.lines() == SAID
+
+    def test_the_command_that_it_names_finds_the_same_job(self, job: Job, holdfast: HoldfastRun) -> None:
+        job.run()
+        moved = job.folder / "another root"
+        (job.folder / "root").rename(moved)
+        create_log(LocalObjects(job.folder / "mended"), LINES, partitions=1)
+        to = str(job.folder / "mended")
+        ended = holdfast("dlq", "redrive", "words", "--root", str(moved), "--source", "lines", "--to", to)
+        (named,) = [line for line in ended.err.splitlines() if "--apply" in line]
+        command = shlex.split(named[named.index("holdfast ") :])
+        assert holdfast(*command[1:]).status == 0
+        assert {row["text"] for row in job.rows("mended")} == {"lost", "loud!", "louder!"}
 
     def test_appends_each_source_record_once_as_it_was_and_then_offers_nothing(
         self, job: Job, holdfast: HoldfastRun
@@ -356,7 +369,7 @@ class TestAnAppendThatFollowsATag:
         create_log(LocalObjects(tmp_path), LINES, partitions=1)
         writer, rows = LogWriter(LocalObjects(tmp_path)), pa.Table.from_pylist([{"number": 1, "text": ""}], LINES)
         one, two, three = (Tag(Timeline(1), Epoch(epoch)) for epoch in (1, 2, 3))
-        assert writer.append_tagged({0: rows}, "w", two, follows=one) is None
-        assert writer.append_tagged({0: rows}, "w", two, follows=BEFORE_FIRST) == {0: 0}
-        assert writer.append_tagged({0: rows}, "w", three, follows=one) is None
-        assert writer.append_tagged({0: rows}, "w", three, follows=two) == {0: 1}
+        assert writer.append_tagged({0: rows}, "w", two, follows={"w": one}) is None
+        assert writer.append_tagged({0: rows}, "w", two, follows={"w": BEFORE_FIRST}) == {0: 0}
+        assert writer.append_tagged({0: rows}, "w", three, follows={"w": one}) is None
+        assert writer.append_tagged({0: rows}, "w", three, follows={"w": two}) == {0: 1}

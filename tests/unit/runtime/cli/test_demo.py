@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -13,7 +14,19 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.examples import flights_data
-from holdfast.runtime.cli.demo import Kill, Progress, Restart, Run, WorkerSeen, failed, kill_one, prepare, unproven
+from holdfast.runtime.cli.demo import (
+    RECORDS_PER_S,
+    Kill,
+    Progress,
+    Restart,
+    Run,
+    WorkerSeen,
+    add_parser,
+    failed,
+    kill_one,
+    prepare,
+    unproven,
+)
 from holdfast.storage.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
@@ -31,6 +44,14 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 def seen(*workers: WorkerSeen) -> Progress:
     return Progress(records_in=500, generation=1, workers=list(workers))
+
+
+class TestItsArguments:
+    def test_the_help_names_the_default_that_there_is(self) -> None:
+        commands = argparse.ArgumentParser().add_subparsers()
+        add_parser(commands)
+        text = " ".join(commands.choices["demo"].format_help().split())
+        assert f"--max-records-per-second N default: {RECORDS_PER_S}" in text
 
 
 class TestKillOne:

@@ -1,0 +1,69 @@
+"""What a rewind reads again of its sources: the plan and the driver go by the same rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.model import Epoch, Generation, JobUuid, SourcePosition, Timeline
+from holdfast.runtime.rewind_sources import first_missing, source_rows
+from holdfast.runtime.steps import SourceSpec
+from holdfast.storage.compaction import Compactor, Wishes
+from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.objects import LocalObjects
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[SourceSpec]:
+    """A log of one partition that is whole from offset 2 on."""
+    create_log(LocalObjects(tmp_path), SCHEMA, 1, ["k"])
+    LogWriter(LocalObjects(tmp_path)).append({0: pa.table({"k": [1, 2, 1, 2], "v": [1] * 4}, SCHEMA)})
+    Compactor(LocalObjects(tmp_path), pause=lambda _: None).compact(Wishes(0, 10**15))
+    return [SourceSpec("log", hf.Log(tmp_path), 0)]
+
+
+def at(*offsets: int | None) -> Manifest:
+    """Return a checkpoint in which the partitions from 0 on have these offsets; None: it does not know that one."""
+    positions = tuple(SourcePosition("log", p, o, None) for p, o in enumerate(offsets) if o is not None)
+    return Manifest(
+        JobUuid("job"), Generation(1), Timeline(1), Epoch(1), Epoch(0), 1, 128, positions, (), (), (), ()
+    )  # fmt: skip
+
+
+class TestSourceRows:
+    def test_say_how_far_back_each_partition_goes(self, sources: list[SourceSpec]) -> None:
+        assert source_rows(at(2), at(4), sources) == [
+            {"name": "log", "partition": 0, "from_offset": 4, "to_offset": 2, "records": 2, "available": True}
+        ]
+
+    @pytest.mark.parametrize(("back", "available"), [(-1, False), (0, False), (1, False), (2, True), (4, True)])
+    def test_say_whether_the_records_are_there(self, sources: list[SourceSpec], back: int, available: bool) -> None:
+        (row,) = source_rows(at(back), at(4), sources)
+        assert row["available"] is available
+        assert (first_missing([row]) is None) == available
+
+    def test_of_a_position_that_is_not_known_name_none_and_the_reason_names_the_first_record(
+        self, sources: list[SourceSpec]
+    ) -> None:
+        (row,) = source_rows(at(-1), at(4), sources)
+        assert (row["to_offset"], row["records"]) == (None, None)
+        assert first_missing([row]) == "source 'log', partition 0: its records from offset 0 on are no longer all there"
+
+    def test_have_partitions_that_only_one_of_the_checkpoints_knows(self, sources: list[SourceSpec]) -> None:
+        (row,) = source_rows(at(0), at(None), sources)
+        assert (row["from_offset"], row["records"], row["available"]) == (None, None, False)
+        (row,) = source_rows(at(None), at(4), sources)
+        assert (row["from_offset"], row["to_offset"], row["available"]) == (4, None, None)
+
+    def test_of_sources_that_cannot_be_asked_say_unknown_which_stands_in_no_way(self) -> None:
+        rows = source_rows(at(0), at(4), [])
+        assert rows[0]["available"] is None and first_missing(rows) is None
+
+    def test_of_what_is_not_read_again_ask_for_nothing(self, sources: list[SourceSpec]) -> None:
+        assert first_missing(source_rows(at(1), at(1), sources)) is None
