@@ -329,7 +329,7 @@ def rows(results: list[Result]) -> Iterator[str]:
     """Return a table of results: per kind of fault, the cases and how the struck lives ended."""
     kinds: dict[str, dict[str, int]] = {}
     for result in results:
-        for fault, over in zip(result.case.faults, result.overs, strict=False):
+        for fault, over in zip(result.case.faults, result.overs, strict=False):  # a problem ends a case early
             kind = fault.what + (" for good" if fault.lasting else "")
             row = kinds.setdefault(kind, {})
             row[over] = row.get(over, 0) + 1
