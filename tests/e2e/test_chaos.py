@@ -30,7 +30,7 @@ RECOVERIES_LEAST = 2
 ENDED_BY = ("worker-kill", "worker-stop", "driver-kill")
 """No generation outlives these: who is killed acks no more, and a stop outlasts the silence that is borne."""
 LEFT_OVER = 2
-"""Epochs that may still be told of an ended generation: one that was acked already, one that was completed just before."""
+"""Epochs that may still be told of an ended generation: one acked already, one completed just before."""
 
 
 def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_every_row_is_right(
