@@ -41,7 +41,7 @@ lock: $(READY) ## resolve pyproject.toml again into requirements.lock
 clean: ## remove .venv, caches and what the demo and the examples left
 	rm -rf $(VENV) .venv.lock build dist src/holdfast.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 		.import_linter_cache .holdfast flights-demo words.db* carriers.db* carriers-dead-letters growth-soak \
-		spark-warehouse
+		chaos-run spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 check: $(READY)

@@ -1,7 +1,8 @@
 """`holdfast chaos simulate|replay|mutants|run`: the protocol under faults, and real jobs, from a shell.
 
-Results go to stdout (with --json as JSON), advice to stderr. Exit status: 0 everything held, 1 something did not, or an
-armed fault never struck, 2 wrong use.
+Results go to stdout (with --json as JSON), advice to stderr. Exit status of what is played here: 0 everything held, 1
+something did not, or an armed fault never struck, 2 wrong use. That of `run` is in live_cli.py, that of `report`,
+`soak` and `statement` in evidence_cli.py: for them something that did not hold is 4.
 
 Source: DESIGN section 10; API.md, command line.
 """

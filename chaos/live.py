@@ -97,10 +97,11 @@ def run(
     if not job.is_file():
         raise ConfigError(f"there is no file {job}", not_done="nothing was started", next_step="name the job's file")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        others = (out.parent / f"{out.name.strip('.') or 'chaos-run'}-{n}" for n in range(2, 1_000))
         raise ConfigError(
             f"{out} is there and is no empty folder",
             not_done="nothing was started, nothing was removed",
-            next_step="name another folder: --out",
+            next_step=f"name another folder: --out {next((each for each in others if not each.exists()), 'FOLDER')}",
         )
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out / JOURNAL)

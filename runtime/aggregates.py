@@ -60,7 +60,7 @@ def count(column: str | None = None) -> Aggregation:
 
 
 def sum(column: str) -> Aggregation:
-    """Add up a column: integers to int64, floats to float64. An overflow fails the job."""
+    """Add up a column: integers to int64, floats to double. An overflow fails the job."""
     return _aggregation("sum", column)
 
 
@@ -75,7 +75,7 @@ def max(column: str) -> Aggregation:
 
 
 def mean(column: str) -> Aggregation:
-    """Average of a column of integers or floats, float64."""
+    """Average of a column of integers or floats, double."""
     return _aggregation("mean", column)
 
 

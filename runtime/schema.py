@@ -3,8 +3,8 @@
 | annotation | column | | annotation | column |
 |---|---|---|---|---|
 | int | int64 | | bytes | binary |
-| float | float64 | | datetime | timestamp[us, UTC] |
-| str | utf8 | | date | date32 |
+| float | double | | datetime | timestamp[us, UTC] |
+| str | string | | date | date32 |
 | bool | bool | | Annotated[Decimal, pa.decimal128(p, s)] | decimal128(p, s) |
 
 `T | None` is nullable, everything else is not. Decimal alone is refused: the scale that keeps every value exact is

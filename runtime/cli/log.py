@@ -43,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
     commands = log.add_subparsers(dest="log_command", required=True, metavar="COMMAND")
     make = _command(
         commands, "create", create, "create an empty log",
-        'holdfast log create data/bids --schema "auction:int64,price:float64?,at:timestamp" --key auction',
+        'holdfast log create data/bids --schema "auction:int64,price:double?,at:timestamp" --key auction',
     )  # fmt: skip
     make.add_argument("--schema", required=True, help='columns as "name:type,..."; ? behind a type allows null')
     make.add_argument("--partitions", type=int, default=4, metavar="N", help="fixed for ever; default 4")

@@ -1,4 +1,4 @@
-"""Columns as people type them: `auction:int64,price:float64?,at:timestamp`; the question mark allows null.
+"""Columns as people type them: `auction:int64,price:double?,at:timestamp`; the question mark allows null.
 
 What `holdfast log create` understands includes what Holdfast prints for an existing column, so that a schema can be
 copied from a message.
@@ -49,8 +49,8 @@ def _column(part: str) -> pa.Field:
         raise ConfigError(
             f"{part!r} in --schema is not name:type",
             not_done="no log was created",
-            next_step="use the types int64, float64, utf8, bool, binary, timestamp, date or decimal128(p,s), "
-            'with ? behind a type that may be null, as in --schema "auction:int64,price:float64?"',
+            next_step="use the types int64, double, string, bool, binary, timestamp, date or decimal128(p,s), "
+            'with ? behind a type that may be null, as in --schema "auction:int64,price:double?"',
         )
     return pa.field(name, found, nullable)
 

@@ -47,7 +47,7 @@ examples:
 
 JOB is the name of a job under the root, JOB.py a Python file that builds an hf.App.
 exit status: 0 done, 1 unexpected, 2 wrong use or configuration, 3 plan shown only, 4 damaged data,
-5 something is unavailable, 6 fenced or already running, 7 the job failed"""
+or something is not as it must be, 5 something is unavailable, 6 fenced or already running, 7 the job failed"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import JOB, differences, make_input
@@ -25,6 +27,10 @@ FAULTS = (
 )  # fmt: skip
 RECOVERIES_LEAST = 2
 """Four of the kinds cost a recovery each, but one that strikes during a recovery shares it."""
+ENDED_BY = ("worker-kill", "worker-stop", "driver-kill")
+"""No generation outlives these: who is killed acks no more, and a stop outlasts the silence that is borne."""
+LEFT_OVER = 2
+"""Epochs that may still be told of an ended generation: one acked already, one completed just before."""
 
 
 def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_every_row_is_right(
@@ -64,8 +70,26 @@ def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_e
     assert (lines[-1]["kind"], lines[-1]["verdict"]) == ("end", "held"), lines[-1]
     fired = {line["fault"] for line in lines if line["kind"] == "fault" and line["phase"] == "fired"}
     assert fired == set(FAULTS)
+    for line in lines:
+        if line["kind"] == "fault" and line["phase"] == "fired" and line["fault"] in ENDED_BY:
+            before, after = generations(lines, struck_at(line))
+            assert len(after) > LEFT_OVER and min(after[LEFT_OVER:]) > before[-1], (line, before[-1], after)
     assert sum(line["kind"] == "recovery" for line in lines) >= RECOVERIES_LEAST
     tables = next(line for line in lines if line["kind"] == "check" and line["name"] == "tables")
     assert (tables["lost"], tables["duplicated"]) == (0, 0)
     observed = [line for line in lines if line["kind"] == "check" and line["name"] == "observer"]
     assert observed and all(line["passed"] for line in observed)
+
+
+def struck_at(fired: dict[str, Any]) -> float:
+    """Return when the fault struck: what is killed is told as gone some time after."""
+    gone = re.search(r" gone within (\d+) ms$", fired["detail"])
+    assert (gone is not None) == fired["fault"].endswith("kill"), fired
+    return float(fired["at_ms"]) - (float(gone[1]) if gone else 0)
+
+
+def generations(lines: list[dict[str, Any]], at_ms: float) -> tuple[list[int], list[int]]:
+    """Return the generations of the epochs, from the job's own log, before that moment and after it."""
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    before = [epoch["generation"] for epoch in epochs if epoch["at_ms"] < at_ms]
+    return before, [epoch["generation"] for epoch in epochs[len(before) :]]

@@ -66,6 +66,8 @@ class Result:
     able: list[int] = field(default_factory=list)
     """Per life that was not killed, how many of its steps can fail as its fault says."""
     lost: int = 0
+    took: list[int] = field(default_factory=list)
+    """Per life, how many tenths of a millisecond it lasted."""
 
 
 class Cases:
@@ -160,7 +162,9 @@ def _run_case(case: Case, folder: Path) -> Result:
         for number, fault in enumerate((*case.faults, Fault())):
             last = number == len(case.faults)
             notes = folder / f"notes-{number}"
+            began = time.monotonic()
             lines, killed = _life(data, notes, case, number, fault, last, told)
+            result.took.append(round((time.monotonic() - began) * 10_000))
             told += lines
             _take(result, lines, killed, fault)
             if fault.what == "power":
@@ -331,7 +335,7 @@ def rows(results: list[Result]) -> Iterator[str]:
     """Return a table of results: per kind of fault, the cases and how the struck lives ended."""
     kinds: dict[str, dict[str, int]] = {}
     for result in results:
-        for fault, over in zip(result.case.faults, result.overs, strict=False):
+        for fault, over in zip(result.case.faults, result.overs, strict=False):  # a problem ends a case early
             kind = fault.what + (" for good" if fault.lasting else "")
             row = kinds.setdefault(kind, {})
             row[over] = row.get(over, 0) + 1

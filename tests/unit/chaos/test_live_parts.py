@@ -302,8 +302,9 @@ class TestRun:
         scenario = parse(raw, "name", toxiproxy=False, checked_elsewhere=True)
         job = tmp_path / "job.py"
         job.write_text("")
-        with pytest.raises(ConfigError, match="no empty folder"):
+        with pytest.raises(ConfigError, match="no empty folder") as caught:
             run(scenario, job, tmp_path, check=checked)
+        assert f"--out {tmp_path}-2" in str(caught.value), "the folder that it names is free"
         with pytest.raises(ConfigError, match="there is no file"):
             run(scenario, tmp_path / "other.py", tmp_path / "out", check=checked)
 

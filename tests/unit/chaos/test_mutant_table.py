@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+import pytest
 
 from holdfast.chaos.mutants import MUTANTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "guarantees.md"
+HEADING = "\n## Wrong versions that are caught\n"
+
+
+@pytest.fixture(scope="module")
+def told() -> str:
+    """Return what the page says below its heading."""
+    return PAGE.read_text(encoding="utf-8").split(HEADING)[1].split("\n## ")[0]
 
 
 class TestTableOfWrongVersions:
-    def test_it_names_each_with_its_rules_and_what_it_does(self) -> None:
-        told = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-        rows = {cells[0].removeprefix("| ").strip("`"): cells[1:3] for cells in told}
-        assert {name: rows.get(name) for name in rows if name in {m.name for m in MUTANTS}} == {
-            mutant.name: [mutant.rules, mutant.does] for mutant in MUTANTS
-        }
+    def test_it_names_each_once_with_its_rules_and_what_it_does_and_no_other(self, told: str) -> None:
+        assert sorted(row[:3] for row in rows(told)) == sorted([m.name, m.rules, m.does] for m in MUTANTS)
+
+    def test_it_says_where_a_test_run_begins_to_play_each(self, told: str) -> None:
+        begins = {m.name: "`make soak`" if m.rare else f"from {m.first}" if m.first else "" for m in MUTANTS}
+        assert {name: re.sub(r"^[1-9]\d* seeds? ?", "", after) for name, _, _, after in rows(told)} == begins
+
+    def test_the_text_before_it_counts_them(self, told: str) -> None:
+        assert f"Each of these {len(MUTANTS)} versions" in told
+        assert f"but for {sum(m.rare for m in MUTANTS)} that need more seeds" in told
+
+
+def rows(told: str) -> list[list[str]]:
+    """Return the cells of every row below the head of the table."""
+    table = [line for line in told.splitlines() if line.startswith("|")]
+    assert table[1] == "|---|---|---|---|"
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
+    return [[name.strip("`"), *others] for name, *others in cells]

@@ -106,7 +106,7 @@ class TestEveryObjectStore:
 
     def test_of_many_creators_exactly_one_wins(self, store: ObjectStore) -> None:
         if isinstance(store, FsspecObjects):
-            pytest.skip("fsspec's memory file system makes no promise between threads")
+            pytest.skip("missing: a promise between threads, which fsspec's memory file system does not make")
         start, winners = threading.Barrier(8), []
 
         def race(name: int) -> None:
