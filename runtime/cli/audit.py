@@ -33,7 +33,9 @@ def add_parser(subparsers: Any) -> None:
     parser = add_command(
         subparsers,
         "audit",
-        "Prove that every record that was read came out once: reads sources and targets back. Changes nothing.",
+        "Prove that every record that was read came out once: reads sources and targets back. Changes nothing.\n\n"
+        "exit status: 0 proven, or plainly not provable, 2 wrong use, 4 something differs or is damaged,\n"
+        "5 something is away",
         "holdfast audit job.py\nholdfast audit job.py --from 117 --to 120 --json\nholdfast audit hot-auctions",
     )
     parser.add_argument("job", metavar="JOB", help="the job's Python file; with its name alone, nothing is read back")

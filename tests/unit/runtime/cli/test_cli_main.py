@@ -29,6 +29,10 @@ class TestHelp:
         assert ended.status == 0
         assert f"examples:\n  holdfast {command}" in ended.out
 
+    @pytest.mark.parametrize("action", ["list", "show", "verify"])
+    def test_what_is_done_with_checkpoints_shows_how_it_is_typed(self, holdfast: Holdfast, action: str) -> None:
+        assert f"examples:\n  holdfast checkpoints {action} " in holdfast("checkpoints", action, "--help").out
+
     def test_the_command_alone_shows_the_help_as_wrong_use(self, holdfast: Holdfast) -> None:
         ended = holdfast()
         assert (ended.status, ended.out) == (2, "")
