@@ -75,7 +75,7 @@ def handle(args: argparse.Namespace) -> int:
     """
     from holdfast.runtime import rewind_plan, rewind_target
 
-    timeout_s = duration_ms(args.timeout, "--timeout") / 1000
+    timeout_s = duration_ms(args.timeout, "--timeout", "nothing was changed") / 1000
     if args.plan is not None and not args.apply:
         raise _wrong("--plan says which plan to apply", "add --apply, or leave out --plan")
     offset = None if args.to_offset is None else rewind_target.Offset.parsed(args.to_offset)
