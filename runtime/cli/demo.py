@@ -107,7 +107,8 @@ def add_parser(subparsers: Any) -> None:
     examples = "holdfast demo\nholdfast demo --folder /tmp/flights --max-records-per-second 80000"
     parser = add_command(subparsers, "demo", _DESCRIPTION, examples, actions=True)
     parser.add_argument("--folder", type=Path, default=Path("flights-demo"), help="for log, history and results")
-    parser.add_argument("--max-records-per-second", type=int, default=RECORDS_PER_S, metavar="N", help="default: 40000")
+    parser.add_argument("--max-records-per-second", type=int, default=RECORDS_PER_S, metavar="N",
+                        help=f"default: {RECORDS_PER_S}")
     parser.add_argument("--kill-at", type=int, metavar="RECORDS", help="when the worker is killed; default: half way")
     parser.add_argument("--json", action="store_true", help="print the result, and errors, as JSON on stdout")
     parser.add_argument("--debug", action="store_true", help="with an error, show where in the code it arose")
@@ -116,7 +117,9 @@ def add_parser(subparsers: Any) -> None:
 
 def demo(args: argparse.Namespace) -> int:
     """Run the demo. Exit status: 0 verified, 7 the job failed, 1 anything is not as it must be."""
-    total = prepare(args.folder)
+    _check_least("--max-records-per-second", args.max_records_per_second)
+    _check_least("--kill-at", args.kill_at)
+    total = prepare(args.folder, args.kill_at)
     kill_at = args.kill_at if args.kill_at is not None else total // 2
     run = Run(args.folder)
     with job(run, args.max_records_per_second) as process:
@@ -128,16 +131,23 @@ def demo(args: argparse.Namespace) -> int:
     return report(run, total, args.json)
 
 
-def prepare(folder: Path) -> int:
-    """Convert the data unless an earlier demo did, remove everything else of it; return the records in the log."""
+def _check_least(flag: str, number: int | None) -> None:
+    if number is not None and number < 1:
+        raise ConfigError(
+            f"{flag} is {number}", not_done="the demo was not started", next_step=f"give {flag} as a number above 0"
+        )
+
+
+def prepare(folder: Path, kill_at: int | None = None) -> int:
+    """Convert the data unless an earlier demo did, remove everything else of it; return the records in the log.
+
+    Raises:
+        ConfigError: the folder is not ours, the log not sealed, or no worker could be killed at this record.
+    """
     from holdfast.examples import flights_data
 
     _check_ours(folder)
     log = flights_data.written(str(folder / "events"))
-    for left_folder in ("root", "out"):
-        shutil.rmtree(folder / left_folder, ignore_errors=True)
-    for left in folder.glob("flights.db*"):
-        left.unlink()
     reader = LogReader(open_objects(log))
     if not reader.sealed:
         raise ConfigError(
@@ -145,7 +155,18 @@ def prepare(folder: Path) -> int:
             not_done="the demo was not started",
             next_step="remove the folder, or give another one with --folder",
         )
-    return sum(reader.end_offsets().values())
+    total = sum(reader.end_offsets().values())
+    if kill_at is not None and kill_at >= total:
+        raise ConfigError(
+            f"--kill-at is {kill_at:,}, and the job has {total:,} records: no worker would be killed",
+            not_done="the demo was not started, nothing was removed",
+            next_step=f"give a number below {total}, or leave it out: a worker is then killed half way",
+        )
+    for left_folder in ("root", "out"):
+        shutil.rmtree(folder / left_folder, ignore_errors=True)
+    for left in folder.glob("flights.db*"):
+        left.unlink()
+    return total
 
 
 def _check_ours(folder: Path) -> None:
