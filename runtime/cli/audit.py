@@ -94,6 +94,9 @@ def _chosen(args: argparse.Namespace, stored: Stored, kept: Sequence[Manifest]) 
                           not_done="nothing was read", next_step="give one or the other")  # fmt: skip
     first = args.epoch if args.first is None else args.first
     last = args.epoch if args.last is None else args.last
+    if first is not None and last is not None and first > last:
+        raise ConfigError(f"--from is {first}, which is above --to, {last}",
+                          not_done="nothing was read", next_step="give the older checkpoint as --from")  # fmt: skip
     epochs = [int(manifest.epoch) for manifest in kept]
     chosen = [e for e in epochs if (first is None or e >= first) and (last is None or e <= last)]
     if not chosen and (epochs or (first, last) != (None, None)):

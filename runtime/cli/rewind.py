@@ -181,6 +181,8 @@ def _arrived(now: Job, base: Completed, shown: Mapping[str, Any], stop: bool) ->
 def job_of(args: argparse.Namespace) -> tuple[str, str, Plan | None]:
     """Return root, name and plan of the job; no plan if only its name is given."""
     if not args.job.endswith(".py"):
+        if args.app is not None:
+            raise _wrong("--app chooses an app of a file, and only a job's name is given", "give its file, or no --app")
         return root_of(args), args.job, None
     from holdfast.runtime.cli.jobfile import load
     from holdfast.runtime.settings import resolve
