@@ -93,8 +93,11 @@ def show(journal: Path, in_json: bool) -> None:
 
 def run_soak(args: argparse.Namespace, play_all: PlayAll) -> int:
     """Soak; show the statement."""
-    if not (math.isfinite(args.hours) and args.hours > 0) or args.workers < 1 or args.batch < 1:
-        raise _wrong("--hours is a number above 0, --workers and --batch are at least 1")
+    if not (math.isfinite(args.hours) and args.hours > 0):
+        raise _wrong(f"--hours is a number above 0, not {args.hours}")
+    if args.workers < 1 or args.batch < 1:
+        flag = "workers" if args.workers < 1 else "batch"
+        raise _wrong(f"--{flag} is at least 1, not {getattr(args, flag)}")
     log = soak.Soak(
         folder=Path(args.folder),
         hours=args.hours,
