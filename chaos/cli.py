@@ -47,12 +47,18 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog="examples:\n  holdfast chaos simulate --seeds 1000\n  holdfast chaos replay --seed 17",
     )
     commands = chaos.add_subparsers(dest="chaos_command", required=True, metavar="COMMAND")
-    play = _command(commands, "simulate", run_simulate, "play seeds: each a job, its faults and an order of events")
+    play = _command(
+        commands, "simulate", run_simulate, "play seeds: each a job, its faults and an order of events",
+        "holdfast chaos simulate --seeds 1000 --workers 2\nholdfast chaos simulate --first 5000 --seeds 200 --json",
+    )  # fmt: skip
     play.add_argument("--seeds", type=int, default=200, metavar="N", help="how many; default 200")
     play.add_argument("--first", type=int, default=0, metavar="S", help="the first seed; default 0")
     play.add_argument("--workers", type=int, default=1, metavar="N", help="processes to play in; default 1")
-    again = _command(commands, "replay", run_replay, "play one seed again and show its events")
-    again.add_argument("--seed", type=int, required=True, metavar="S")
+    again = _command(
+        commands, "replay", run_replay, "play one seed again and show its events",
+        "holdfast chaos replay --seed 17\nholdfast chaos replay --seed 17 --only 3,worker-killed --lines 200",
+    )  # fmt: skip
+    again.add_argument("--seed", type=int, required=True, metavar="S", help="the seed, as a failure names it")
     again.add_argument("--mutant", metavar="NAME", help="play a wrong version of the protocol")
     left = again.add_mutually_exclusive_group()
     left.add_argument("--only", metavar="STRIKES", help="let only these faults strike: 3,7 or worker-killed")
@@ -60,16 +66,19 @@ def add_parser(subparsers: Subparsers) -> None:
     left.add_argument("--schedule", metavar="S", help="what a shrunk failure says")
     again.add_argument("--lines", type=int, default=REPLAY_LINES, metavar="N", help="events to show at most")
     evidence_cli.add_commands(commands, _command, play_all)
-    prove = _command(commands, "mutants", run_mutants, "play wrong versions of the protocol until each is caught")
+    prove = _command(
+        commands, "mutants", run_mutants, "play wrong versions of the protocol until each is caught",
+        f"holdfast chaos mutants --seeds 200\nholdfast chaos mutants --mutant {MUTANTS[0].name}",
+    )  # fmt: skip
     prove.add_argument("--seeds", type=int, default=500, metavar="N", help="give up after so many; default 500")
     prove.add_argument("--first", type=int, default=0, metavar="S", help="the first seed; default 0")
     prove.add_argument("--mutant", metavar="NAME", help="only this one")
-    live_cli.add_parser(lambda name, handler, does: _command(commands, name, handler, does))
+    live_cli.add_parser(lambda *given: _command(commands, *given))
 
 
 def run_simulate(args: argparse.Namespace) -> int:
     """Play seeds; show what failed, and how often each fault struck."""
-    _require(args.seeds >= 1 and args.workers >= 1 and args.first >= 0, "--seeds and --workers are at least 1")
+    _require_least(args, seeds=1, workers=1, first=0)
     seeds, began = range(args.first, args.first + args.seeds), time.monotonic()
 
     shrunk: dict[int, Shrunk] = {}
@@ -94,6 +103,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 def run_replay(args: argparse.Namespace) -> int:
     """Play one seed again."""
+    _require_least(args, seed=0, lines=1)
     with nullcontext() if args.mutant is None else mutation.applied(_mutant(args.mutant)):
         original = replays.noted(args.seed)
         reduction = _reduction(args, original.run.strikes)
@@ -109,6 +119,7 @@ def run_replay(args: argparse.Namespace) -> int:
 
 def run_mutants(args: argparse.Namespace) -> int:
     """Play every mutant until it is caught."""
+    _require_least(args, seeds=1, first=0)
     chosen = MUTANTS if args.mutant is None else (_mutant(args.mutant),)
     hunts = []
     for mutant in chosen:
@@ -166,9 +177,19 @@ def _end_with(parent: int) -> None:
 
 
 def _command(
-    commands: Subparsers, name: str, handler: Callable[[argparse.Namespace], int], does: str
+    commands: Subparsers,
+    name: str,
+    handler: Callable[[argparse.Namespace], int],
+    does: str,
+    examples: str,
+    ends: str = "0 everything held, 1 something did not, or proves nothing, 2 wrong use",
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=does, description=does)
+    """Add a command; `examples` are lines as one would type them, `ends` says what its exit status means."""
+    lines = "\n".join(f"  {line}" for line in examples.splitlines())
+    about = f"{does[0].upper()}{does[1:]}.\n\nexit status: {ends}"
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=does, description=about, epilog=f"examples:\n{lines}"
+    )
     parser.add_argument("--json", action="store_true", help="print results, and errors, as JSON on stdout")
     parser.add_argument("--debug", action="store_true", help="with an error, show where in the code it arose")
     parser.set_defaults(handler=handler)
@@ -219,6 +240,17 @@ def _require_strikes(numbers: Iterable[int], strikes: Sequence[Strike]) -> None:
     """Refuse numbers of strikes that the seed does not have: what is left out of nothing proves nothing."""
     for number in numbers:
         _require(0 <= number < len(strikes), f"this seed has no strike {number}; it has {len(strikes)}, from 0 on")
+
+
+def _require_least(args: argparse.Namespace, **least: int) -> None:
+    """Refuse a number that is below what its flag takes."""
+    for flag, number in least.items():
+        if getattr(args, flag) < number:
+            raise ConfigError(
+                f"--{flag} is at least {number}, not {getattr(args, flag)}",
+                not_done="nothing was played",
+                next_step=f"see holdfast chaos {args.chaos_command} --help",
+            )
 
 
 def _require(holds: bool, what: str) -> None:

@@ -9,12 +9,13 @@ Source: DESIGN section 10.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from holdfast.chaos import live_port, page, soak
-from holdfast.chaos.live_records import Verdict
+from holdfast.chaos.live_records import Begin, Verdict
 from holdfast.chaos.live_report import as_json, summarise, text_lines
 from holdfast.chaos.report import Summary
 from holdfast.chaos.soak_log import SoakLog, state, statement_json, statement_lines
@@ -23,15 +24,25 @@ from holdfast.runtime.cli.reporting import advise, print_json
 
 STATUS: dict[Verdict, int] = {"held": 0, "not_proven": 1, "violated": 4}
 PlayAll = Callable[[range, int], Summary]
-AddCommand = Callable[[Any, str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+AddCommand = Callable[..., argparse.ArgumentParser]
+_STATED = "0 everything held, 1 nothing is proven, 2 wrong use, 4 something did not hold, or the log is damaged"
 
 
 def add_commands(commands: Any, add: AddCommand, play_all: PlayAll) -> None:
     """Add the commands below `chaos`; `add` makes one as the others are, `play_all` plays seeds in processes."""
-    report = add(commands, "report", run_report, "show what a run under live faults came to, and write its page")
+    report = add(
+        commands, "report", run_report, "show what a run under live faults came to, and write its page",
+        "holdfast chaos report chaos-run\nholdfast chaos report chaos-run/journal.jsonl --json",
+        "0 everything held, 1 nothing is proven, 2 wrong use, 4 something did not hold, or the journal is damaged",
+    )  # fmt: skip
     report.add_argument("folder", metavar="FOLDER", help=f"what the run wrote: a folder with {page.JOURNAL}")
     does = "play the simulator and live runs for hours; started again, go on where it was"
-    soaking = add(commands, "soak", lambda args: run_soak(args, play_all), does)
+    soaking = add(
+        commands, "soak", lambda args: run_soak(args, play_all), does,
+        "holdfast chaos soak --hours 8 --folder soak --workers 2\n"
+        "holdfast chaos soak --hours 8 --folder soak --scenario flights-short --job job.py",
+        f"{_STATED}, 6 a soak runs in that folder already",
+    )  # fmt: skip
     hours = "in all, over every start with this code"
     soaking.add_argument("--hours", type=float, required=True, metavar="N", help=hours)
     soaking.add_argument("--folder", required=True, metavar="F", help="where the log is kept")
@@ -41,7 +52,10 @@ def add_commands(commands: Any, add: AddCommand, play_all: PlayAll) -> None:
     )
     soaking.add_argument("--scenario", metavar="S.toml", help="live runs too, by this scenario")
     soaking.add_argument("--job", metavar="JOB.py", help="the job of live runs")
-    stating = add(commands, "statement", run_statement, "say what the log of a soak proves")
+    stating = add(
+        commands, "statement", run_statement, "say what the log of a soak proves",
+        "holdfast chaos statement soak\nholdfast chaos statement soak --json", _STATED,
+    )  # fmt: skip
     stating.add_argument("folder", metavar="FOLDER", help="the folder of the soak")
 
 
@@ -49,25 +63,41 @@ def run_report(args: argparse.Namespace) -> int:
     """Write report.json and report.html beside the journal, and show the summary."""
     given = Path(args.folder)
     journal = given if given.suffix == Path(page.JOURNAL).suffix else given / page.JOURNAL
+    _check_begins(journal)
     show(journal, args.json)
     return STATUS[summarise(page.read(journal)).verdict]
 
 
+def _check_begins(journal: Path) -> None:
+    """Refuse a file that no run wrote: of one without a beginning nothing could be said but that it proves nothing."""
+    records = page.read(journal).records
+    if not records or not isinstance(records[0], Begin):
+        raise ConfigError(
+            f"{journal} is no journal of a run: it does not begin with a run's beginning",
+            not_done="no report was made",
+            next_step=f"give the folder that holdfast chaos run wrote; it holds {page.JOURNAL}",
+        )
+
+
 def show(journal: Path, in_json: bool) -> None:
     """Write report.json and report.html beside the journal, and show the summary."""
+    again = journal.with_name(page.PAGE).exists()
     paths = page.write(journal)
     report = summarise(page.read(journal))
     if in_json:
         print(as_json(report).decode(), end="")
     else:
         print("\n".join(text_lines(report)))
-    advise(f"page: {paths.html}")
+    advise(f"page: {paths.html}{'; the older one was replaced' if again else ''}")
 
 
 def run_soak(args: argparse.Namespace, play_all: PlayAll) -> int:
     """Soak; show the statement."""
-    if args.hours <= 0 or args.workers < 1 or args.batch < 1:
-        raise _wrong("--hours is above 0, --workers and --batch are at least 1")
+    if not (math.isfinite(args.hours) and args.hours > 0):
+        raise _wrong(f"--hours is a number above 0, not {args.hours}")
+    if args.workers < 1 or args.batch < 1:
+        flag = "workers" if args.workers < 1 else "batch"
+        raise _wrong(f"--{flag} is at least 1, not {getattr(args, flag)}")
     log = soak.Soak(
         folder=Path(args.folder),
         hours=args.hours,

@@ -13,6 +13,7 @@ from pathlib import Path
 from holdfast.chaos import evidence_cli, page
 from holdfast.chaos.live_records import End, Journal
 from holdfast.chaos.live_report import summarise
+from holdfast.errors import ConfigError
 from holdfast.runtime.cli.reporting import advise
 
 JOB_FAILED = 7
@@ -20,9 +21,14 @@ JOB_FAILED = 7
 
 def add_parser(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the command; `command` makes parsers beside the others of `holdfast chaos`."""
-    parser = command("run", handle, "break a real job by a scenario, and check what comes out of it")
-    parser.add_argument("scenario", type=Path, metavar="SCENARIO.toml", help="a file, or a built-in name")
-    parser.add_argument("--job", type=Path, required=True, metavar="JOB.py", help="the job's file")
+    parser = command(
+        "run", handle, "break a real job by a scenario, and check what comes out of it",
+        "holdfast chaos run flights-short --job job.py\n"
+        "holdfast chaos run faults.toml --job job.py --out run-2 --seed 7",
+        "0 held, 1 nothing was proven, 2 wrong use, 4 a violation was found, 7 the job failed",
+    )  # fmt: skip
+    parser.add_argument("scenario", type=_path, metavar="SCENARIO.toml", help="a file, or a built-in name")
+    parser.add_argument("--job", type=_path, required=True, metavar="JOB.py", help="the job's file")
     parser.add_argument("--out", type=Path, default=Path("chaos-run"), help="folder of the run; default: chaos-run")
     parser.add_argument("--seed", type=int, metavar="S", help="instead of the scenario's")
 
@@ -37,6 +43,13 @@ def handle(args: argparse.Namespace) -> int:
     path = live.run(scenario, args.job, args.out, progress=advise)
     evidence_cli.show(path, args.json)
     return exit_status(page.read(path))
+
+
+def _path(text: str) -> Path:
+    """Refuse an empty path: it would mean the current folder."""
+    if not text:
+        raise ConfigError("a path is empty", not_done="nothing was started", next_step="see holdfast chaos run --help")
+    return Path(text)
 
 
 def exit_status(journal: Journal) -> int:

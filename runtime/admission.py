@@ -141,12 +141,11 @@ def with_identities(
     unknown = sorted(set(drop_state) - set(alive))
     gone = sorted(set(alive) - {operator.name for operator in plan.operators} - set(drop_state))
     if unknown or gone:
+        what, next_step = _unknown_state(unknown, sorted(alive)) if unknown else _left_state(gone)
         raise ConfigError(
-            f"no state is kept for {unknown}" if unknown else f"state is kept for {gone}, which the app no longer has",
+            what,
             not_done="the job was not started; state and output are untouched",
-            next_step=f"operators with state are {sorted(alive)}"
-            if unknown
-            else f"put the operator back, or give up its state: --drop-state {gone[0]}",
+            next_step=next_step,
             where=Where(job=plan.app),
         )
     dropped = tuple(replace(o, dropped=True) if o.name in drop_state else o for o in known if _is_past(o, drop_state))
@@ -156,6 +155,21 @@ def with_identities(
     check_against(plan, {name: operator.schema for name, operator in kept.items()})
     described = describe_operators(plan)
     return plan, (*dropped, *(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators))
+
+
+def _unknown_state(unknown: Sequence[str], alive: Sequence[str]) -> tuple[str, str]:
+    what = f"no state is kept for {', '.join(unknown)}"
+    if not alive:
+        return what, "no operator has state: leave out --drop-state"
+    return what, f"operators with state: {', '.join(alive)}"
+
+
+def _left_state(gone: Sequence[str]) -> tuple[str, str]:
+    drop = " ".join(f"--drop-state {name}" for name in gone)
+    return (
+        f"state is kept for {', '.join(gone)}, which the app no longer has",
+        f"put back what is gone, or give up its state: {drop}",
+    )
 
 
 def _is_past(operator: OperatorState, drop_state: Sequence[str]) -> bool:

@@ -97,12 +97,12 @@ def target_of(repository: Repository, job: Job, wanted: Wanted) -> Completed:
     if wanted.savepoint is not None:
         named = job.savepoint(wanted.savepoint)
         if named is None:
-            raise _refused(job, f"job {job.name!r} has no savepoint {wanted.savepoint!r}", possible, None)
+            raise _no_savepoint(job, wanted.savepoint)
         epoch = named.epoch
     elif wanted.at_us is not None:
         before = [each for each in possible if each.at <= wanted.at_us]
         if not before:
-            raise _refused(job, f"job {job.name!r} has no checkpoint from before that time", possible, None)
+            raise _refused(job, f"job {job.name!r} has no checkpoint from before that time", possible, NO_EPOCH)
         epoch = before[-1].body.epoch
     assert epoch is not None
     if (reason := no_way_back(job, epoch)) is not None:
@@ -173,6 +173,17 @@ def _offset_in(manifest: Manifest, wanted: Offset) -> int:
     """Return the next offset that would be read; below every offset if nothing of the partition was read yet."""
     found = [at.offset for at in manifest.positions if (at.source, at.partition) == (wanted.source, wanted.partition)]
     return found[0] if found else -1
+
+
+def _no_savepoint(job: Job, wanted: str) -> ConfigError:
+    names = [each.name for each in job.savepoints[-NAMES_SHOWN_MAX:]]
+    known = f"its newest are {', '.join(names)}" if names else "it has none"
+    return ConfigError(
+        f"job {job.name!r} has no savepoint {wanted!r}",
+        not_done=NOTHING_DONE,
+        next_step=f"{known}; checkpoints without a name: holdfast checkpoints list {job.name}",
+        where=Where(job=job.name),
+    )
 
 
 def _refused(job: Job, what: str, possible: Sequence[Completed], epoch: int | None) -> ConfigError:

@@ -31,6 +31,7 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 SPARK_PREFIX = "spark.holdfast."
+_NOT_STARTED = "the job was not started"
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _DURATION = re.compile(_NUMBER + r"\s*(ms|s|m|h|d)")
@@ -175,8 +176,12 @@ def resolve(
     return settings
 
 
-def duration_ms(text: str | int, called: str) -> int:
+def duration_ms(text: str | int, called: str, not_done: str = _NOT_STARTED) -> int:
     """Return milliseconds of "250ms", "1s", "5m", "1.5h", "2d"; a whole number counts as milliseconds.
+
+    Args:
+        called: What the setting or flag is called in messages.
+        not_done: What an error says was not done, for commands that start no job.
 
     Raises:
         ConfigError: the text has another form, or is not a whole number of milliseconds.
@@ -188,7 +193,8 @@ def duration_ms(text: str | int, called: str) -> int:
         return int(str(text))
     milliseconds = float(match[1]) * _DURATION_MS[match[2]] if match else 0.5
     if not milliseconds.is_integer():
-        raise _malformed(called, text, 'a duration such as "250ms", "1s", "5m" or "1h", in whole milliseconds')
+        wanted = 'a duration such as "250ms", "1s", "5m" or "1h", in whole milliseconds'
+        raise _malformed(called, text, wanted, not_done)
     return int(milliseconds)
 
 
@@ -216,7 +222,7 @@ def _setting(name: str) -> Setting:
         close = get_close_matches(name, _BY_NAME, 1)
         raise ConfigError(
             f"there is no setting {name!r}",
-            not_done="the job was not started",
+            not_done=_NOT_STARTED,
             next_step=f"use {close[0]!r}" if close else f"use one of {', '.join(_BY_NAME)}",
         )
     return setting
@@ -274,10 +280,10 @@ def _number(setting: Setting, given: object, called: str) -> int:
     return int(text)
 
 
-def _malformed(called: str, given: object, wanted: str) -> ConfigError:
+def _malformed(called: str, given: object, wanted: str, not_done: str = _NOT_STARTED) -> ConfigError:
     return ConfigError(
         f"{called} is {given!r}, which is not {wanted}",
-        not_done="the job was not started",
+        not_done=not_done,
         next_step=f"give {called} as {wanted}",
     )
 
@@ -287,7 +293,7 @@ def _check_together(job: str, settings: Settings) -> None:
         raise ConfigError(
             f"job {job!r} asks for {settings.parallelism} workers but has only {settings.key_groups} key groups, "
             "so some workers would own no state",
-            not_done="the job was not started",
+            not_done=_NOT_STARTED,
             next_step=f"lower parallelism to at most {settings.key_groups}; "
             "key_groups can be raised only for a job that has never run",
         )
@@ -295,6 +301,6 @@ def _check_together(job: str, settings: Settings) -> None:
         raise ConfigError(
             f"heartbeat_ms is {settings.heartbeat_ms} and silent_after_ms is {settings.silent_after_ms}: one late "
             "heartbeat would count as a lost worker",
-            not_done="the job was not started",
+            not_done=_NOT_STARTED,
             next_step="set silent_after_ms to at least twice heartbeat_ms",
         )

@@ -62,9 +62,9 @@ def add_timeout(parser: argparse.ArgumentParser, what: str = "the end") -> None:
     parser.add_argument("--timeout", metavar="D", default="60s", help=f"how long to wait for {what}; default: 60s")
 
 
-def timeout_of(args: argparse.Namespace) -> float:
-    """Return how long to wait, in seconds. Raises ConfigError if it is no duration."""
-    return duration_ms(args.timeout, "--timeout") / 1000
+def timeout_of(args: argparse.Namespace, not_done: str) -> float:
+    """Return how long to wait, in seconds. Raises ConfigError, which says what was not done, if it is no duration."""
+    return duration_ms(args.timeout, "--timeout", not_done) / 1000
 
 
 def root_of(args: argparse.Namespace) -> str:

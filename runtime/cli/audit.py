@@ -33,7 +33,9 @@ def add_parser(subparsers: Any) -> None:
     parser = add_command(
         subparsers,
         "audit",
-        "Prove that every record that was read came out once: reads sources and targets back. Changes nothing.",
+        "Prove that every record that was read came out once: reads sources and targets back. Changes nothing.\n\n"
+        "exit status: 0 proven, or plainly not provable, 2 wrong use, 4 something differs or is damaged,\n"
+        "5 something is away",
         "holdfast audit job.py\nholdfast audit job.py --from 117 --to 120 --json\nholdfast audit hot-auctions",
     )
     add_job(parser, "the job's Python file; with its name alone, nothing is read back")
@@ -92,6 +94,9 @@ def _chosen(args: argparse.Namespace, stored: Stored, kept: Sequence[Manifest]) 
                           not_done="nothing was read", next_step="give one or the other")  # fmt: skip
     first = args.epoch if args.first is None else args.first
     last = args.epoch if args.last is None else args.last
+    if first is not None and last is not None and first > last:
+        raise ConfigError(f"--from is {first}, which is above --to, {last}",
+                          not_done="nothing was read", next_step="give the older checkpoint as --from")  # fmt: skip
     epochs = [int(manifest.epoch) for manifest in kept]
     chosen = [e for e in epochs if (first is None or e >= first) and (last is None or e <= last)]
     if not chosen and (epochs or (first, last) != (None, None)):

@@ -28,12 +28,14 @@ def add_parser(subparsers: Any) -> None:
     )
     parser = add_command(subparsers, "checkpoints", "What a job could be restored from.", examples, actions=True)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, does, handler in (
-        ("list", "the completed checkpoints, oldest first", list_all),
-        ("show", "what one checkpoint consists of", show),
-        ("verify", "read everything that the checkpoints name and check it", verify),
+    for name, does, handler, example in (
+        ("list", "the completed checkpoints, oldest first", list_all, "list hot-auctions --last 50"),
+        ("show", "what one checkpoint consists of", show, "show hot-auctions latest"),
+        ("verify", "read everything that the checkpoints name and check it", verify, "verify hot-auctions --epoch 117"),
     ):
-        action = actions.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+        described = f"{does[0].upper()}{does[1:]}."
+        typed = f"examples:\n  holdfast checkpoints {example}"
+        action = actions.add_parser(name, help=does, description=described, epilog=typed)
         add_common(action)
         add_job(action)
         action.set_defaults(handler=handler)

@@ -118,7 +118,9 @@ def add_parser(subparsers: Any) -> None:
 
 def demo(args: argparse.Namespace) -> int:
     """Run the demo. Exit status: 0 verified, 7 the job failed, 1 anything is not as it must be."""
-    total = prepare(args.folder)
+    _check_least("--max-records-per-second", args.max_records_per_second)
+    _check_least("--kill-at", args.kill_at)
+    total = prepare(args.folder, args.kill_at)
     kill_at = args.kill_at if args.kill_at is not None else total // 2
     run = Run(args.folder)
     with job(run, args.max_records_per_second) as process:
@@ -130,16 +132,23 @@ def demo(args: argparse.Namespace) -> int:
     return report(run, total, args.json)
 
 
-def prepare(folder: Path) -> int:
-    """Convert the data unless an earlier demo did, remove everything else of it; return the records in the log."""
+def _check_least(flag: str, number: int | None) -> None:
+    if number is not None and number < 1:
+        raise ConfigError(
+            f"{flag} is {number}", not_done="the demo was not started", next_step=f"give {flag} as a number above 0"
+        )
+
+
+def prepare(folder: Path, kill_at: int | None = None) -> int:
+    """Convert the data unless an earlier demo did, remove everything else of it; return the records in the log.
+
+    Raises:
+        ConfigError: the folder is not ours, the log not sealed, or no worker could be killed at this record.
+    """
     from holdfast.examples import flights_data
 
     _check_ours(folder)
     log = flights_data.written(str(folder / "events"))
-    for left_folder in ("root", "out"):
-        shutil.rmtree(folder / left_folder, ignore_errors=True)
-    for left in folder.glob("flights.db*"):
-        left.unlink()
     reader = LogReader(open_objects(log))
     if not reader.sealed:
         raise ConfigError(
@@ -147,7 +156,18 @@ def prepare(folder: Path) -> int:
             not_done="the demo was not started",
             next_step="remove the folder, or give another one with --folder",
         )
-    return sum(reader.end_offsets().values())
+    total = sum(reader.end_offsets().values())
+    if kill_at is not None and kill_at >= total:
+        raise ConfigError(
+            f"--kill-at is {kill_at:,}, and the job has {total:,} records: no worker would be killed",
+            not_done="the demo was not started, nothing was removed",
+            next_step=f"give a number below {total}, or leave it out: a worker is then killed half way",
+        )
+    for left_folder in ("root", "out"):
+        shutil.rmtree(folder / left_folder, ignore_errors=True)
+    for left in folder.glob("flights.db*"):
+        left.unlink()
+    return total
 
 
 def _check_ours(folder: Path) -> None:

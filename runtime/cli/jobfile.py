@@ -40,6 +40,12 @@ def load(path: str, name: str | None = None) -> App:
         ConfigError: there is no such file, it cannot be executed, or it is not clear which app is meant.
     """
     file = Path(path)
+    if not path:
+        raise ConfigError(
+            "the path of the job's file is empty",
+            not_done=_NOT_LOADED,
+            next_step="give the path of the file that builds the app",
+        )
     if not file.is_file():
         kind = "a folder" if file.is_dir() else "no file"
         hint = "" if path.endswith(".py") else "; this command takes the job's Python file, not its name"
@@ -115,7 +121,7 @@ def _described(error: BaseException, file: Path) -> str:
     if isinstance(error, SystemExit):
         return "it ends the process while it is imported"
     if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {error.msg}"
+        return f"{error.msg}" if error.lineno is None else f"line {error.lineno}: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return (f"line {lines[-1]}: " if lines else "") + "".join(traceback.format_exception_only(error)).strip()
 

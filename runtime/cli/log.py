@@ -91,7 +91,7 @@ def _command(
         name, help=about, description=about[0].upper() + about[1:] + ".", epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("path", metavar="PATH", help="folder or URL of the log")
+    parser.add_argument("path", metavar="PATH", type=_path, help="folder or URL of the log")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(handler=handler)
     return parser
@@ -148,6 +148,8 @@ def append(args: argparse.Namespace, stdin: IO[bytes] | None = None) -> int:
 
 def read(args: argparse.Namespace) -> int:
     """Show rows. Exit status: 0 shown, 2 no such log, partition or offset, 4 damaged data found."""
+    if args.limit < 1:
+        raise _wrong(f"--limit is {args.limit}", "nothing was read", "give at least 1")
     reader = _reader(args.path)
     names = reader.meta.schema.names
     ends = reader.end_offsets()
@@ -177,6 +179,8 @@ def read(args: argparse.Namespace) -> int:
 
 def tail(args: argparse.Namespace, pause: Callable[[float], None] = time.sleep) -> int:
     """Follow a log. Exit status: 0 sealed and shown to its end, or interrupted; 4 damaged data found."""
+    if args.lines < 0:
+        raise _wrong(f"--lines is {args.lines}", "nothing was read", "give 0 for new rows only, or more")
     reader = _reader(args.path)
     names = reader.meta.schema.names
     offsets = {
@@ -224,7 +228,7 @@ def _print_from(args: argparse.Namespace, reader: LogReader, partition: int, off
 
 
 def _lines_before_the_end(reader: LogReader, partition: int, lines: int) -> int:
-    return reader.begin(partition, reader.before_the_end(partition, max(0, lines)))
+    return reader.begin(partition, reader.before_the_end(partition, lines))
 
 
 def _partitioner(args: argparse.Namespace, meta: LogMeta) -> Callable[[pa.Table], dict[int, pa.Table]]:
@@ -279,6 +283,13 @@ def _partition(partition: int, meta: LogMeta, not_done: str) -> int:
     if not 0 <= partition < meta.partitions:
         raise _wrong(f"there is no partition {partition}", not_done, f"choose one from 0 to {meta.partitions - 1}")
     return partition
+
+
+def _path(text: str) -> str:
+    """Refuse an empty path: it would mean the current folder."""
+    if not text:
+        raise _wrong("the path of the log is empty", "the command did nothing", "give the log's folder or URL")
+    return text
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -15,6 +15,7 @@ from holdfast.storage.compaction import Compactor, PartitionResult, Result, Wish
 from holdfast.storage.objects import open_objects
 
 SHOWN_ONLY = 3
+_NOT_DONE = "the log was not compacted"
 ABOUT = """\
 Compact a log that has a key: of the rows that are old enough, the newest of every key and partition stays, under the
 offset that it has, and earlier ones go. A tombstone, a row with nothing but its key, goes too after a while.
@@ -47,9 +48,9 @@ def compact(args: argparse.Namespace) -> int:
     first, or the store is not reachable.
     """
     wishes = Wishes(
-        1_000 * duration_ms(args.older_than, "--older-than"),
-        1_000 * duration_ms(args.keep_tombstones, "--keep-tombstones"),
-        duration_ms(args.grace, "--grace") / 1_000,
+        1_000 * duration_ms(args.older_than, "--older-than", _NOT_DONE),
+        1_000 * duration_ms(args.keep_tombstones, "--keep-tombstones", _NOT_DONE),
+        duration_ms(args.grace, "--grace", _NOT_DONE) / 1_000,
         args.dry_run,
     )
     compactor = Compactor(open_objects(args.path, writable=not args.dry_run))

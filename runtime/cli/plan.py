@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.jobfile import load
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.run import add_job_arguments, flags_of
 from holdfast.runtime.settings import Settings, resolve
+from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 
 if TYPE_CHECKING:
     from holdfast.runtime.steps import Plan
 
+_MASTER = re.compile(r"local(\[(\d+|\*)(\s*,\s*\d+)?\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+")
+"""Spark's own masters; SparkContext.createTaskScheduler."""
 _UNITS: dict[str | None, Callable[[int], str]] = {"ms": text.span, "bytes": text.size}
 
 
@@ -47,6 +51,8 @@ def handle(args: argparse.Namespace) -> int:
     if manifest is not None:
         plan = with_operator_ids(plan, {operator.name: operator.id for operator in manifest.operators})
     against = changes(plan, settings, job, manifest)
+    if job is None or not job.finished:  # one that has finished is not started again, whatever is wrong
+        against["refused"] += obstacles(plan, settings)
     if args.json:
         print_json({**describe(plan), "settings": settings.describe(), "changes": against})
         return 0
@@ -102,6 +108,27 @@ def _refused(plan: Plan, manifest: Manifest) -> list[dict[str, str]]:
     except ConfigError as error:
         return [{"what": error.what, "next": error.next_step}]
     return []
+
+
+def obstacles(plan: Plan, settings: Settings) -> list[dict[str, str]]:
+    """Return why a run would be refused, or end at once, for what is outside of the code: root, master, sources."""
+    found = []
+    store = open_objects(join(settings.root, plan.app), writable=False)
+    if isinstance(store, LocalObjects):
+        there = next(folder for folder in (store.root, *store.root.parents) if folder.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            fault = "cannot be written" if there.is_dir() else "is a file"
+            found.append({"what": f"{there} {fault}, and the root {settings.root} needs a folder there",
+                          "next": "give another root: --root or HOLDFAST_ROOT"})  # fmt: skip
+    if settings.master is not None and not _MASTER.fullmatch(settings.master):
+        what = f"Spark has no master such as {settings.master!r}"
+        found.append({"what": what, "next": "give local[N], spark://HOST:PORT, yarn or k8s://HOST:PORT"})
+    for spec in plan.sources:
+        try:
+            spec.source.check()
+        except HoldfastError as error:
+            found.append({"what": error.what, "next": error.next_step})
+    return found
 
 
 def _names(now: Iterable[str], before: Iterable[str]) -> dict[str, list[str]]:

@@ -78,7 +78,7 @@ def handle(args: argparse.Namespace) -> int:
     from holdfast.runtime import rewind_plan
     from holdfast.runtime.rewind_target import Offset, Wanted
 
-    timeout_s = timeout_of(args)
+    timeout_s = timeout_of(args, "nothing was changed")
     if args.plan is not None and not args.apply:
         raise _wrong("--plan says which plan to apply", "add --apply, or leave out --plan")
     offset = None if args.to_offset is None else Offset.parsed(args.to_offset)
@@ -204,6 +204,8 @@ def _arrived(now: Job, base: Completed, shown: Mapping[str, Any], stop: bool) ->
 def job_of(args: argparse.Namespace) -> tuple[str, str, Plan | None]:
     """Return root, name and plan of the job; no plan if only its name is given."""
     if not args.job.endswith(".py"):
+        if args.app is not None:
+            raise _wrong("--app chooses an app of a file, and only a job's name is given", "give its file, or no --app")
         return root_of(args), args.job, None
     from holdfast.runtime.cli.jobfile import load
     from holdfast.runtime.settings import resolve

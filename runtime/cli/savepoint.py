@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Take or name a savepoint. Exit status: 0 it is in the log, 2 the name is refused, 5 no driver answers in time."""
-    timeout_s = timeout_of(args)
+    timeout_s = timeout_of(args, "no savepoint was taken")
     stored = open_job(root_of(args), args.job)
     check_name(stored.job, args.name)
     shown = status_of(stored, SystemClock().wall_us())

@@ -14,6 +14,7 @@ from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.clock import SystemClock
 
 WATCH_EVERY_S = 1.0
+ENDED = ("stopped", "finished", "failed")
 RESTARTS_SHOWN_MAX = 5
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -27,12 +28,12 @@ def add_parser(subparsers: Any) -> None:
         "holdfast status hot-auctions\nholdfast status hot-auctions --json\nholdfast status hot-auctions --watch",
     )
     parser.add_argument("job", metavar="JOB", help="name of the job under the root")
-    parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="show it again every second, until it has ended or Ctrl-C")
     parser.set_defaults(handler=handle)
 
 
 def handle(args: argparse.Namespace) -> int:
-    """Show the status once, or again and again. Exit status: 0, whatever state the job is in."""
+    """Show the status once, or again and again until the job has ended. Exit status: 0, whatever state it is in."""
     stored = open_job(root_of(args), args.job)
     while True:
         shown = status_of(stored, SystemClock().wall_us())
@@ -42,6 +43,9 @@ def handle(args: argparse.Namespace) -> int:
             before = _CLEAR if args.watch and sys.stdout.isatty() else ""
             print(before + render(shown), flush=True)
         if not args.watch:
+            break
+        if shown["state"] in ENDED:
+            advise(f"{args.job} has ended ({shown['state']}): nothing changes until it is run again")
             break
         time.sleep(WATCH_EVERY_S)
     if not args.json:

@@ -52,7 +52,7 @@ def handle(args: argparse.Namespace) -> int:
 
     Exit status: 0 ended or not running, 2 it cannot be ended so, 5 no driver answers or not in time, 7 it failed.
     """
-    timeout_s = timeout_of(args)
+    timeout_s = timeout_of(args, "the job was not asked to stop")
     stored = open_job(root_of(args), args.job)
     shown = status_of(stored, SystemClock().wall_us())
     if shown["state"] in RUNNING:

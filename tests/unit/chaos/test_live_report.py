@@ -308,3 +308,22 @@ class TestCommand:
         (tmp_path / "journal.jsonl").write_bytes(encode(quarter_of_an_hour(end=None)))
         assert main(["chaos", "report", str(tmp_path / "journal.jsonl"), "--json"]) == 1
         assert json.loads(capsys.readouterr().out)["verdict"] == "not_proven"
+
+    @pytest.mark.parametrize("data", [b"", b'{"x": 1}\n', encode(quarter_of_an_hour()[1:])])
+    def test_a_file_that_does_not_begin_as_a_journal_does_is_refused_and_no_page_is_written(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes
+    ) -> None:
+        (tmp_path / "journal.jsonl").write_bytes(data)
+        assert main(["chaos", "report", str(tmp_path)]) == 2
+        told = capsys.readouterr().err
+        assert "is no journal of a run" in told and "Not done: no report was made." in told
+        assert [each.name for each in tmp_path.iterdir()] == ["journal.jsonl"]
+
+    def test_it_says_when_it_writes_over_an_older_page(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "journal.jsonl").write_bytes(encode(quarter_of_an_hour()))
+        main(["chaos", "report", str(tmp_path)])
+        assert "older" not in capsys.readouterr().err
+        main(["chaos", "report", str(tmp_path)])
+        assert "the older one was replaced" in capsys.readouterr().err

@@ -339,3 +339,38 @@ class TestTailAndSeal:
             parsed(command, "--help")
         assert caught.value.code == 0
         assert f"example:\n  holdfast log {command} data/bids" in capsys.readouterr().out
+
+
+class TestWrongUse:
+    @pytest.mark.parametrize(
+        "arguments",
+        [("create", "", "--schema", SCHEMA), ("append", ""), ("read", ""), ("tail", ""), ("seal", ""), ("compact", "")],
+    )
+    def test_an_empty_path_is_refused_and_is_not_the_current_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        error = refused(*arguments)
+        assert isinstance(error, ConfigError) and "is empty" in error.what
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(("command", "flag"), [("read", "--limit"), ("tail", "--lines")])
+    def test_a_negative_number_of_rows_is_refused(self, log: Path, command: str, flag: str) -> None:
+        error = refused(command, log, flag, "-2")
+        assert isinstance(error, ConfigError) and f"{flag} is -2" in error.what
+        assert error.not_done == "nothing was read"
+
+    def test_a_log_may_be_followed_without_any_old_row(
+        self, log: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from_stdin('{"n": 1}', log)
+        run("seal", log)
+        capsys.readouterr()
+        assert run("tail", log, "--lines", 0) == 0
+        assert capsys.readouterr().out == "partition\toffset\tn\tword\n"
+
+    @pytest.mark.parametrize("flag", ["--older-than", "--keep-tombstones", "--grace"])
+    def test_a_time_that_is_none_leaves_the_log_as_it_is_and_says_so(self, log: Path, flag: str) -> None:
+        error = refused("compact", log, flag, "banana")
+        assert flag in error.what
+        assert error.not_done == "the log was not compacted"

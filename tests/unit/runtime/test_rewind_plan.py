@@ -44,6 +44,20 @@ class TestTarget:
         with pytest.raises(ConfigError, match="no checkpoint from before that time"):
             target_of(NOWHERE, JOB, Wanted(at_us=40))
 
+    def test_a_time_before_all_checkpoints_is_refused_with_the_oldest(self) -> None:
+        longer = replace(JOB, completed=(*JOB.completed, completed(12, 120), completed(13, 130)))
+        with pytest.raises(ConfigError) as refused:
+            target_of(NOWHERE, longer, Wanted(at_us=40))
+        assert "the nearest it can go back to: 7; " in refused.value.next_step
+
+    def test_an_unknown_savepoint_is_refused_with_those_that_are_known(self) -> None:
+        with pytest.raises(ConfigError) as refused:
+            target_of(NOWHERE, JOB, Wanted(savepoint="old"))
+        assert "kept, newer; " in refused.value.next_step
+        with pytest.raises(ConfigError) as refused:
+            target_of(NOWHERE, replace(JOB, savepoints=()), Wanted(savepoint="old"))
+        assert "it has none; " in refused.value.next_step
+
     def test_an_unknown_one_is_refused_with_its_neighbours(self) -> None:
         with pytest.raises(ConfigError) as refused:
             target_of(NOWHERE, JOB, Wanted(epoch=8))

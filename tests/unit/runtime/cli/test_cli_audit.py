@@ -297,6 +297,22 @@ class TestAuditOfWhatIsAsItWasLeft:
         some = job.audit("--from", str(epochs[1]))
         assert [each["epoch"] for each in some["epochs"]] == epochs[1:]
 
+    def test_a_range_that_ends_before_it_begins_is_refused_as_such(
+        self, holdfast: Callable[..., Any], history: Callable[[str], Any]
+    ) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        ended = holdfast("audit", "hot", "--from", "8", "--to", "2")
+        assert ended.status == 2
+        assert "--from is 8, which is above --to, 2" in ended.err
+
+    def test_an_app_is_chosen_from_a_file_only(
+        self, holdfast: Callable[..., Any], history: Callable[[str], Any]
+    ) -> None:
+        history("hot").checkpoint(5)
+        ended = holdfast("audit", "hot", "--app", "nope")
+        assert ended.status == 2
+        assert "--app chooses an app of a file" in ended.err
 
     def test_a_log_that_is_gone_is_not_readable_any_more(self, job: Job) -> None:
         job.run(20)

@@ -83,6 +83,15 @@ class TestLoad:
         assert says in refused.value.what
         assert refused.value.not_done == "the job was not loaded and nothing was started"
 
+    def test_a_place_that_python_does_not_know_is_left_out(self, write: Write) -> None:
+        with pytest.raises(ConfigError, match="cannot be loaded: .*null bytes") as refused:
+            load(write("\0"))
+        assert "None" not in refused.value.what
+
+    def test_an_empty_path_is_told_apart_from_the_current_folder(self) -> None:
+        with pytest.raises(ConfigError, match="path of the job's file is empty"):
+            load("")
+
     def test_an_error_of_the_apps_own_keeps_its_words(self, write: Write) -> None:
         with pytest.raises(ConfigError, match="cannot be the name of a app"):
             load(write('import holdfast as hf\napp = hf.App("NOT A NAME")'))

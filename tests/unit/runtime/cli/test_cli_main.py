@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.runtime.cli.main import COMMANDS
+from holdfast.runtime.cli.arguments import Parser
+from holdfast.runtime.cli.main import COMMANDS, module_of
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended
 
     Holdfast = Callable[..., Ended]
+
+
+def below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Return the parsers of a parser's commands, and those of their actions."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield each
+                yield from below(each)
 
 
 class TestHelp:
@@ -28,6 +41,16 @@ class TestHelp:
         ended = holdfast(command, "--help")
         assert ended.status == 0
         assert f"examples:\n  holdfast {command}" in ended.out
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_every_action_of_a_command_shows_how_it_is_typed_and_what_it_shows_can_be_typed(self, command: str) -> None:
+        top = Parser(prog="holdfast")
+        module_of(command).add_parser(top.add_subparsers())
+        for parser in below(top):
+            examples = re.findall(r"^  (holdfast [^|>\n]+)", parser.epilog or "", re.MULTILINE)
+            assert any(f"{line} ".startswith(f"{parser.prog} ") for line in examples), parser.prog
+            for line in examples:
+                top.parse_args(shlex.split(line)[1:])
 
     def test_the_command_alone_shows_the_help_as_wrong_use(self, holdfast: Holdfast) -> None:
         ended = holdfast()

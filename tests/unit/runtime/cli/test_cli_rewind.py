@@ -105,6 +105,11 @@ class TestPlan:
         told = capsys.readouterr().err
         assert "there is no checkpoint of epoch 1000" in told and str(words.job.base_epoch) in told
 
+    def test_an_app_is_chosen_from_a_file_only(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+        arguments = ("words", "--root", words.root, "--to-epoch", str(words.epochs[0]), "--app", "nope")
+        assert words.rewind(*arguments) == 2
+        assert "--app chooses an app of a file" in capsys.readouterr().err
+
     def test_a_time_without_its_zone_is_refused(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         assert words.rewind(words.file, "--to-time", "2026-11-20T18:00:00") == 2
         assert "has no time zone" in capsys.readouterr().err

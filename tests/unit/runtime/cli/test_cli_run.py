@@ -77,6 +77,32 @@ class TestRun:
         assert "\nNext: " in ended.err
         assert not root.exists()
 
+    def test_state_that_is_not_kept_cannot_be_dropped_and_names_are_words(
+        self, holdfast: Holdfast, history: Begin, file: str
+    ) -> None:
+        history("hot").checkpoint(5)
+        ended = holdfast("run", file, "--drop-state", "nope", "--drop-state", "none")
+        assert ended.status == 2
+        assert ended.err.splitlines() == [
+            "holdfast: no state is kept for none, nope.",
+            "Not done: the job was not started; state and output are untouched.",
+            "Next: operators with state: counts",
+        ]
+
+    def test_where_no_state_is_kept_it_says_so(self, holdfast: Holdfast, root: Path, file: str) -> None:
+        ended = holdfast("run", file, "--drop-state", "nope")
+        assert ended.status == 2
+        assert ended.err.splitlines()[-1] == "Next: no operator has state: leave out --drop-state"
+
+    def test_state_that_nothing_in_the_code_takes_is_named_with_the_flag_that_gives_it_up(
+        self, holdfast: Holdfast, history: Begin, file: str
+    ) -> None:
+        history("hot").checkpoint(5)
+        Path(file).write_text(Path(file).read_text().replace('agg("counts"', 'agg("totals"'))
+        ended = holdfast("run", file)
+        assert ended.status == 2
+        assert "state is kept for counts, which" in ended.err and "--drop-state counts" in ended.err
+
     def test_a_file_that_is_not_there_is_wrong_use(self, holdfast: Holdfast) -> None:
         assert holdfast("run", "no-such-job.py").status == 2
 
@@ -149,6 +175,38 @@ class TestPlan:
         assert ended.status == 0
         assert "key groups: 128 before, 64 now" in ended.out
         assert "A run would refuse this" in ended.err
+
+    def test_a_root_that_is_a_file_is_told_beforehand(self, holdfast: Holdfast, tmp_path: Path, file: str) -> None:
+        (tmp_path / "text.txt").write_text("")
+        ended = holdfast("plan", file, "--root", str(tmp_path / "text.txt"))
+        assert ended.status == 0
+        assert f"A run would refuse this: {tmp_path / 'text.txt'} is a file" in ended.err
+
+    def test_a_log_that_is_not_there_is_told_beforehand_and_not_made(
+        self, holdfast: Holdfast, root: Path, tmp_path: Path, file: str
+    ) -> None:
+        generator = "hf.Generator(Word, lambda i: Word(i % 10), count=100)"
+        log = f"hf.Log({str(tmp_path / 'words')!r}, Word)"
+        Path(file).write_text(Path(file).read_text().replace(generator, log))
+        ended = holdfast("plan", file)
+        assert ended.status == 0
+        assert "A run would refuse this: there is no log" in ended.err
+        assert not root.exists() and not (tmp_path / "words").exists()
+        assert [each["next"] for each in holdfast("plan", file, "--json").json["changes"]["refused"]] != []
+
+    @pytest.mark.parametrize("master", ["ftp://x", "locale", "local[two]"])
+    def test_a_master_that_spark_does_not_know_is_told_beforehand(
+        self, holdfast: Holdfast, root: Path, file: str, master: str
+    ) -> None:
+        ended = holdfast("plan", file, "--master", master)
+        assert ended.status == 0
+        assert f"A run would refuse this: Spark has no master such as {master!r}" in ended.err
+
+    @pytest.mark.parametrize("master", ["local", "local[4]", "local[*, 2]", "spark://host:7077", "yarn", "k8s://h:443"])
+    def test_of_what_a_run_would_take_nothing_is_told(
+        self, holdfast: Holdfast, root: Path, file: str, master: str
+    ) -> None:
+        assert holdfast("plan", file, "--master", master).err == ""
 
     def test_a_file_without_a_plan_is_wrong_use(self, holdfast: Holdfast, tmp_path: Path) -> None:
         (tmp_path / "empty.py").write_text('import holdfast as hf\napp = hf.App("hot")')

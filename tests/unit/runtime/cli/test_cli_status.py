@@ -60,6 +60,19 @@ class TestStatus:
         assert set(shown) >= FIELDS
         assert (shown["state"], shown["workers"], shown["problems"]) == (state, [], [])
 
+    @pytest.mark.parametrize("flags", [(), ("--json",)])
+    @pytest.mark.parametrize(("end", "state"), [("stop", "stopped"), ("finish", "finished")])
+    def test_an_ended_job_is_watched_no_longer(
+        self, holdfast: Holdfast, history: Begin, end: str, state: str, flags: tuple[str, ...]
+    ) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        getattr(job, end)()
+        ended = holdfast("status", "hot", "--watch", *flags)
+        assert ended.status == 0
+        assert ended.out.count(state) == 1
+        assert ended.err.startswith(f"hot has ended ({state}): ")
+
     def test_an_ended_job_shows_the_positions_of_its_last_checkpoint(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)

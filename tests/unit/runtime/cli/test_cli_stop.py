@@ -81,6 +81,7 @@ class TestStop:
         ended = holdfast("stop", "hot", f"--timeout={timeout}")
         assert ended.status == 2
         assert "--timeout" in ended.err
+        assert "Not done: the job was not asked to stop." in ended.err
 
     def test_an_unknown_job_is_wrong_use(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot")

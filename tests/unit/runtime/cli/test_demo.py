@@ -27,6 +27,7 @@ from holdfast.runtime.cli.demo import (
     prepare,
     unproven,
 )
+from holdfast.runtime.cli.main import main
 from holdfast.storage.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
@@ -117,6 +118,23 @@ class TestFolder:
         (tmp_path / "flights.db-journal").write_text("")
         assert prepare(tmp_path) == 0
         assert [path.name for path in tmp_path.iterdir()] == ["events"]
+
+    def test_a_kill_behind_the_last_record_is_refused_and_nothing_is_removed(self, tmp_path: Path) -> None:
+        store = open_objects(str(tmp_path / "events"))
+        create_log(store, flights_data.SCHEMA)
+        LogWriter(store).seal()
+        (tmp_path / "out").mkdir()
+        with pytest.raises(ConfigError, match="--kill-at is 7, and the job has 0 records"):
+            prepare(tmp_path, 7)
+        assert (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize(("flag", "number"), [("--kill-at", "-1"), ("--max-records-per-second", "0")])
+    def test_a_number_that_no_demo_can_have_is_refused_before_data_is_converted(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, number: str
+    ) -> None:
+        assert main(["demo", "--folder", str(tmp_path / "demo"), flag, number]) == 2
+        assert f"{flag} is {number}" in capsys.readouterr().err
+        assert not (tmp_path / "demo").exists()
 
 
 class TestFailed:

@@ -1,0 +1,73 @@
+"""`holdfast chaos ...` as a user types it: numbers that mean nothing are refused before anything is played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.cli.main import main
+
+COMMANDS = ("simulate", "replay", "mutants", "run", "soak", "statement", "report")
+
+
+class TestWrongNumbers:
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (("simulate", "--seeds", "0"), "--seeds is at least 1"),
+            (("simulate", "--seeds", "1", "--workers", "0"), "--workers is at least 1"),
+            (("simulate", "--seeds", "1", "--first", "-1"), "--first is at least 0"),
+            (("replay", "--seed", "-1"), "--seed is at least 0"),
+            (("replay", "--seed", "0", "--lines", "-5"), "--lines is at least 1"),
+            (("soak", "--folder", "s", "--hours", "0"), "--hours is a number above 0"),
+            (("soak", "--folder", "s", "--hours", "1", "--workers", "0"), "--workers is at least 1"),
+            (("soak", "--folder", "s", "--hours", "1", "--batch", "0"), "--batch is at least 1"),
+            (("mutants", "--seeds", "0"), "--seeds is at least 1"),
+            (("mutants", "--seeds", "1", "--first", "-1"), "--first is at least 0"),
+        ],
+    )
+    def test_the_flag_that_is_wrong_is_named_and_nothing_is_played(
+        self, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+    ) -> None:
+        assert main(["chaos", *arguments]) == 2
+        told = capsys.readouterr()
+        assert told.out == ""
+        what, not_done, next_step = told.err.splitlines()
+        assert says in what and what.count("--") == 1
+        assert (not_done, next_step) == (
+            "Not done: nothing was played.", f"Next: see holdfast chaos {arguments[0]} --help"
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("hours", ["nan", "inf", "0", "-1"])
+    def test_a_soak_takes_hours_that_end_and_leaves_nothing_behind(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], hours: str
+    ) -> None:
+        assert main(["chaos", "soak", f"--hours={hours}", "--folder", str(tmp_path / "soak")]) == 2
+        assert "--hours" in capsys.readouterr().err
+        assert not (tmp_path / "soak").exists()
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_every_command_says_what_its_exit_status_means(
+        self, capsys: pytest.CaptureFixture[str], command: str
+    ) -> None:
+        assert main(["chaos", command, "--help"]) == 0
+        assert "exit status: 0 " in capsys.readouterr().out
+
+
+class TestEmptyPaths:
+    @pytest.mark.parametrize(("scenario", "job"), [("", "job.py"), ("flights-short", "")])
+    def test_are_refused_and_are_not_the_current_folder(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        scenario: str,
+        job: str,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(["chaos", "run", scenario, "--job", job]) == 2
+        assert "a path is empty" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
