@@ -32,6 +32,7 @@ from holdfast.chaos.live_job import LiveJob
 from holdfast.chaos.live_kinds import KINDS
 from holdfast.chaos.live_watch import Watch
 from holdfast.chaos.nemesis import Planned, schedule
+from holdfast.chaos.owned import sigterm_interrupts
 from holdfast.chaos.proxy import find_server
 from holdfast.chaos.scenario import Scenario, parse
 from holdfast.chaos.strikes import SEEN_WITHIN_S, Strike, seen
@@ -106,7 +107,8 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out / JOURNAL)
     try:
-        _Run(scenario, plan, job.absolute(), out.absolute(), journal, progress or (lambda _: None)).run(checks)
+        with sigterm_interrupts():
+            _Run(scenario, plan, job.absolute(), out.absolute(), journal, progress or (lambda _: None)).run(checks)
     finally:
         journal.close()
     return journal.path

@@ -1,7 +1,8 @@
 """What a real run stands on: cluster, source, proxies, observers; and the finding of what a fault strikes.
 
-Invariant
-    - `close` ends everything that `open` began, whatever has happened in between.
+Invariants
+    - `close` ends everything that was begun, whatever has happened in between and whichever part of it fails.
+    - Nothing of it outlives this process, whatever ends that.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.chaos import strikes
+from holdfast.chaos import owned, strikes
 from holdfast.chaos.feeding import Feeder
 from holdfast.chaos.findings import Finding
 from holdfast.chaos.live_cluster import LiveCluster
 from holdfast.chaos.live_damage import Flip
-from holdfast.chaos.live_job import TOKEN, LiveJob
+from holdfast.chaos.live_job import LiveJob
 from holdfast.chaos.live_kinds import KINDS, needs_toxiproxy
 from holdfast.chaos.nemesis import Planned
 from holdfast.chaos.observer import Observer
 from holdfast.chaos.proxy import Toxiproxy, of_connections
 from holdfast.chaos.scenario import Feed, Scenario
 from holdfast.chaos.strikes import Strike
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.spark.detour import VARIABLE as DETOUR
 
 DEFAULTS = {"HOLDFAST_RESTART_FAILURES_MAX": "1000000"}
@@ -38,31 +40,39 @@ class Field:
 
     def __init__(self, scenario: Scenario, out: Path) -> None:
         self._scenario, self._out = scenario, out
-        self.environment = DEFAULTS | {key: self._filled(text) for key, text in scenario.environment.items()}
+        self.token = uuid.uuid4().hex
+        given = {key: self._filled(text) for key, text in scenario.environment.items()}
+        self.environment = DEFAULTS | given | owned.marks(self.token, owned.TOOLS)
         self.error: str | None = None
         self._feeder: Feeder | None = None
         self._command: subprocess.Popen[bytes] | None = None
         self._job: LiveJob | None = None
         self._toxiproxy: Toxiproxy | None = None
         self._observer: Observer | None = None
-        self.token = uuid.uuid4().hex
         self._cluster: LiveCluster | None = None
+        self.closing = ExitStack()
+        """What `close` does, from the newest to the oldest; all of it, even if some of it fails."""
 
     def open(self) -> None:
         """Start what the job needs."""
+        self.closing.callback(owned.Guard(self.token, self._out / "guard.log").end)
+        self.closing.callback(self._end_all)
         if needs_toxiproxy(self._scenario.rates):
-            self._toxiproxy = Toxiproxy(self._out / "toxiproxy.log")
+            self._toxiproxy = Toxiproxy(self._out / "toxiproxy.log", owned.marks(self.token, owned.TOOLS))
+            self.closing.callback(self._toxiproxy.close)
             self.environment[DETOUR] = self._toxiproxy.address
         platform, drive = self._scenario.platform, self._scenario.drive
         if platform.hosts:
-            inherited = self.environment | {TOKEN: self.token, "TMPDIR": str(self._out)}
+            inherited = self.environment | owned.marks(self.token) | {"TMPDIR": str(self._out)}
             self._cluster = LiveCluster(self._out / "cluster", platform.hosts, platform.cores, inherited)
+            self.closing.callback(self._cluster.close)
             self._cluster.start()
             self.environment |= self._cluster.environment
         if isinstance(drive, Feed):
             self._prepare(drive.prepare)
             source, target = self._filled(drive.source), self._filled(drive.target)
             self._feeder = Feeder(source, target, drive.records_per_second, self._scenario.duration_ms / 1000)
+            self.closing.callback(self._feeder.close)
 
     def job(self, file: Path) -> LiveJob:
         """Return the job, which is to be started."""
@@ -70,9 +80,11 @@ class Field:
         flags = ("--master", master, "--parallelism", str(self._scenario.parallelism))
         targets = [replace(each, path=self._filled(each.path)) for each in self._scenario.observe]
         self._observer = Observer(self._out / "root", targets) if targets else None
+        self._job = LiveJob(file, self._out, flags, self.environment, self.token)
+        self.closing.callback(self._job.close)
         if self._observer is not None:
             self._observer.start()
-        self._job = LiveJob(file, self._out, flags, self.environment, self.token)
+            self.closing.callback(self._observer.close)
         if self._feeder is not None:
             self._feeder.start()
         return self._job
@@ -135,21 +147,21 @@ class Field:
 
     def close(self) -> None:
         """End everything."""
-        if self._feeder is not None:
-            self._feeder.close()
-        if self._observer is not None:
-            self._observer.close()
-        if self._job is not None:
-            self._job.close()
-        if self._cluster is not None:
-            self._cluster.close()
-        if self._toxiproxy is not None:
-            self._toxiproxy.close()
-        if self._command is not None:
-            self._command.wait()
+        self.closing.close()
 
     def _filled(self, text: str) -> str:
         return os.path.expandvars(text.replace("{out}", str(self._out)).replace("{python}", sys.executable))
+
+    def _end_all(self) -> None:
+        left = owned.end_all(self.token)
+        if self._command is not None:
+            self._command.poll()
+        if left:
+            raise HoldfastError(
+                f"the processes {left} of the run would not end",
+                not_done="they still run",
+                next_step="see what they wait for: ps -o pid,stat,wchan,args",
+            )
 
     def _flip(self, fault: Planned, kill: bool) -> Strike | None:
         assert self._job is not None
@@ -160,7 +172,7 @@ class Field:
         if not command:
             return
         words = [self._filled(word) for word in command]
-        environment = {**os.environ, **self.environment}
+        environment = {**os.environ, **self.environment, **owned.marks(self.token, owned.SOURCE)}
         done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
         if done.returncode != 0:
             said = done.stderr[-500:].strip()

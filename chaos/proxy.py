@@ -15,9 +15,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -62,13 +63,14 @@ class Toxiproxy:
 
     Args:
         log: File for what it says.
+        marks: What its environment has beside this process's own.
 
     Raises:
         ConfigError: the program or the client package is not here.
         Unavailable: it did not start.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, marks: Mapping[str, str] = MappingProxyType({})) -> None:
         server = find_server()
         if server is None:
             raise _missing("the server of Toxiproxy was not found", "tools/bootstrap.sh toxiproxy")
@@ -80,8 +82,9 @@ class Toxiproxy:
         os.environ["NO_PROXY"] = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
         with log.open("wb") as said:
             self._process = subprocess.Popen(
-                [str(server), "-host", "127.0.0.1", "-port", "0"], stdout=said, stderr=subprocess.STDOUT
-            )
+                [str(server), "-host", "127.0.0.1", "-port", "0"], stdout=said, stderr=subprocess.STDOUT,
+                env={**os.environ, **marks}, start_new_session=True,
+            )  # fmt: skip
         self._port = 0
         self._client = toxiproxy.Toxiproxy()
         if not seen(self._listens) or not self._port:

@@ -21,9 +21,10 @@ from holdfast.chaos.findings import Context, Finding
 from holdfast.chaos.journal import Journal
 from holdfast.chaos.live import run
 from holdfast.chaos.live_checks import resolve
-from holdfast.chaos.live_job import TOKEN, LiveJob
+from holdfast.chaos.live_job import LiveJob
 from holdfast.chaos.nemesis import Planned
 from holdfast.chaos.observer import Observer
+from holdfast.chaos.owned import marks
 from holdfast.chaos.scenario import Observed, parse
 from holdfast.chaos.strikes import Full, Kill, Stop, of_processes, seen
 from holdfast.errors import ConfigError
@@ -84,7 +85,7 @@ class TestLiveJob:
     def test_only_processes_with_the_token_of_the_run_are_its_own(self, tmp_path: Path) -> None:
         job = LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token-1")
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=job.environment)
-        other = {**job.environment, TOKEN: "token-2"}
+        other = {**job.environment, **marks("token-2")}
         stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=other)
         assert seen(lambda: job.ours(child.pid) is not None)
         assert job.ours(stranger.pid) is None and job.ours(os.getpid()) is None
