@@ -204,7 +204,9 @@ class _Run:
             self._set_stuck("no epoch was completed after the faults")
             return
         if not ends:  # nobody seals the source: stop when it is read
-            self._wait_until(lambda: self._field.driven and self._job.progress.get("lag") == 0, CAUGHT_UP_WITHIN_S)
+            self._wait_until(lambda: self._field.driven, CAUGHT_UP_WITHIN_S)
+            self._field.end_command()
+            self._wait_until(lambda: self._job.progress.get("lag") == 0, CAUGHT_UP_WITHIN_S)
             self._job.terminate()
         if not self._wait_until(lambda: False, limit):
             self._set_stuck(f"the job did not end within {limit:.0f} s after the faults")
@@ -340,6 +342,7 @@ class _Run:
 
     def _check_ends(self) -> None:
         """Heal what is active, see the driver's end, and judge what needs no oracle."""
+        self._field.end_command()
         if self._begun is not None:
             self._begun[1].heal()
         if self._active is not None:

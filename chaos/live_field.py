@@ -46,6 +46,8 @@ class Field:
         self.error: str | None = None
         self._feeder: Feeder | None = None
         self._command: subprocess.Popen[bytes] | None = None
+        self._command_ended = False
+        """Whether it was ended from here."""
         self._job: LiveJob | None = None
         self._toxiproxy: Toxiproxy | None = None
         self._observer: Observer | None = None
@@ -96,8 +98,9 @@ class Field:
             assert self._job is not None
             words = [self._filled(word) for word in drive]
             with (self._out / "drive.log").open("wb") as said:
+                environment = self._job.environment | owned.marks(self.token, owned.SOURCE)
                 self._command = subprocess.Popen(
-                    words, stdout=said, stderr=subprocess.STDOUT, env=self._job.environment, start_new_session=True
+                    words, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True
                 )
 
     def release(self) -> bool:
@@ -105,6 +108,12 @@ class Field:
         if self._feeder is not None:
             self._feeder.release()
         return self._feeder is not None
+
+    def end_command(self) -> None:
+        """End the command that writes the source, and what it started: what a check reads has to stand still."""
+        if self._command is not None:
+            self._command_ended = True
+            owned.end_all(self.token, owned.SOURCE)
 
     @property
     def driven(self) -> bool:
@@ -117,7 +126,7 @@ class Field:
         """See whether the source is still written."""
         if self._feeder is not None and self._feeder.error is not None:
             self.error = f"the source could not be fed: {self._feeder.error.what}"
-        if self._command is not None and self._command.poll() not in (None, 0):
+        if self._command is not None and not self._command_ended and self._command.poll() not in (None, 0):
             self.error = f"the command that drives the source ended with status {self._command.poll()}"
 
     def strike(self, fault: Planned) -> Strike | None:

@@ -107,6 +107,20 @@ def field_of(out: Path, **more: object) -> Field:
 
 
 class TestField:
+    def test_a_command_that_still_writes_the_source_is_no_process_that_the_job_left_and_is_ended_with_its_own(
+        self, tmp_path: Path, pipe: Path
+    ) -> None:
+        field = field_of(tmp_path, drive={"command": [sys.executable, "-c", DETACHED, "{out}/pids"]})
+        field.open()
+        field.job(tmp_path / "job.py")
+        field.feed()
+        begun = told(pipe)
+        assert field.left() == [] and not field.driven
+        field.end_command()
+        field.look()
+        assert all(map(is_gone, begun)) and field.driven and field.error is None
+        field.close()
+
     def test_an_error_of_one_step_of_closing_keeps_no_other_from_being_done(self, tmp_path: Path, pipe: Path) -> None:
         field = field_of(tmp_path, drive={"command": [sys.executable, "-c", DETACHED, "{out}/pids"]})
         field.open()
