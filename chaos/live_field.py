@@ -141,8 +141,8 @@ class Field:
             return self._flip(fault, kill=kind.prey == "driver")
         if kind.prey == "host":
             assert self._cluster is not None
-            return strikes.of_processes(fault, kind.does, self._cluster.hosts(), self._cluster.revive)
-        return strikes.of_processes(fault, kind.does, job.prey(kind.prey))
+            return strikes.of_processes(fault, kind.does, self._cluster.hosts(), job.written, self._cluster.revive)
+        return strikes.of_processes(fault, kind.does, job.prey(kind.prey), job.written)
 
     def left(self) -> list[int]:
         """Return the processes of the job that live, beside the cluster's daemons."""

@@ -23,6 +23,7 @@ import psutil
 
 from holdfast.chaos import owned
 from holdfast.chaos.live_kinds import Prey
+from holdfast.chaos.strikes import BEATS
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 GONE_WITHIN_S = 10.0
@@ -123,6 +124,12 @@ class LiveJob:
         if self._folder is None:
             self._folder = next((path.parent for path in self.root.glob("*/log")), None)
         return self._folder
+
+    def written(self) -> list[float]:
+        """Return when the newest records of the job log were written, in order."""
+        folder = self.folder()
+        newest = [] if folder is None else sorted((folder / "log").glob("[0-9]*.json"))[-BEATS - 1 :]
+        return [path.stat().st_mtime for path in newest]
 
     def rss_bytes(self) -> int | None:
         """Return the memory of all workers that have work; None if none is known."""

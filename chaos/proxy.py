@@ -29,6 +29,10 @@ from holdfast.chaos.sockets import Connection, established
 from holdfast.chaos.strikes import is_gone, seen
 from holdfast.errors import ConfigError, Unavailable
 
+SLOWED_LEAST_MS = 100
+"""A limit of bandwidth has fired when what went into it takes so long to pass."""
+SLICE = 4
+"""Bytes that pass together where few are to pass in a second."""
 VARIABLE = "HOLDFAST_TOXIPROXY"
 CLOSING = frozenset({"reset_peer", "limit_data", "down"})
 """Toxics that have fired when connections have ended; the others when bytes went into them."""
@@ -138,14 +142,17 @@ class Cut:
         self.target = f"{way.plane} of pid {way.owner}"
 
     def begin(self) -> bool:
-        self._before = self._flows()
+        if self._kind.does in CLOSING:
+            self._before = self._flows()
         if self._kind.does == "down":
             self._way.proxy.disable()
         else:
             self._way.proxy.add_toxic(
                 name=self._toxic, type=self._kind.does, stream=self._direction,
-                attributes=dict(self._fault.attributes),
+                attributes=_attributes(self._fault),
             )  # fmt: skip
+        if self._kind.does not in CLOSING:
+            self._before = self._flows()  # what passed before the toxic was there is no evidence of it
         if self._kind.does == "slow_close":
             self._owner.kill()  # somebody has to close
         return True
@@ -170,7 +177,14 @@ class Cut:
             return f"pid {self._way.owner} was killed, {held} connections beyond the proxy stay" if open_still else None
         new = [flow.received - before[key].received for key, flow in now.items() if key in before]
         entered = bool(new) and all(new) if self._way.plane == "control" else sum(new) > 0
-        return f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}" if entered else None
+        if not entered:
+            return None
+        said = f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}"
+        if self._kind.does not in ("bandwidth", "slicer"):
+            return said
+        # Of a control plane some of these may be others': the connection that is slowed took no less than the least.
+        slowed_ms = (min if self._way.plane == "control" else max)(new) * 1000 // _bytes_per_second(self._fault)
+        return f"{said} and take {slowed_ms} ms to pass" if slowed_ms >= SLOWED_LEAST_MS else None
 
     def _flows(self) -> dict[bytes, Connection]:
         """Return the proxy's ends at which the affected direction comes in; of a slow close, the other ones.
@@ -201,6 +215,19 @@ def of_connections(
         return None
     owner, way = there[fault.rank % len(there)]
     return Cut(fault, kind, way, owner)
+
+
+def _bytes_per_second(fault: Planned) -> int:
+    given = dict(fault.attributes)
+    return given["bytes_per_second"] if "bytes_per_second" in given else given["rate"] * 1000
+
+
+def _attributes(fault: Planned) -> dict[str, int]:
+    """Return a toxic's attributes in Toxiproxy's words."""
+    given = dict(fault.attributes)
+    if "bytes_per_second" not in given:
+        return given
+    return {"average_size": SLICE, "size_variation": 1, "delay": SLICE * 1_000_000 // given["bytes_per_second"]}
 
 
 def _port(address: str) -> int:

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from holdfast.model import Epoch, Tag, Timeline
 from holdfast.storage.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
+BEATING = [0.0, 1.0].copy
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 
 
@@ -64,21 +66,47 @@ class TestStrikes:
 
     def test_a_full_disk_is_a_limit_that_is_lifted(self, victim: psutil.Process) -> None:
         before = resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)
-        full = Full([victim])
-        assert full.begin() and full.evidence() == f"no file of pid {victim.pid} may grow"
+        full = Full([victim], BEATING)
+        assert full.begin() and resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)[0] == 0
         assert full.heal() == "1 of 1 processes may write again"
+        assert resource.prlimit(victim.pid, resource.RLIMIT_FSIZE) == before
+
+    def test_a_full_disk_has_fired_when_the_job_has_missed_beats_and_not_when_it_goes_on_writing(
+        self, victim: psutil.Process
+    ) -> None:
+        now = time.time()
+        written = [now - 6, now - 4, now - 2]
+        full = Full([victim], lambda: written)
+        assert full.begin() and full.evidence() is None
+        written.append(now + 60)
+        assert full.evidence() is None
+        silent = Full([victim], lambda: [now - 0.2, now - 0.1])
+        assert silent.begin() and seen(lambda: silent.evidence() is not None)
+        assert "nothing was written for" in (silent.evidence() or "")
+        silent.heal()
+
+    def test_a_full_disk_that_ends_a_process_has_fired(self, victim: psutil.Process) -> None:
+        full = Full([victim], BEATING)
+        assert full.begin()
+        victim.kill()
+        os.waitpid(victim.pid, 0)
+        assert full.evidence() == f"pid {victim.pid} ended when no file of it could grow"
+
+    def test_a_disk_is_not_filled_as_long_as_the_job_writes_nothing(self, victim: psutil.Process) -> None:
+        before = resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)
+        assert not Full([victim], list).begin()
         assert resource.prlimit(victim.pid, resource.RLIMIT_FSIZE) == before
 
     def test_a_process_that_was_gone_before_is_not_struck(self, victim: psutil.Process) -> None:
         victim.kill()
         os.waitpid(victim.pid, 0)
-        assert not Kill(victim).begin() and not Stop(victim).begin() and not Full([victim]).begin()
+        assert not Kill(victim).begin() and not Stop(victim).begin() and not Full([victim], BEATING).begin()
 
     def test_a_rank_picks_the_same_place_of_the_list(self, victim: psutil.Process) -> None:
         own = psutil.Process()
-        struck = of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", [own, victim])
+        struck = of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", [own, victim], BEATING)
         assert struck is not None and struck.target == f"pid {victim.pid}"
-        assert of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", []) is None
+        assert of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", [], BEATING) is None
 
 
 class TestLiveJob:
