@@ -19,7 +19,7 @@ import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,9 @@ def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None
     Raises:
         ConfigError: it is not there, or cannot be carried out here.
     """
+    named = str(path.absolute())
     if not path.exists() and path.name == str(path) and (shipped := SCENARIOS / f"{path}.toml").exists():
-        path = shipped
+        path, named = shipped, str(path)
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -68,7 +69,8 @@ def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None
         ) from error
     if seed is not None:
         raw["seed"] = seed
-    return parse(raw, path.stem, toxiproxy=find_server() is not None, checked_elsewhere=checked_elsewhere)
+    scenario = parse(raw, path.stem, toxiproxy=find_server() is not None, checked_elsewhere=checked_elsewhere)
+    return replace(scenario, path=named)
 
 
 def run(
@@ -149,7 +151,8 @@ class _Run:
     def run(self, checks: Iterable[Check]) -> None:
         scenario, journal = self._scenario, self._journal
         journal.write(
-            "begin", job=str(self._file), seed=scenario.seed, scenario=scenario.name, platform=scenario.platform.name,
+            "begin", job=str(self._file), seed=scenario.seed,
+            scenario=scenario.path or {"called": scenario.name}, platform=scenario.platform.name,
             git=_git(), started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
         try:

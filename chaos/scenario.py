@@ -96,6 +96,8 @@ class Scenario:
     """A log to feed, or a command that writes the source."""
     observe: tuple[Observed, ...] = ()
     wait: Waits = Waits()
+    path: str | None = None
+    """What names it to `holdfast chaos run`: its file, or the name of one of this package; None: no file."""
 
     def timeout_ms(self, setting: str) -> int:
         """Return a timeout of the job, as its environment or the default says."""

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +21,15 @@ import pytest
 from holdfast.chaos.feeding import Feeder
 from holdfast.chaos.findings import Context, Finding
 from holdfast.chaos.journal import Journal
-from holdfast.chaos.live import run
+from holdfast.chaos.live import load, run
 from holdfast.chaos.live_checks import resolve
 from holdfast.chaos.live_job import LiveJob
+from holdfast.chaos.live_records import Begin
+from holdfast.chaos.live_report import replay_command
 from holdfast.chaos.nemesis import Planned
 from holdfast.chaos.observer import Observer
 from holdfast.chaos.owned import marks
+from holdfast.chaos.page import read
 from holdfast.chaos.scenario import Observed, parse
 from holdfast.chaos.strikes import Full, Kill, Stop, of_processes, seen
 from holdfast.errors import ConfigError
@@ -281,6 +285,14 @@ class TestChecks:
             resolve(check)
 
 
+FAILS_TO_PREPARE = """
+duration = "60s"
+platform = "local[3]"
+faults = { worker-kill = 1 }
+drive = { from = "a", to = "b", prepare = ["false"] }
+"""
+
+
 class TestRun:
     def test_nothing_is_started_in_a_folder_that_holds_something(self, tmp_path: Path) -> None:
         raw = {"duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1}}
@@ -291,6 +303,28 @@ class TestRun:
             run(scenario, job, tmp_path, check=checked)
         with pytest.raises(ConfigError, match="there is no file"):
             run(scenario, tmp_path / "other.py", tmp_path / "out", check=checked)
+
+
+    def test_the_command_that_does_it_again_names_the_file_from_anywhere(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "flights.toml").write_text(FAILS_TO_PREPARE)
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ConfigError, match="prepares the source ended with status 1"):
+            run(load(Path("flights.toml"), checked_elsewhere=True), Path(__file__), Path("out"), check=checked)
+        begin = read(tmp_path / "out" / "journal.jsonl").of(Begin)[0]
+        assert begin.scenario == str(tmp_path / "flights.toml")
+        assert f"chaos run {begin.scenario} --job" in (replay_command(begin) or "")
+
+    def test_no_command_is_given_for_a_scenario_that_is_in_no_file(self, tmp_path: Path) -> None:
+        scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "flights", toxiproxy=False, checked_elsewhere=True)
+        with pytest.raises(ConfigError):
+            run(scenario, Path(__file__), tmp_path / "out", check=checked)
+        assert replay_command(read(tmp_path / "out" / "journal.jsonl").of(Begin)[0]) is None
+
+    @pytest.mark.toxiproxy
+    def test_a_scenario_of_the_package_is_called_by_its_name(self) -> None:
+        assert load(Path("flights-short")).path == "flights-short"
 
 
 class TestJournal:
