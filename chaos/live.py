@@ -286,11 +286,11 @@ class _Run:
         assert self._armed is not None
         fault, deadline = self._armed
         strike, driver = self._field.strike(fault), self._job.driver
-        if strike is not None and strike.begin():
+        began = strike is not None and strike.begin()
+        if strike is not None and driver is not None and driver.pid in strike.killed:
+            self._killed.add(driver.pid)
+        if strike is not None and began:
             self._begun = (fault, strike, time.monotonic() + SEEN_WITHIN_S)
-            if KINDS[fault.kind].prey == "driver" and KINDS[fault.kind].does in ("kill", "corrupt"):
-                assert driver is not None
-                self._killed.add(driver.pid)
             self._see_fired()
         elif time.monotonic() > deadline:
             self._armed = None

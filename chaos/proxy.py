@@ -15,8 +15,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +32,7 @@ from holdfast.chaos.sockets import Connection, established
 from holdfast.chaos.strikes import is_gone, seen
 from holdfast.errors import ConfigError, Unavailable
 
+ANSWER_WITHIN_S = 5.0
 SLOWED_LEAST_MS = 100
 """A limit of bandwidth has fired when what went into it takes so long to pass."""
 SLICE = 4
@@ -79,11 +83,10 @@ class Toxiproxy:
         if server is None:
             raise _missing("the server of Toxiproxy was not found", "tools/bootstrap.sh toxiproxy")
         try:
-            import toxiproxy
+            import toxiproxy.api
         except ImportError as error:
             raise _missing("the package toxiproxy-python is not installed", "pip install holdfast[chaos]") from error
-        # The client speaks through a proxy for HTTP if one is set, also to this machine.
-        os.environ["NO_PROXY"] = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
+        toxiproxy.api.requests = _Direct()
         with log.open("wb") as said:
             self._process = subprocess.Popen(
                 [str(server), "-host", "127.0.0.1", "-port", "0"], stdout=said, stderr=subprocess.STDOUT,
@@ -98,7 +101,6 @@ class Toxiproxy:
                 not_done="the job was not started",
                 next_step="start it by hand to see why",
             )
-        self._client.update_api_consumer("127.0.0.1", self._port)
 
     @property
     def address(self) -> str:
@@ -116,11 +118,16 @@ class Toxiproxy:
 
     def ways(self, plane: str, ours: Ours) -> list[Way]:
         """Return the proxies of living processes of this run; those of dead ones are taken away."""
-        found = []
-        for name, proxy in self._client.proxies().items():
+        self._client.update_api_consumer("127.0.0.1", self._port)  # the package has one server for all of a process
+        found: list[Way] = []
+        proxies: dict[str, Any] = {}
+        with _may_be_gone():
+            proxies = self._client.proxies()
+        for name, proxy in proxies.items():
             made_for, owner, _ = name.split("-")
             if ours(int(owner)) is None:
-                proxy.destroy()
+                with _may_be_gone():
+                    proxy.destroy()
             elif made_for == plane:
                 found.append(Way(proxy, plane, int(owner), _port(proxy.listen), _port(proxy.upstream)))
         return found
@@ -131,8 +138,24 @@ class Toxiproxy:
         self._process.wait()
 
 
+class _Direct:
+    """What the package asks the server with: it never asks through a proxy for HTTP, nor without a limit of time.
+
+    By itself it does as the environment says, and that may send what is meant for this machine to another one.
+    """
+
+    def __init__(self) -> None:
+        session = import_module("requests").Session()
+        session.trust_env = False
+        self.get, self.post, self.delete = (
+            partial(call, timeout=ANSWER_WITHIN_S) for call in (session.get, session.post, session.delete)
+        )
+
+
 class Cut:
     """A toxic on one proxy, or the proxy taken down."""
+
+    killed: frozenset[int] = frozenset()
 
     def __init__(self, fault: Planned, kind: FaultKind, way: Way, owner: psutil.Process) -> None:
         self._fault, self._kind, self._way, self._owner = fault, kind, way, owner
@@ -142,6 +165,12 @@ class Cut:
         self.target = f"{way.plane} of pid {way.owner}"
 
     def begin(self) -> bool:
+        with _may_be_gone():
+            self._begin()
+            return True
+        return False
+
+    def _begin(self) -> None:
         if self._kind.does in CLOSING:
             self._before = self._flows()
         if self._kind.does == "down":
@@ -155,16 +184,21 @@ class Cut:
             self._before = self._flows()  # what passed before the toxic was there is no evidence of it
         if self._kind.does == "slow_close":
             self._owner.kill()  # somebody has to close
-        return True
+            self.killed = frozenset({self._owner.pid})
 
     def heal(self) -> str:
+        with _may_be_gone():
+            self._heal()
+            return f"{len(self._flows())} connections through it now"
+        return "the proxy is gone"
+
+    def _heal(self) -> None:
         if self._kind.does == "down":
             self._way.proxy.enable()
         elif is_gone(self._owner):
             self._way.proxy.destroy()
         else:
             self._way.proxy.destroy_toxic(self._toxic)
-        return f"{len(self._flows())} connections through it now"
 
     def evidence(self) -> str | None:
         before, now = self._before, self._flows()
@@ -215,6 +249,17 @@ def of_connections(
         return None
     owner, way = there[fault.rank % len(there)]
     return Cut(fault, kind, way, owner)
+
+
+@contextmanager
+def _may_be_gone() -> Iterator[None]:
+    """Let it pass that a proxy, its process or the server is gone: there is nothing to strike or to heal."""
+    from toxiproxy.exceptions import NotFound
+
+    try:
+        yield
+    except (NotFound, OSError, psutil.NoSuchProcess):  # what the client raises for lost connections are OSErrors
+        return
 
 
 def _bytes_per_second(fault: Planned) -> int:

@@ -27,6 +27,8 @@ class Strike(Protocol):
     """One fault under way."""
 
     target: str
+    killed: frozenset[int]
+    """Processes that `begin` killed, also if it returned False."""
 
     def begin(self) -> bool:
         """Strike; False if there is nothing to strike any more."""
@@ -49,6 +51,7 @@ class Kill:
         self._process = process
         self._revive = revive
         self._began = 0.0
+        self.killed: frozenset[int] = frozenset()
         self.target = f"pid {process.pid}"
 
     def begin(self) -> bool:
@@ -57,6 +60,7 @@ class Kill:
             self._process.kill()
         except psutil.NoSuchProcess:
             return False
+        self.killed = frozenset({self._process.pid})
         return True
 
     def evidence(self) -> str | None:
@@ -69,6 +73,8 @@ class Kill:
 
 class Stop:
     """SIGSTOP, later SIGCONT."""
+
+    killed: frozenset[int] = frozenset()
 
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
@@ -103,6 +109,8 @@ class Full:
         written: When the newest records of the job log were written, in seconds since 1970, in order. It gets one for
             every epoch, and none while the driver or a worker can write nothing.
     """
+
+    killed: frozenset[int] = frozenset()
 
     def __init__(self, processes: list[psutil.Process], written: Callable[[], list[float]]) -> None:
         self._processes, self._written = processes, written

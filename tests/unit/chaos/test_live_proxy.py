@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -102,6 +103,19 @@ class TestToxiproxy:
         assert server.ways("data", lambda pid: None) == []
         with pytest.raises(OSError):
             socket.create_connection(pair.address, 10)
+
+    def test_it_is_asked_directly_whatever_proxies_for_http_are_set_and_nothing_is_changed_in_what_drivers_inherit(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        monkeypatch.setenv("no_proxy", "corp")
+        before = dict(os.environ)
+        server = Toxiproxy(tmp_path / "log")
+        pair = Pair(server)
+        assert [way.listen for way in server.ways("data", lambda pid: psutil.Process(pid))] == [pair.address[1]]
+        assert dict(os.environ) == before
+        pair.close()
+        server.close()
 
     def test_without_its_server_it_says_how_to_get_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOLDFAST_TOXIPROXY", str(tmp_path / "nothing"))
@@ -208,6 +222,31 @@ class TestCut:
         own = psutil.Process(os.getpid())
         fault = Planned(1, 0, "control-down", 0, 0)
         assert of_connections(fault, KINDS["control-down"], server, [own], lambda pid: own) is None
+
+
+    def test_a_proxy_that_is_gone_is_neither_struck_nor_healed(self, server: Toxiproxy) -> None:
+        pair = Pair(server)
+        cut = pair.find("data-blackhole", "upstream", timeout=0)
+        assert server.ways("data", lambda pid: None) == []
+        assert not cut.begin()
+        assert cut.heal() == "the proxy is gone"
+        pair.close()
+
+    def test_a_slow_close_of_a_process_that_is_gone_does_not_begin(self, server: Toxiproxy) -> None:
+        pair = Pair(server)
+        worker = psutil.Popen([sys.executable, "-c", ""])
+        worker.wait()
+        ways = server.ways("data", lambda pid: psutil.Process(pid))
+        [way] = [way for way in ways if way.listen == pair.address[1]]
+        fault = Planned(1, 0, "data-slow-close", 0, 0, "downstream", (("delay", 200),))
+        cut = Cut(fault, KINDS["data-slow-close"], way, worker)
+        assert not cut.begin() and not cut.killed
+        pair.close()
+
+    def test_a_server_that_is_gone_has_nothing_to_strike(self, tmp_path: Path) -> None:
+        other = Toxiproxy(tmp_path / "log")
+        other.close()
+        assert other.ways("data", lambda pid: psutil.Process(pid)) == []
 
 
 class TestDetour:
