@@ -26,6 +26,7 @@ from typing import Any
 
 from holdfast.chaos import live_checks, verdict
 from holdfast.chaos.findings import Check, Context, Finding
+from holdfast.chaos.folders import make_folder
 from holdfast.chaos.journal import Journal
 from holdfast.chaos.live_field import Field
 from holdfast.chaos.live_job import LiveJob
@@ -106,7 +107,7 @@ def run(
             not_done="nothing was started, nothing was removed",
             next_step="name another folder: --out",
         )
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     journal = Journal(out / JOURNAL)
     try:
         with sigterm_interrupts():

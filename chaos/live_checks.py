@@ -39,7 +39,9 @@ def resolve(check: str | tuple[str, ...]) -> Check:
     module, _, name = check.partition(":")
     try:
         found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        if not callable(found):
+            raise TypeError(f"{name} is a {type(found).__name__} and no function")
+    except (ImportError, AttributeError, SyntaxError, TypeError) as error:
         raise ConfigError(
             f"there is no check {check!r}: {error}",
             not_done="nothing was started",

@@ -59,22 +59,22 @@ class Field:
         """Start what the job needs."""
         self.closing.callback(owned.Guard(self.token, self._out / "guard.log").end)
         self.closing.callback(self._end_all)
+        platform, drive = self._scenario.platform, self._scenario.drive
+        if isinstance(drive, Feed):  # first: a log that is not there is to be seen before anything is started
+            self._prepare(drive.prepare)
+            source, target = self._filled(drive.source), self._filled(drive.target)
+            self._feeder = Feeder(source, target, drive.records_per_second, self._scenario.duration_ms / 1000)
+            self.closing.callback(self._feeder.close)
         if needs_toxiproxy(self._scenario.rates):
             self._toxiproxy = Toxiproxy(self._out / "toxiproxy.log", owned.marks(self.token, owned.TOOLS))
             self.closing.callback(self._toxiproxy.close)
             self.environment[DETOUR] = self._toxiproxy.address
-        platform, drive = self._scenario.platform, self._scenario.drive
         if platform.hosts:
             inherited = self.environment | owned.marks(self.token) | {"TMPDIR": str(self._out)}
             self._cluster = LiveCluster(self._out / "cluster", platform.hosts, platform.cores, inherited)
             self.closing.callback(self._cluster.close)
             self._cluster.start()
             self.environment |= self._cluster.environment
-        if isinstance(drive, Feed):
-            self._prepare(drive.prepare)
-            source, target = self._filled(drive.source), self._filled(drive.target)
-            self._feeder = Feeder(source, target, drive.records_per_second, self._scenario.duration_ms / 1000)
-            self.closing.callback(self._feeder.close)
 
     def job(self, file: Path) -> LiveJob:
         """Return the job, which is to be started."""

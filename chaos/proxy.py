@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -121,12 +121,12 @@ class Toxiproxy:
         self._client.update_api_consumer("127.0.0.1", self._port)  # the package has one server for all of a process
         found: list[Way] = []
         proxies: dict[str, Any] = {}
-        with _may_be_gone():
+        with suppress(*_gone()):
             proxies = self._client.proxies()
         for name, proxy in proxies.items():
             made_for, owner, _ = name.split("-")
             if ours(int(owner)) is None:
-                with _may_be_gone():
+                with suppress(*_gone()):
                     proxy.destroy()
             elif made_for == plane:
                 found.append(Way(proxy, plane, int(owner), _port(proxy.listen), _port(proxy.upstream)))
@@ -165,7 +165,7 @@ class Cut:
         self.target = f"{way.plane} of pid {way.owner}"
 
     def begin(self) -> bool:
-        with _may_be_gone():
+        with suppress(*_gone()):
             self._begin()
             return True
         return False
@@ -187,7 +187,7 @@ class Cut:
             self.killed = frozenset({self._owner.pid})
 
     def heal(self) -> str:
-        with _may_be_gone():
+        with suppress(*_gone()):
             self._heal()
             return f"{len(self._flows())} connections through it now"
         return "the proxy is gone"
@@ -251,15 +251,11 @@ def of_connections(
     return Cut(fault, kind, way, owner)
 
 
-@contextmanager
-def _may_be_gone() -> Iterator[None]:
-    """Let it pass that a proxy, its process or the server is gone: there is nothing to strike or to heal."""
+def _gone() -> tuple[type[Exception], ...]:
+    """Return what says that a proxy, its process or the server is gone: there is nothing to strike or to heal."""
     from toxiproxy.exceptions import NotFound
 
-    try:
-        yield
-    except (NotFound, OSError, psutil.NoSuchProcess):  # what the client raises for lost connections are OSErrors
-        return
+    return NotFound, OSError, psutil.NoSuchProcess  # what the client raises for lost connections are OSErrors
 
 
 def _bytes_per_second(fault: Planned) -> int:

@@ -29,6 +29,7 @@ from typing import BinaryIO
 
 import holdfast
 from holdfast.chaos import page
+from holdfast.chaos.folders import make_folder
 from holdfast.chaos.live_port import Play
 from holdfast.chaos.live_report import summarise
 from holdfast.chaos.report import Summary
@@ -76,7 +77,7 @@ class Soak:
             Fenced: another soak runs in this folder.
             Damaged: the log cannot be read.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         code = code_of_package()
         with _appending(self.folder / LOG) as file:
             log = read(self.folder)

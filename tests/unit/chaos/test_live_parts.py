@@ -279,8 +279,14 @@ class TestChecks:
         with pytest.raises(ConfigError, match="there is no program"):
             resolve(("no-such-program-here",))
 
-    @pytest.mark.parametrize("check", ["no_such_module_here:check", "holdfast.chaos.live:no_such_function"])
-    def test_a_function_that_is_not_there_is_refused(self, check: str) -> None:
+    @pytest.mark.parametrize(
+        "check", ["no_such_module_here:check", "holdfast.chaos.live:no_such_function", "math:pi", "torn_check:check"]
+    )
+    def test_a_function_that_is_not_there_is_refused(
+        self, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "torn_check.py").write_text("def check(")
+        monkeypatch.syspath_prepend(tmp_path)
         with pytest.raises(ConfigError, match="there is no check"):
             resolve(check)
 
@@ -304,6 +310,12 @@ class TestRun:
         with pytest.raises(ConfigError, match="there is no file"):
             run(scenario, tmp_path / "other.py", tmp_path / "out", check=checked)
 
+
+    def test_a_folder_that_cannot_be_made_is_refused(self, tmp_path: Path) -> None:
+        scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "flights", toxiproxy=False, checked_elsewhere=True)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match="cannot be made"):
+            run(scenario, Path(__file__), tmp_path / "file" / "out", check=checked)
 
     def test_the_command_that_does_it_again_names_the_file_from_anywhere(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

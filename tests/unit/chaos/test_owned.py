@@ -16,6 +16,7 @@ from holdfast.chaos.live_field import Field
 from holdfast.chaos.owned import JOB, SOURCE, end_all, living, marks
 from holdfast.chaos.scenario import Scenario, parse
 from holdfast.chaos.strikes import is_gone, seen
+from holdfast.errors import HoldfastError
 
 WAITS = "import signal; signal.pause()"
 DETACHED = f"""
@@ -107,6 +108,13 @@ def field_of(out: Path, **more: object) -> Field:
 
 
 class TestField:
+    def test_a_source_that_is_not_there_is_refused_before_a_cluster_is_started(self, tmp_path: Path) -> None:
+        field = field_of(tmp_path, platform="standalone", drive={"from": "{out}/none", "to": "{out}/fed"})
+        with pytest.raises(HoldfastError):
+            field.open()
+        assert not (tmp_path / "cluster").exists()
+        field.close()
+
     def test_a_command_that_still_writes_the_source_is_no_process_that_the_job_left_and_is_ended_with_its_own(
         self, tmp_path: Path, pipe: Path
     ) -> None:
@@ -115,10 +123,12 @@ class TestField:
         field.job(tmp_path / "job.py")
         field.feed()
         begun = told(pipe)
-        assert field.left() == [] and not field.driven
+        driven = [field.driven]
+        assert field.left() == []
         field.end_command()
         field.look()
-        assert all(map(is_gone, begun)) and field.driven and field.error is None
+        driven.append(field.driven)
+        assert all(map(is_gone, begun)) and driven == [False, True] and field.error is None
         field.close()
 
     def test_an_error_of_one_step_of_closing_keeps_no_other_from_being_done(self, tmp_path: Path, pipe: Path) -> None:
