@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import subprocess
 import time
-import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from holdfast.chaos import live_checks, verdict
+from holdfast.chaos import verdict
 from holdfast.chaos.findings import Check, Context, Finding
 from holdfast.chaos.folders import make_folder
 from holdfast.chaos.journal import Journal
@@ -32,10 +30,10 @@ from holdfast.chaos.live_field import Field
 from holdfast.chaos.live_job import LiveJob
 from holdfast.chaos.live_kinds import KINDS
 from holdfast.chaos.live_watch import Watch
-from holdfast.chaos.nemesis import Planned, schedule
+from holdfast.chaos.loading import load, prepared
+from holdfast.chaos.nemesis import Planned
 from holdfast.chaos.owned import sigterm_interrupts
-from holdfast.chaos.proxy import find_server
-from holdfast.chaos.scenario import Scenario, parse
+from holdfast.chaos.scenario import Scenario
 from holdfast.chaos.strikes import SEEN_WITHIN_S, Strike, seen
 from holdfast.errors import ConfigError, HoldfastError
 
@@ -47,31 +45,7 @@ DAMAGE, REFUSALS = "newest-object-corrupt", (4, 7)
 """While this fault lasts a driver is to end with one of these, or to do without the object."""
 REFUSED_WITHIN_S = 30.0
 """How long after it a driver may still be seen to have ended for it."""
-SCENARIOS = Path(__file__).parent / "scenarios"
 JOURNAL = "journal.jsonl"
-
-
-def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None) -> Scenario:
-    """Read a scenario: a file, or the name of one that comes with this package.
-
-    Raises:
-        ConfigError: it is not there, or cannot be carried out here.
-    """
-    named = str(path.absolute())
-    if not path.exists() and path.name == str(path) and (shipped := SCENARIOS / f"{path}.toml").exists():
-        path, named = shipped, str(path)
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as a scenario: {error}",
-            not_done="nothing was started",
-            next_step=f"name a TOML file, or one of {', '.join(sorted(p.stem for p in SCENARIOS.glob('*.toml')))}",
-        ) from error
-    if seed is not None:
-        raw["seed"] = seed
-    scenario = parse(raw, path.stem, toxiproxy=find_server() is not None, checked_elsewhere=checked_elsewhere)
-    return replace(scenario, path=named)
 
 
 def run(
@@ -97,10 +71,8 @@ def run(
     """
     if isinstance(scenario, Path):
         scenario = load(scenario, checked_elsewhere=check is not None)
-    plan = schedule(scenario, random.Random(scenario.seed).random)
-    checks = [*([] if scenario.check is None else [live_checks.resolve(scenario.check)]), *([check] if check else [])]
-    if not job.is_file():
-        raise ConfigError(f"there is no file {job}", not_done="nothing was started", next_step="name the job's file")
+    plan, own = prepared(scenario, job)
+    checks = [*own, *([check] if check else [])]
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
             f"{out} is there and is no empty folder",

@@ -34,7 +34,7 @@ from holdfast.chaos.live_port import Play
 from holdfast.chaos.live_report import summarise
 from holdfast.chaos.report import Summary
 from holdfast.chaos.soak_log import Batch, Code, Failure, Lived, Simulated, SoakLog, encode, parse, simulated
-from holdfast.errors import ConfigError, Fenced
+from holdfast.errors import ConfigError, Fenced, Unavailable
 
 LOG = "soak.jsonl"
 BATCH_SEEDS = 500
@@ -102,7 +102,12 @@ class Soak:
         assert self.live is not None
         began, at = self.clock(), _now()
         out = _unused(self.folder)
-        journal = self.live.play(self.live.job, out, log.live_seed)
+        try:
+            journal = self.live.play(self.live.job, out, log.live_seed)
+        except Unavailable as error:  # the next one may start
+            return Lived(
+                at, self.clock() - began, code, out.name, log.live_seed, "not_proven", 0, 0, [], [error.what]
+            )
         page.write(journal)
         report = summarise(page.read(journal))
         violated = report.verdict == "violated"

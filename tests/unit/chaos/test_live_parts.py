@@ -21,11 +21,12 @@ import pytest
 from holdfast.chaos.feeding import Feeder
 from holdfast.chaos.findings import Context, Finding
 from holdfast.chaos.journal import Journal
-from holdfast.chaos.live import load, run
+from holdfast.chaos.live import run
 from holdfast.chaos.live_checks import resolve
 from holdfast.chaos.live_job import LiveJob
 from holdfast.chaos.live_records import Begin
 from holdfast.chaos.live_report import replay_command
+from holdfast.chaos.loading import load, prepared
 from holdfast.chaos.nemesis import Planned
 from holdfast.chaos.observer import Observer
 from holdfast.chaos.owned import marks
@@ -309,6 +310,8 @@ class TestRun:
             run(scenario, job, tmp_path, check=checked)
         with pytest.raises(ConfigError, match="there is no file"):
             run(scenario, tmp_path / "other.py", tmp_path / "out", check=checked)
+        with pytest.raises(ConfigError, match="there is no file"):
+            prepared(scenario, tmp_path / "other.py")
 
 
     def test_a_folder_that_cannot_be_made_is_refused(self, tmp_path: Path) -> None:

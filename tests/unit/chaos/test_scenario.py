@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos.live import SCENARIOS
 from holdfast.chaos.live_kinds import KINDS
+from holdfast.chaos.loading import SCENARIOS
 from holdfast.chaos.scenario import Feed, Observed, Scenario, Waits, parse
 from holdfast.errors import ConfigError
 
