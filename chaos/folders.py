@@ -1,7 +1,8 @@
-"""The folder that a run or a soak writes to."""
+"""The folder that a run or a soak writes to, and how to let everything that a run starts stay below it."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from holdfast.errors import ConfigError
@@ -21,3 +22,21 @@ def make_folder(path: Path) -> None:
             not_done="nothing was started",
             next_step="name a folder that this user can make",
         ) from error
+
+
+def temporary(out: Path) -> Path:
+    """Return the folder for temporary files of a run."""
+    return out / "tmp"
+
+
+def java_options(folder: Path) -> str:
+    """Return what keeps a JVM's temporary files in the folder; those that are killed leave them behind."""
+    return f'-Djava.io.tmpdir="{folder}" -XX:-UsePerfData'
+
+
+def keeps_temporary_below(out: Path) -> dict[str, str]:
+    """Return the environment in which a driver, and Python everywhere, keep temporary files below the run's folder."""
+    folder = temporary(out)
+    folder.mkdir(exist_ok=True)
+    java = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {java_options(folder)}".strip()
+    return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), "SPARK_SUBMIT_OPTS": java}

@@ -19,6 +19,7 @@ from pathlib import Path
 from holdfast.chaos import owned, strikes
 from holdfast.chaos.feeding import Feeder
 from holdfast.chaos.findings import Finding
+from holdfast.chaos.folders import keeps_temporary_below
 from holdfast.chaos.live_cluster import LiveCluster
 from holdfast.chaos.live_damage import Flip
 from holdfast.chaos.live_job import LiveJob
@@ -70,7 +71,7 @@ class Field:
             self.closing.callback(self._toxiproxy.close)
             self.environment[DETOUR] = self._toxiproxy.address
         if platform.hosts:
-            inherited = self.environment | owned.marks(self.token) | {"TMPDIR": str(self._out)}
+            inherited = keeps_temporary_below(self._out) | self.environment | owned.marks(self.token)
             self._cluster = LiveCluster(self._out / "cluster", platform.hosts, platform.cores, inherited)
             self.closing.callback(self._cluster.close)
             self._cluster.start()

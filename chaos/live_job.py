@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from holdfast.chaos import owned
+from holdfast.chaos.folders import keeps_temporary_below
 from holdfast.chaos.live_kinds import Prey
 from holdfast.chaos.strikes import BEATS
 
@@ -47,10 +48,9 @@ class LiveJob:
         self.root = out / "root"
         self._out = out
         self._folder: Path | None = None
-        (out / "tmp").mkdir(exist_ok=True)
         base = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(job), "--root", str(self.root)]
         self._command = [*base, "--progress", "json", *flags]
-        self.environment = {**os.environ, "TMPDIR": str(out / "tmp"), **environment, **owned.marks(token)}
+        self.environment = {**os.environ, **keeps_temporary_below(out), **environment, **owned.marks(token)}
         self.driver: subprocess.Popen[str] | None = None
         self.drivers = 0
         self.progress: dict[str, Any] = {}
