@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from holdfast.errors import ConfigError
@@ -22,6 +23,11 @@ def make_folder(path: Path) -> None:
             not_done="nothing was started",
             next_step="name a folder that this user can make",
         ) from error
+
+
+def filled(text: str, out: str) -> str:
+    """Return a text of a scenario with the run's folder, this interpreter, and $VARIABLES of the environment in it."""
+    return os.path.expandvars(text.replace("{out}", out).replace("{python}", sys.executable))
 
 
 def temporary(out: Path) -> Path:

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from holdfast.chaos.findings import Check, Context, Finding
+from holdfast.chaos.folders import filled
 from holdfast.errors import ConfigError, Damaged, HoldfastError
 
 COMMAND_LIMIT_S = 600
@@ -72,8 +73,7 @@ def _audit(context: Context) -> Finding:
 
 def _command(words: tuple[str, ...], context: Context) -> Finding:
     """Run a command: 0 held, anything else not. A last line of JSON may count lost, duplicated, reordered."""
-    filled = (word.replace("{out}", context.out).replace("{python}", sys.executable) for word in words)
-    done = _done(tuple(filled), context)
+    done = _done(tuple(filled(word, context.out) for word in words), context)
     lines = done.stdout.strip().splitlines()
     told: dict[str, Any] = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
     lost, duplicated, reordered = (told.get(name) for name in ("lost", "duplicated", "reordered"))

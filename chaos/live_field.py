@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from pathlib import Path
 from holdfast.chaos import owned, strikes
 from holdfast.chaos.feeding import Feeder
 from holdfast.chaos.findings import Finding
-from holdfast.chaos.folders import keeps_temporary_below
+from holdfast.chaos.folders import filled, keeps_temporary_below
 from holdfast.chaos.live_cluster import LiveCluster
 from holdfast.chaos.live_damage import Flip
 from holdfast.chaos.live_job import LiveJob
@@ -160,7 +159,7 @@ class Field:
         self.closing.close()
 
     def _filled(self, text: str) -> str:
-        return os.path.expandvars(text.replace("{out}", str(self._out)).replace("{python}", sys.executable))
+        return filled(text, str(self._out))
 
     def _end_all(self) -> None:
         left = owned.end_all(self.token)
@@ -189,5 +188,5 @@ class Field:
             raise ConfigError(
                 f"the command that prepares the source ended with status {done.returncode}: {said}",
                 not_done="the job was not started",
-                next_step="run it by hand: " + " ".join(words),
+                next_step="run it by hand: " + " ".join(command),
             )

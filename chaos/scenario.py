@@ -82,7 +82,8 @@ class Waits:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run to be broken. Texts may hold `{out}`, the folder of the run, and `{python}`, this interpreter."""
+    """A run to be broken. Texts may hold `{out}`, the folder of the run, `{python}`, this interpreter, and
+    $VARIABLES of this environment."""
 
     name: str
     duration_ms: int

@@ -276,6 +276,14 @@ class TestChecks:
         [finding] = resolve((sys.executable, "-c", ""))(context)
         assert finding.passed and finding.lost is None
 
+    def test_a_command_may_hold_variables_as_all_texts_of_a_scenario_may(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("EXPECTED", "7")
+        words = ("{python}", "-c", "import sys; sys.exit(sys.argv[1:] != ['7', sys.argv[2]])", "$EXPECTED", "{out}")
+        [finding] = resolve(words)(Context(str(tmp_path), str(tmp_path), "job.py"))
+        assert finding.passed
+
     def test_a_command_that_is_not_there_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="there is no program"):
             resolve(("no-such-program-here",))

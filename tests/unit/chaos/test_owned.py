@@ -16,7 +16,7 @@ from holdfast.chaos.live_field import Field
 from holdfast.chaos.owned import JOB, SOURCE, end_all, living, marks
 from holdfast.chaos.scenario import Scenario, parse
 from holdfast.chaos.strikes import is_gone, seen
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 
 WAITS = "import signal; signal.pause()"
 DETACHED = f"""
@@ -108,6 +108,17 @@ def field_of(out: Path, **more: object) -> Field:
 
 
 class TestField:
+    def test_what_a_variable_holds_is_not_told_when_a_command_fails(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("LOAD_PASSWORD", "open sesame")
+        fails = [sys.executable, "-c", "import sys; sys.exit(sys.argv[1:] != ['another'])", "u:$LOAD_PASSWORD@db"]
+        field = field_of(tmp_path, drive={"from": "a", "to": "b", "prepare": fails})
+        with pytest.raises(ConfigError) as caught:
+            field.open()
+        assert "sesame" not in str(caught.value) and "u:$LOAD_PASSWORD@db" in str(caught.value)
+        field.close()
+
     def test_a_source_that_is_not_there_is_refused_before_a_cluster_is_started(self, tmp_path: Path) -> None:
         field = field_of(tmp_path, platform="standalone", drive={"from": "{out}/none", "to": "{out}/fed"})
         with pytest.raises(HoldfastError):
