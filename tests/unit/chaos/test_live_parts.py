@@ -17,8 +17,10 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.chaos.feeding import Feeder
+from holdfast.chaos.feeding import HELD_BACK, Feeder, share_fed
 from holdfast.chaos.findings import Context, Finding
 from holdfast.chaos.journal import Journal
 from holdfast.chaos.live import run
@@ -141,6 +143,20 @@ def log_of(path: Path, rows: int, partitions: int = 2) -> None:
 
 
 class TestFeeder:
+    @given(st.floats(0, 1_000), st.floats(0, 1_000), st.booleans())
+    def test_ever_more_rows_are_fed_and_some_are_held_back(self, one: float, other: float, lingering: bool) -> None:
+        less, more = (share_fed(elapsed, lingering) for elapsed in sorted((one, other)))
+        assert 0 <= less <= more <= 1 - HELD_BACK
+
+    @pytest.mark.parametrize("late", [0.0, 1.0, 5.0, 20.0])
+    def test_rows_still_come_when_the_faults_take_many_times_as_long_as_planned(self, late: float) -> None:
+        """Of as many rows as the short runs of the tests have, some in a tenth of the planned duration."""
+        rows = [int(120_000 * share_fed(1 + late + tenth / 10, lingering=True)) for tenth in range(10)]
+        assert len(set(rows)) == len(rows)
+
+    def test_a_rate_that_is_asked_for_is_kept_to_the_end(self) -> None:
+        assert [share_fed(elapsed, lingering=False) for elapsed in (0.5, 0.97, 2.0)] == [0.5, 0.97, 1 - HELD_BACK]
+
     def test_every_row_arrives_in_its_partition_and_order_and_the_log_is_sealed(self, tmp_path: Path) -> None:
         log_of(tmp_path / "whole", 1_000)
         feeder = Feeder(str(tmp_path / "whole"), str(tmp_path / "fed"), 1_000_000, 1.0)
