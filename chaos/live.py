@@ -258,6 +258,11 @@ class _Run:
         """Strike what there is; nothing, as long as there is nothing."""
         assert self._armed is not None
         fault, deadline = self._armed
+        if time.monotonic() > deadline:  # also if it struck again and again and never showed
+            self._armed = None
+            self._keep_pauses(fault)
+            self._write_fault(fault, "missed", None, f"it struck nothing, or did not show, for {self._recover_s:.0f} s")
+            return
         strike, driver = self._field.strike(fault), self._job.driver
         began = strike is not None and strike.begin()
         if strike is not None and driver is not None and driver.pid in strike.killed:
@@ -265,10 +270,6 @@ class _Run:
         if strike is not None and began:
             self._begun = (fault, strike, time.monotonic() + SEEN_WITHIN_S)
             self._see_fired()
-        elif time.monotonic() > deadline:
-            self._armed = None
-            self._keep_pauses(fault)
-            self._write_fault(fault, "missed", None, f"it could not strike within {self._recover_s:.0f} s")
 
     def _see_fired(self) -> None:
         """Look for the evidence; if there is none for too long, undo the fault and let it strike again."""

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from holdfast.chaos.feeding import HELD_BACK, Feeder, share_fed
 from holdfast.chaos.findings import Context, Finding
 from holdfast.chaos.journal import Journal
-from holdfast.chaos.live import run
+from holdfast.chaos.live import _Run, run
 from holdfast.chaos.live_checks import resolve
 from holdfast.chaos.live_job import LiveJob
 from holdfast.chaos.live_records import Begin
@@ -364,6 +364,16 @@ class TestRun:
     @pytest.mark.toxiproxy
     def test_a_scenario_of_the_package_is_called_by_its_name(self) -> None:
         assert load(Path("flights-short")).path == "flights-short"
+
+
+    def test_a_fault_that_strikes_and_never_shows_is_missed_when_its_time_is_over(self, tmp_path: Path) -> None:
+        scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
+        journal, fault = Journal(tmp_path / "journal.jsonl"), Planned(1, 0, "worker-disk-full", 0, 0)
+        running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
+        running._armed = (fault, time.monotonic() - 1)
+        running._strike()
+        assert [(line["phase"], line["target"]) for line in journal.lines] == [("missed", "worker")]
+        journal.close()
 
 
 class TestJournal:
