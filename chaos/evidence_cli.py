@@ -138,7 +138,7 @@ def _live_runs(scenario: str | None, job: str | None) -> soak.LiveRuns | None:
     if lacking is not None:
         advise(f"no live runs: {lacking}")
         return None
-    return soak.LiveRuns(live_port.of_file(Path(scenario)), Path(job))
+    return soak.LiveRuns(live_port.of_file(Path(scenario), Path(job)), Path(job))
 
 
 def _wrong(what: str) -> ConfigError:

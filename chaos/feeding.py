@@ -1,7 +1,8 @@
 """Feeds the log that a job reads while faults strike: rows of a finished log, at a rate, in their partitions and order.
 
-The last rows are held back until the faults are over, so that every fault strikes a job that still has work to do and
-records follow the last one.
+The last rows are held back until the faults are over, so that records follow the last one. Faults come later than
+planned where they wait for something to strike; so, unless a rate is asked for, the last rows before those come ever
+more slowly: every fault strikes a job that has work to do. One that has nothing to write feels no full disk.
 
 Invariants
     - The fed log gets every row of the finished one exactly once, in the same partition, in the same order.
@@ -22,7 +23,21 @@ from holdfast.storage.objects import open_objects
 EVERY_S = 0.25
 HELD_BACK = 0.02
 """This part of every partition waits for the end of the faults."""
+TAIL = 0.125
+"""This part comes ever more slowly."""
 READ_BYTES = 8 << 20
+
+
+def share_fed(elapsed: float, lingering: bool) -> float:
+    """Return the part of every partition that is fed before the faults are over.
+
+    Args:
+        elapsed: Time since the beginning, where 1 is when all would be fed at the rate of the beginning.
+        lingering: Whether the last ones come ever more slowly.
+    """
+    most = 1.0 - HELD_BACK
+    later = elapsed - (most - TAIL)
+    return most - TAIL / (1.0 + 2.0 * later / TAIL) ** 0.5 if lingering and later > 0 else min(most, elapsed)
 
 
 class Feeder:
@@ -31,7 +46,7 @@ class Feeder:
     Args:
         source: Path of a log; what it holds now is fed.
         target: Path of a log that is created here.
-        records_per_second: Of all partitions together; None: so many that it takes `duration_s`.
+        records_per_second: Of all partitions together; None: so many that most of it takes `duration_s`.
 
     Raises:
         ConfigError: there is no log to read, nothing in it, rows that were taken back, or a log to be fed already.
@@ -51,6 +66,7 @@ class Feeder:
         create_log(store, self._reader.meta.schema, self._reader.meta.partitions, self._reader.meta.key)
         self._writer = LogWriter(store)
         self._next = dict.fromkeys(self._ends, 0)
+        self._lingering = records_per_second is None
         self._rate = records_per_second or max(1.0, self.total / max(duration_s, 1.0))
         self._released, self._closed = threading.Event(), threading.Event()
         self.error: HoldfastError | None = None
@@ -93,7 +109,8 @@ class Feeder:
         began = time.monotonic()
         while not self._closed.is_set():
             released = self._released.is_set()
-            share = 1.0 if released else min(1.0 - HELD_BACK, (time.monotonic() - began) * self._rate / self.total)
+            elapsed = (time.monotonic() - began) * self._rate / self.total
+            share = 1.0 if released else share_fed(elapsed, self._lingering)
             self._writer.append({p: rows for p, end in self._ends.items() if (rows := self._rows(p, int(end * share)))})
             if released:
                 self._writer.seal()

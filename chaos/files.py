@@ -6,7 +6,7 @@ the code that runs is production's; it counts, and at the k-th step it refuses, 
 
 Invariants
     - A fault strikes the k-th of the steps that can fail in its way, and says so before it does.
-    - A refused step has had no effect.
+    - A refused step has had no effect, but that a file which would not close is closed, as on Linux.
     - Only calls that name something below the folder count, so a process may report through other files.
 
 It replaces functions of `os` and of other modules for good: for a process that is made to be killed, never for a test's

@@ -12,9 +12,7 @@ Source: docs/design/0016-live-chaos.md.
 
 from __future__ import annotations
 
-import random
 import time
-import tomllib
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,19 +20,21 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.chaos import driver_ends, live_checks, verdict
+from holdfast.chaos import driver_ends, verdict
 from holdfast.chaos.checkout import commit
 from holdfast.chaos.driver_ends import Ended
 from holdfast.chaos.findings import Check, Context, Finding
+from holdfast.chaos.folders import make_folder
 from holdfast.chaos.journal import Journal
 from holdfast.chaos.live_field import Field
 from holdfast.chaos.live_job import LiveJob
 from holdfast.chaos.live_kinds import KINDS
 from holdfast.chaos.live_watch import Watch
-from holdfast.chaos.nemesis import Planned, schedule
-from holdfast.chaos.proxy import find_server
+from holdfast.chaos.loading import load, prepared
+from holdfast.chaos.nemesis import Planned
+from holdfast.chaos.owned import sigterm_interrupts
 from holdfast.chaos.refusals import Refusals
-from holdfast.chaos.scenario import Scenario, parse
+from holdfast.chaos.scenario import Scenario
 from holdfast.chaos.strikes import SEEN_WITHIN_S, Strike, seen
 from holdfast.errors import ConfigError, HoldfastError
 
@@ -44,29 +44,7 @@ STARTS_IN_A_ROW_MAX = 5
 CAUGHT_UP_WITHIN_S = 60.0
 DAMAGE = "newest-object-corrupt"
 """While this fault lasts a driver is to refuse the object, or to do without it."""
-SCENARIOS = Path(__file__).parent / "scenarios"
 JOURNAL = "journal.jsonl"
-
-
-def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None) -> Scenario:
-    """Read a scenario: a file, or the name of one that comes with this package.
-
-    Raises:
-        ConfigError: it is not there, or cannot be carried out here.
-    """
-    if not path.exists() and path.name == str(path) and (shipped := SCENARIOS / f"{path}.toml").exists():
-        path = shipped
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as a scenario: {error}",
-            not_done="nothing was started",
-            next_step=f"name a TOML file, or one of {', '.join(sorted(p.stem for p in SCENARIOS.glob('*.toml')))}",
-        ) from error
-    if seed is not None:
-        raw["seed"] = seed
-    return parse(raw, path.stem, toxiproxy=find_server() is not None, checked_elsewhere=checked_elsewhere)
 
 
 def run(
@@ -92,10 +70,8 @@ def run(
     """
     if isinstance(scenario, Path):
         scenario = load(scenario, checked_elsewhere=check is not None)
-    plan = schedule(scenario, random.Random(scenario.seed).random)
-    checks = [*([] if scenario.check is None else [live_checks.resolve(scenario.check)]), *([check] if check else [])]
-    if not job.is_file():
-        raise ConfigError(f"there is no file {job}", not_done="nothing was started", next_step="name the job's file")
+    plan, own = prepared(scenario, job)
+    checks = [*own, *([check] if check else [])]
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         others = (out.parent / f"{out.name.strip('.') or 'chaos-run'}-{n}" for n in range(2, 1_000))
         raise ConfigError(
@@ -103,10 +79,11 @@ def run(
             not_done="nothing was started, nothing was removed",
             next_step=f"name another folder: --out {next((each for each in others if not each.exists()), 'FOLDER')}",
         )
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     journal = Journal(out / JOURNAL)
     try:
-        _Run(scenario, plan, job.absolute(), out.absolute(), journal, progress or (lambda _: None)).run(checks)
+        with sigterm_interrupts():
+            _Run(scenario, plan, job.absolute(), out.absolute(), journal, progress or (lambda _: None)).run(checks)
     finally:
         journal.close()
     return journal.path
@@ -148,7 +125,8 @@ class _Run:
     def run(self, checks: Iterable[Check]) -> None:
         scenario, journal = self._scenario, self._journal
         journal.write(
-            "begin", job=str(self._file), seed=scenario.seed, scenario=scenario.name, platform=scenario.platform.name,
+            "begin", job=str(self._file), seed=scenario.seed,
+            scenario=scenario.path or {"called": scenario.name}, platform=scenario.platform.name,
             git=commit(), started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             faults=sorted(scenario.rates), planned=len(self._waiting),
         )  # fmt: skip
@@ -204,7 +182,9 @@ class _Run:
             self._set_stuck("no epoch was completed after the faults")
             return
         if not ends:  # nobody seals the source: stop when it is read
-            self._wait_until(lambda: self._field.driven and self._job.progress.get("lag") == 0, CAUGHT_UP_WITHIN_S)
+            self._wait_until(lambda: self._field.driven, CAUGHT_UP_WITHIN_S)
+            self._field.end_command()
+            self._wait_until(lambda: self._job.progress.get("lag") == 0, CAUGHT_UP_WITHIN_S)
             self._job.terminate()
         if not self._wait_until(lambda: False, limit):
             self._set_stuck(f"the job did not end within {limit:.0f} s after the faults")
@@ -286,17 +266,18 @@ class _Run:
         """Strike what there is; nothing, as long as there is nothing."""
         assert self._armed is not None
         fault, deadline = self._armed
-        strike, driver = self._field.strike(fault), self._job.driver
-        if strike is not None and strike.begin():
-            self._begun = (fault, strike, time.monotonic() + SEEN_WITHIN_S)
-            if KINDS[fault.kind].prey == "driver" and KINDS[fault.kind].does in ("kill", "corrupt"):
-                assert driver is not None
-                self._killed.add(driver.pid)
-            self._see_fired()
-        elif time.monotonic() > deadline:
+        if time.monotonic() > deadline:  # also if it struck again and again and never showed
             self._armed = None
             self._keep_pauses(fault)
-            self._write_fault(fault, "missed", None, f"it could not strike within {self._recover_s:.0f} s")
+            self._write_fault(fault, "missed", None, f"it struck nothing, or did not show, for {self._recover_s:.0f} s")
+            return
+        strike, driver = self._field.strike(fault), self._job.driver
+        began = strike is not None and strike.begin()
+        if strike is not None and driver is not None and driver.pid in strike.killed:
+            self._killed.add(driver.pid)
+        if strike is not None and began:
+            self._begun = (fault, strike, time.monotonic() + SEEN_WITHIN_S)
+            self._see_fired()
 
     def _see_fired(self) -> None:
         """Look for the evidence; if there is none for too long, undo the fault and let it strike again."""
@@ -351,6 +332,7 @@ class _Run:
 
     def _check_ends(self) -> None:
         """Heal what is active, see the driver's end, and judge what needs no oracle."""
+        self._field.end_command()
         if self._begun is not None:
             self._begun[1].heal()
         if self._active is not None:

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from holdfast.chaos.findings import COUNTS, Check, Context, Finding
+from holdfast.chaos.folders import filled
 from holdfast.errors import ConfigError, Damaged, HoldfastError
 
 COMMAND_LIMIT_S = 600
@@ -40,7 +41,9 @@ def resolve(check: str | tuple[str, ...]) -> Check:
     module, _, name = check.partition(":")
     try:
         found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        if not callable(found):
+            raise TypeError(f"{name} is a {type(found).__name__} and no function")
+    except (ImportError, AttributeError, SyntaxError, TypeError) as error:
         raise ConfigError(
             f"there is no check {check!r}: {error}",
             not_done="nothing was started",
@@ -87,8 +90,7 @@ def audited(shown: dict[str, Any], status: int) -> list[Finding]:
 
 def _command(words: tuple[str, ...], context: Context) -> Finding:
     """Run a command: 0 held, anything else not. A last line of JSON may count lost, duplicated, reordered."""
-    filled = (word.replace("{out}", context.out).replace("{python}", sys.executable) for word in words)
-    done = _done(tuple(filled), context)
+    done = _done(tuple(filled(word, context.out) for word in words), context)
     lines = done.stdout.strip().splitlines()
     said = (done.stdout.strip() + "\n" + done.stderr.strip()).strip()[-2_000:]
     passed = done.returncode == 0

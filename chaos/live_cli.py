@@ -35,11 +35,11 @@ def add_parser(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Run a scenario, and show its report."""
-    from holdfast.chaos import live  # loads Spark, which simulations do not need
+    from holdfast.chaos import live, loading  # loads Spark, which simulations do not need
 
     # Whoever ends this process ends the job with it, as with Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    scenario = live.load(args.scenario, seed=args.seed)
+    scenario = loading.load(args.scenario, seed=args.seed)
     path = live.run(scenario, args.job, args.out, progress=advise)
     evidence_cli.show(path, args.json)
     return exit_status(page.read(path))

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from holdfast.chaos.folders import java_options, temporary
 from holdfast.errors import Unavailable
 from holdfast.runtime.processes import is_gone, signal_all
 
@@ -28,11 +29,11 @@ START_LIMIT_S = 90.0
 POLL_S = 0.05
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For processes that live for minutes."""
-_DEFAULTS = f"""\
+_DEFAULTS = """\
 spark.driver.host 127.0.0.1
 spark.driver.bindAddress 127.0.0.1
-spark.driver.extraJavaOptions {QUICK_JAVA}
-spark.executor.extraJavaOptions {QUICK_JAVA}
+spark.driver.extraJavaOptions {java}
+spark.executor.extraJavaOptions {java}
 spark.executor.memory 512m
 """
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -43,17 +44,18 @@ class LiveCluster:
     """One master and so many hosts.
 
     Args:
-        folder: Configuration, work folders and what daemons say go there.
+        folder: Configuration, work folders and what daemons say go there; temporary files into the run's, beside it.
         environment: What daemons, and so executors, have beside this process's environment.
     """
 
     def __init__(self, folder: Path, hosts: int, cores: int, environment: Mapping[str, str]) -> None:
         self._folder, self._cores = folder, cores
         (folder / "conf").mkdir(parents=True)
-        (folder / "conf" / "spark-defaults.conf").write_text(_DEFAULTS)
+        java = f"{QUICK_JAVA} {java_options(temporary(folder.parent))}"
+        (folder / "conf" / "spark-defaults.conf").write_text(_DEFAULTS.format(java=java))
         self.environment = {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
         """What a driver on this cluster needs."""
-        daemons = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA}
+        daemons = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": java}
         # Executors die on purpose here; Spark gives up on an application after ten of them.
         daemons["SPARK_MASTER_OPTS"] = "-Dspark.deploy.maxExecutorRetries=-1"
         self._environment = {**os.environ, **self.environment, **daemons, **environment}

@@ -43,17 +43,20 @@ class Flip:
         self._repository = Repository(open_objects(str(folder)))
         self._ref: ObjectRef | None = None
         self._at = 0
+        self.killed: frozenset[int] = frozenset()
         self.target = "checkpoint"
 
     def begin(self) -> bool:
-        if self._kill is not None:
-            self._kill.kill()
-            if not seen(lambda: is_gone(self._kill) if self._kill is not None else True):
+        found = self._objects()
+        if found and self._kill is not None:
+            driver = self._kill
+            try:
+                driver.kill()
+            except psutil.NoSuchProcess:
                 return False
-        try:
-            found = self._newest() if self._kill is not None else self._unneeded()
-        except HoldfastError:
-            return False  # the log was written while it was read; again in a moment
+            self.killed = frozenset({driver.pid})
+            # What is the newest checkpoint stands only now: nobody else adds to the log.
+            found = self._objects() if seen(lambda: is_gone(driver)) else []
         if not found:
             return False
         self._ref = found[self._rank % len(found)]
@@ -86,6 +89,13 @@ class Flip:
         finally:
             os.close(descriptor)
         return True
+
+    def _objects(self) -> list[ObjectRef]:
+        """Return what may be struck; nothing if the log is written while it is read, which is over in a moment."""
+        try:
+            return self._unneeded() if self._kill is None else self._newest()
+        except HoldfastError:
+            return []
 
     def _newest(self) -> list[ObjectRef]:
         """Return what the newest checkpoint consists of."""

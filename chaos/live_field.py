@@ -1,32 +1,34 @@
 """What a real run stands on: cluster, source, proxies, observers; and the finding of what a fault strikes.
 
-Invariant
-    - `close` ends everything that `open` began, whatever has happened in between.
+Invariants
+    - `close` ends everything that was begun, whatever has happened in between and whichever part of it fails.
+    - Nothing of it outlives this process, whatever ends that.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.chaos import strikes
+from holdfast.chaos import owned, strikes
 from holdfast.chaos.feeding import Feeder
 from holdfast.chaos.findings import Finding
+from holdfast.chaos.folders import filled, keeps_temporary_below
 from holdfast.chaos.live_cluster import LiveCluster
 from holdfast.chaos.live_damage import Flip
-from holdfast.chaos.live_job import TOKEN, LiveJob
+from holdfast.chaos.live_job import LiveJob
 from holdfast.chaos.live_kinds import KINDS, needs_toxiproxy
 from holdfast.chaos.nemesis import Planned
 from holdfast.chaos.observer import Observer
 from holdfast.chaos.proxy import Toxiproxy, of_connections
 from holdfast.chaos.scenario import Feed, Scenario
 from holdfast.chaos.strikes import Strike
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.spark.detour import VARIABLE as DETOUR
 
 DEFAULTS = {"HOLDFAST_RESTART_FAILURES_MAX": "1000000"}
@@ -38,31 +40,41 @@ class Field:
 
     def __init__(self, scenario: Scenario, out: Path) -> None:
         self._scenario, self._out = scenario, out
-        self.environment = DEFAULTS | {key: self._filled(text) for key, text in scenario.environment.items()}
+        self.token = uuid.uuid4().hex
+        given = {key: self._filled(text) for key, text in scenario.environment.items()}
+        self.environment = DEFAULTS | given | owned.marks(self.token, owned.TOOLS)
         self.error: str | None = None
         self._feeder: Feeder | None = None
         self._command: subprocess.Popen[bytes] | None = None
+        self._command_ended = False
+        """Whether it was ended from here."""
         self._job: LiveJob | None = None
         self._toxiproxy: Toxiproxy | None = None
         self._observer: Observer | None = None
-        self.token = uuid.uuid4().hex
         self._cluster: LiveCluster | None = None
+        self.closing = ExitStack()
+        """What `close` does, from the newest to the oldest; all of it, even if some of it fails."""
 
     def open(self) -> None:
         """Start what the job needs."""
-        if needs_toxiproxy(self._scenario.rates):
-            self._toxiproxy = Toxiproxy(self._out / "toxiproxy.log")
-            self.environment[DETOUR] = self._toxiproxy.address
+        self.closing.callback(owned.Guard(self.token, self._out / "guard.log").end)
+        self.closing.callback(self._end_all)
         platform, drive = self._scenario.platform, self._scenario.drive
-        if platform.hosts:
-            inherited = self.environment | {TOKEN: self.token, "TMPDIR": str(self._out)}
-            self._cluster = LiveCluster(self._out / "cluster", platform.hosts, platform.cores, inherited)
-            self._cluster.start()
-            self.environment |= self._cluster.environment
-        if isinstance(drive, Feed):
+        if isinstance(drive, Feed):  # first: a log that is not there is to be seen before anything is started
             self._prepare(drive.prepare)
             source, target = self._filled(drive.source), self._filled(drive.target)
             self._feeder = Feeder(source, target, drive.records_per_second, self._scenario.duration_ms / 1000)
+            self.closing.callback(self._feeder.close)
+        if needs_toxiproxy(self._scenario.rates):
+            self._toxiproxy = Toxiproxy(self._out / "toxiproxy.log", owned.marks(self.token, owned.TOOLS))
+            self.closing.callback(self._toxiproxy.close)
+            self.environment[DETOUR] = self._toxiproxy.address
+        if platform.hosts:
+            inherited = keeps_temporary_below(self._out) | self.environment | owned.marks(self.token)
+            self._cluster = LiveCluster(self._out / "cluster", platform.hosts, platform.cores, inherited)
+            self.closing.callback(self._cluster.close)
+            self._cluster.start()
+            self.environment |= self._cluster.environment
 
     def job(self, file: Path) -> LiveJob:
         """Return the job, which is to be started."""
@@ -70,9 +82,11 @@ class Field:
         flags = ("--master", master, "--parallelism", str(self._scenario.parallelism))
         targets = [replace(each, path=self._filled(each.path)) for each in self._scenario.observe]
         self._observer = Observer(self._out / "root", targets) if targets else None
+        self._job = LiveJob(file, self._out, flags, self.environment, self.token)
+        self.closing.callback(self._job.close)
         if self._observer is not None:
             self._observer.start()
-        self._job = LiveJob(file, self._out, flags, self.environment, self.token)
+            self.closing.callback(self._observer.close)
         if self._feeder is not None:
             self._feeder.start()
         return self._job
@@ -84,8 +98,9 @@ class Field:
             assert self._job is not None
             words = [self._filled(word) for word in drive]
             with (self._out / "drive.log").open("wb") as said:
+                environment = self._job.environment | owned.marks(self.token, owned.SOURCE)
                 self._command = subprocess.Popen(
-                    words, stdout=said, stderr=subprocess.STDOUT, env=self._job.environment, start_new_session=True
+                    words, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True
                 )
 
     def release(self) -> bool:
@@ -93,6 +108,12 @@ class Field:
         if self._feeder is not None:
             self._feeder.release()
         return self._feeder is not None
+
+    def end_command(self) -> None:
+        """End the command that writes the source, and what it started: what a check reads has to stand still."""
+        if self._command is not None:
+            self._command_ended = True
+            owned.end_all(self.token, owned.SOURCE)
 
     @property
     def driven(self) -> bool:
@@ -105,7 +126,7 @@ class Field:
         """See whether the source is still written."""
         if self._feeder is not None and self._feeder.error is not None:
             self.error = f"the source could not be fed: {self._feeder.error.what}"
-        if self._command is not None and self._command.poll() not in (None, 0):
+        if self._command is not None and not self._command_ended and self._command.poll() not in (None, 0):
             self.error = f"the command that drives the source ended with status {self._command.poll()}"
 
     def strike(self, fault: Planned) -> Strike | None:
@@ -120,8 +141,8 @@ class Field:
             return self._flip(fault, kill=kind.prey == "driver")
         if kind.prey == "host":
             assert self._cluster is not None
-            return strikes.of_processes(fault, kind.does, self._cluster.hosts(), self._cluster.revive)
-        return strikes.of_processes(fault, kind.does, job.prey(kind.prey))
+            return strikes.of_processes(fault, kind.does, self._cluster.hosts(), job.written, self._cluster.revive)
+        return strikes.of_processes(fault, kind.does, job.prey(kind.prey), job.written)
 
     def left(self) -> list[int]:
         """Return the processes of the job that live, beside the cluster's daemons."""
@@ -139,21 +160,21 @@ class Field:
 
     def close(self) -> None:
         """End everything."""
-        if self._feeder is not None:
-            self._feeder.close()
-        if self._observer is not None:
-            self._observer.close()
-        if self._job is not None:
-            self._job.close()
-        if self._cluster is not None:
-            self._cluster.close()
-        if self._toxiproxy is not None:
-            self._toxiproxy.close()
-        if self._command is not None:
-            self._command.wait()
+        self.closing.close()
 
     def _filled(self, text: str) -> str:
-        return os.path.expandvars(text.replace("{out}", str(self._out)).replace("{python}", sys.executable))
+        return filled(text, str(self._out))
+
+    def _end_all(self) -> None:
+        left = owned.end_all(self.token)
+        if self._command is not None:
+            self._command.poll()
+        if left:
+            raise HoldfastError(
+                f"the processes {left} of the run would not end",
+                not_done="they still run",
+                next_step="see what they wait for: ps -o pid,stat,wchan,args",
+            )
 
     def _flip(self, fault: Planned, kill: bool) -> Strike | None:
         assert self._job is not None
@@ -164,12 +185,12 @@ class Field:
         if not command:
             return
         words = [self._filled(word) for word in command]
-        environment = {**os.environ, **self.environment}
+        environment = {**os.environ, **self.environment, **owned.marks(self.token, owned.SOURCE)}
         done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
         if done.returncode != 0:
             said = done.stderr[-500:].strip()
             raise ConfigError(
                 f"the command that prepares the source ended with status {done.returncode}: {said}",
                 not_done="the job was not started",
-                next_step="run it by hand: " + " ".join(words),
+                next_step="run it by hand: " + " ".join(command),
             )

@@ -1,11 +1,9 @@
 """The job of a real run as processes: starts drivers, hears their progress, and knows what may be struck.
 
-Whatever a run starts, directly or through Spark, inherits a token in its environment. A process is struck only if it
-shows that token: it was started by this run, however its parents have changed since.
+A process is struck only if it shows the token of the run (owned.py).
 
-Invariants
-    - No signal goes to a process without the token of the run, nor to one that took over a process id.
-    - When the run is over, no process with its token is left.
+Invariant
+    - After `close` no process of the job is left.
 """
 
 from __future__ import annotations
@@ -23,9 +21,11 @@ from typing import Any
 
 import psutil
 
+from holdfast.chaos import owned
+from holdfast.chaos.folders import keeps_temporary_below
 from holdfast.chaos.live_kinds import Prey
+from holdfast.chaos.strikes import BEATS
 
-TOKEN = "HOLDFAST_CHAOS_RUN"
 EXECUTOR = "CoarseGrainedExecutorBackend"
 GONE_WITHIN_S = 10.0
 
@@ -48,10 +48,9 @@ class LiveJob:
         self.root = out / "root"
         self._out = out
         self._folder: Path | None = None
-        (out / "tmp").mkdir(exist_ok=True)
         base = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(job), "--root", str(self.root)]
         self._command = [*base, "--progress", "json", *flags]
-        self.environment = {**os.environ, "TMPDIR": str(out / "tmp"), **environment, TOKEN: self.token}
+        self.environment = {**os.environ, **keeps_temporary_below(out), **environment, **owned.marks(token)}
         self.driver: subprocess.Popen[str] | None = None
         self.drivers = 0
         self.progress: dict[str, Any] = {}
@@ -96,17 +95,12 @@ class LiveJob:
             self.driver.send_signal(signal.SIGTERM)
 
     def ours(self, pid: int) -> psutil.Process | None:
-        """Return the process if this run started it, directly or not, and it lives."""
-        try:
-            process = psutil.Process(pid)
-            alive = process.status() != psutil.STATUS_ZOMBIE
-            return process if alive and process.environ().get(TOKEN) == self.token else None
-        except psutil.Error:
-            return None
+        """Return the process if it lives and is the job's."""
+        return owned.owned(pid, self.token, owned.JOB)
 
     def all(self) -> list[psutil.Process]:
-        """Return every living process that this run has started."""
-        return [process for pid in psutil.pids() if (process := self.ours(pid)) is not None]
+        """Return every living process of the job, with what it runs on."""
+        return owned.living(self.token, owned.JOB)
 
     def prey(self, kind: Prey) -> list[psutil.Process]:
         """Return what a fault may strike, in an order that does not depend on process ids."""
@@ -131,6 +125,12 @@ class LiveJob:
             self._folder = next((path.parent for path in self.root.glob("*/log")), None)
         return self._folder
 
+    def written(self) -> list[float]:
+        """Return when the newest records of the job log were written, in order."""
+        folder = self.folder()
+        newest = [] if folder is None else sorted((folder / "log").glob("[0-9]*.json"))[-BEATS - 1 :]
+        return [path.stat().st_mtime for path in newest]
+
     def rss_bytes(self) -> int | None:
         """Return the memory of all workers that have work; None if none is known."""
         sizes = []
@@ -140,10 +140,8 @@ class LiveJob:
         return sum(sizes) if sizes else None
 
     def close(self) -> None:
-        """End every process of the run."""
-        for process in self.all():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        """End every process of the job."""
+        owned.end_all(self.token, owned.JOB)
         if self.driver is not None:
             self.driver.kill()
             self.driver.wait(GONE_WITHIN_S)

@@ -17,6 +17,8 @@ from typing import Literal
 Prey = Literal["worker", "daemon", "executor", "host", "driver", "control", "data", "checkpoint"]
 Lasting = Literal["instant", "pause", "stop", "cut"]
 PLANES = ("control", "data")
+_TRICKLE: tuple[str, dict[str, tuple[int, int]]] = ("slicer", {"bytes_per_second": (16, 128)})
+"""Toxiproxy's bandwidth counts in KB/s, and what a control stream carries in a second is less than one."""
 _FLOWS = {"control": ("upstream", "downstream"), "data": ("upstream",)}
 """Directions in which a plane's connections carry anything after their greeting: upstream goes to who listens."""
 
@@ -53,7 +55,7 @@ _KILLS: tuple[tuple[Prey, str, bool], ...] = (
 )
 _TOXICS: tuple[tuple[str, str, str, dict[str, tuple[int, int]]], ...] = (
     ("latency", "latency", "every chunk comes late", {"latency": (20, 400), "jitter": (0, 100)}),
-    ("bandwidth", "bandwidth", "few KB/s pass", {"rate": (16, 256)}),
+    ("bandwidth", "bandwidth", "few KB/s pass, of the control plane few bytes/s", {"rate": (16, 256)}),
     ("slow-close", "slow_close", "an end is passed on late", {"delay": (200, 3_000)}),
     ("blackhole", "timeout", "nothing passes, nothing is closed", {"timeout": (0, 0)}),
     ("cut", "timeout", "nothing passes, then it is closed", {"timeout": (50, 400)}),
@@ -75,6 +77,8 @@ def _kinds() -> dict[str, FaultKind]:
             # connected to by its peers.
             flows = _FLOWS[plane] if name != "slow-close" else _FLOWS["data"] if who == "control" else ("downstream",)
             does = f"{plane} plane: {about}"
+            if name == "bandwidth" and who == "control":
+                toxic, attributes = _TRICKLE
             kinds[f"{plane}-{name}"] = FaultKind(who, toxic, "cut", does, attributes=attributes, directions=flows)
         kinds[f"{plane}-down"] = FaultKind(who, "down", "cut", f"{plane} plane: closed, and nobody listens")
     kinds["worker-disk-full"] = FaultKind("worker", "full", "pause", "no worker can write to a file")

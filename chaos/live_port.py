@@ -26,17 +26,17 @@ def missing() -> str | None:
     return java.found if java.state == "fail" else None
 
 
-def of_file(scenario: Path) -> Play:
+def of_file(scenario: Path, job: Path) -> Play:
     """Return what does a run of a scenario's file.
 
     Raises:
-        ConfigError: there is no such scenario, or it cannot be carried out here.
+        ConfigError: there is no such scenario or job, or it cannot be carried out here, whatever the seed.
     """
-    live = _live()
-    live.load(scenario)  # refuse it now, not in the middle of the night
+    live, loading = _live(), import_module("holdfast.chaos.loading")
+    loading.prepared(loading.load(scenario), job)  # refuse it now, not in the middle of the night
 
     def play(job: Path, out: Path, seed: int) -> Path:
-        journal: Path = live.run(live.load(scenario, seed=seed), job, out)
+        journal: Path = live.run(loading.load(scenario, seed=seed), job, out)
         return journal
 
     return play

@@ -41,33 +41,45 @@ class Planned:
 
 
 def schedule(scenario: Scenario, chance: Chance) -> tuple[Planned, ...]:
-    """Return the faults of a run, in order; the last one begins before the scenario's duration is over.
+    """Return the faults of a run, in order; they begin before the scenario's duration is over.
+
+    But the first round is always whole: where chance draws long faults and pauses it takes longer than the duration.
 
     Raises:
-        ConfigError: the duration is too short for every fault to strike once.
+        ConfigError: the duration is too short for every fault to strike once, on an average; the seed does not matter.
     """
+    _long_enough(scenario)
     planned: list[Planned] = []
     first = _shuffled(sorted(scenario.rates), chance)
     at = _between(scenario.every_ms, chance)
-    while at < scenario.duration_ms:
+    while first or at < scenario.duration_ms:
         name = first.pop() if first else _weighted(scenario, chance)
         kind = KINDS[name]
-        lasts = _between(
-            lasts_ms(kind, scenario.timeout_ms("silent_after_ms"), scenario.timeout_ms("session_timeout_ms")), chance
-        )
+        lasts = _between(_lasting(scenario, name), chance)
         rank = int(chance() * RANKS)
         direction = kind.directions[int(chance() * len(kind.directions))] if kind.directions else None
         attributes = tuple((key, _between(ends, chance)) for key, ends in kind.attributes.items())
         planned.append(Planned(len(planned) + 1, at, name, rank, lasts, direction, attributes))
         at += lasts + _between(scenario.every_ms, chance)
-    if first:
+    return tuple(planned)
+
+
+def _long_enough(scenario: Scenario) -> None:
+    ends = [scenario.every_ms, *(_lasting(scenario, name) for name in scenario.rates)]
+    pause, *lasting = (sum(each) / 2 for each in ends)
+    least_ms = pause * len(lasting) + sum(lasting) - max(lasting)  # how long the last one takes does not matter
+    if scenario.duration_ms < least_ms:
         raise ConfigError(
-            f"{scenario.duration_ms / 1000:.0f} s are too short for {len(scenario.rates)} kinds of faults: with seed "
-            f"{scenario.seed} these would never strike: {', '.join(sorted(first))}",
+            f"{scenario.duration_ms / 1000:.0f} s are too short for {len(lasting)} kinds of faults: for each to "
+            f"strike once, with the pauses between them, it takes {least_ms / 1000:.0f} s on an average",
             not_done="nothing was started",
             next_step="give a longer duration, a shorter pause with every, or fewer kinds of faults",
         )
-    return tuple(planned)
+
+
+def _lasting(scenario: Scenario, name: str) -> tuple[int, int]:
+    timeouts = scenario.timeout_ms("silent_after_ms"), scenario.timeout_ms("session_timeout_ms")
+    return lasts_ms(KINDS[name], *timeouts)
 
 
 def _weighted(scenario: Scenario, chance: Chance) -> str:

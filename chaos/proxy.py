@@ -15,9 +15,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -29,6 +33,11 @@ from holdfast.chaos.strikes import seen
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.processes import is_gone
 
+ANSWER_WITHIN_S = 5.0
+SLOWED_LEAST_MS = 100
+"""A limit of bandwidth has fired when what went into it takes so long to pass."""
+SLICE = 4
+"""Bytes that pass together where few are to pass in a second."""
 VARIABLE = "HOLDFAST_TOXIPROXY"
 CLOSING = frozenset({"reset_peer", "limit_data", "down"})
 """Toxics that have fired when connections have ended; the others when bytes went into them."""
@@ -63,26 +72,27 @@ class Toxiproxy:
 
     Args:
         log: File for what it says.
+        marks: What its environment has beside this process's own.
 
     Raises:
         ConfigError: the program or the client package is not here.
         Unavailable: it did not start.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, marks: Mapping[str, str] = MappingProxyType({})) -> None:
         server = find_server()
         if server is None:
             raise _missing("the server of Toxiproxy was not found", "tools/bootstrap.sh toxiproxy")
         try:
-            import toxiproxy
+            import toxiproxy.api
         except ImportError as error:
             raise _missing("the package toxiproxy-python is not installed", "pip install holdfast[chaos]") from error
-        # The client speaks through a proxy for HTTP if one is set, also to this machine.
-        os.environ["NO_PROXY"] = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
+        toxiproxy.api.requests = _Direct()
         with log.open("wb") as said:
             self._process = subprocess.Popen(
-                [str(server), "-host", "127.0.0.1", "-port", "0"], stdout=said, stderr=subprocess.STDOUT
-            )
+                [str(server), "-host", "127.0.0.1", "-port", "0"], stdout=said, stderr=subprocess.STDOUT,
+                env={**os.environ, **marks}, start_new_session=True,
+            )  # fmt: skip
         self._port = 0
         self._client = toxiproxy.Toxiproxy()
         if not seen(self._listens) or not self._port:
@@ -92,7 +102,6 @@ class Toxiproxy:
                 not_done="the job was not started",
                 next_step="start it by hand to see why",
             )
-        self._client.update_api_consumer("127.0.0.1", self._port)
 
     @property
     def address(self) -> str:
@@ -110,11 +119,16 @@ class Toxiproxy:
 
     def ways(self, plane: str, ours: Ours) -> list[Way]:
         """Return the proxies of living processes of this run; those of dead ones are taken away."""
-        found = []
-        for name, proxy in self._client.proxies().items():
+        self._client.update_api_consumer("127.0.0.1", self._port)  # the package has one server for all of a process
+        found: list[Way] = []
+        proxies: dict[str, Any] = {}
+        with suppress(*_gone()):
+            proxies = self._client.proxies()
+        for name, proxy in proxies.items():
             made_for, owner, _ = name.split("-")
             if ours(int(owner)) is None:
-                proxy.destroy()
+                with suppress(*_gone()):
+                    proxy.destroy()
             elif made_for == plane:
                 found.append(Way(proxy, plane, int(owner), _port(proxy.listen), _port(proxy.upstream)))
         return found
@@ -125,8 +139,24 @@ class Toxiproxy:
         self._process.wait()
 
 
+class _Direct:
+    """What the package asks the server with: it never asks through a proxy for HTTP, nor without a limit of time.
+
+    By itself it does as the environment says, and that may send what is meant for this machine to another one.
+    """
+
+    def __init__(self) -> None:
+        session = import_module("requests").Session()
+        session.trust_env = False
+        self.get, self.post, self.delete = (
+            partial(call, timeout=ANSWER_WITHIN_S) for call in (session.get, session.post, session.delete)
+        )
+
+
 class Cut:
     """A toxic on one proxy, or the proxy taken down."""
+
+    killed: frozenset[int] = frozenset()
 
     def __init__(self, fault: Planned, kind: FaultKind, way: Way, owner: psutil.Process) -> None:
         self._fault, self._kind, self._way, self._owner = fault, kind, way, owner
@@ -136,26 +166,40 @@ class Cut:
         self.target = f"{way.plane} of pid {way.owner}"
 
     def begin(self) -> bool:
-        self._before = self._flows()
+        with suppress(*_gone()):
+            self._begin()
+            return True
+        return False
+
+    def _begin(self) -> None:
+        if self._kind.does in CLOSING:
+            self._before = self._flows()
         if self._kind.does == "down":
             self._way.proxy.disable()
         else:
             self._way.proxy.add_toxic(
                 name=self._toxic, type=self._kind.does, stream=self._direction,
-                attributes=dict(self._fault.attributes),
+                attributes=_attributes(self._fault),
             )  # fmt: skip
+        if self._kind.does not in CLOSING:
+            self._before = self._flows()  # what passed before the toxic was there is no evidence of it
         if self._kind.does == "slow_close":
             self._owner.kill()  # somebody has to close
-        return True
+            self.killed = frozenset({self._owner.pid})
 
     def heal(self) -> str:
+        with suppress(*_gone()):
+            self._heal()
+            return f"{len(self._flows())} connections through it now"
+        return "the proxy is gone"
+
+    def _heal(self) -> None:
         if self._kind.does == "down":
             self._way.proxy.enable()
         elif is_gone(self._owner):
             self._way.proxy.destroy()
         else:
             self._way.proxy.destroy_toxic(self._toxic)
-        return f"{len(self._flows())} connections through it now"
 
     def evidence(self) -> str | None:
         before, now = self._before, self._flows()
@@ -168,7 +212,14 @@ class Cut:
             return f"pid {self._way.owner} was killed, {held} connections beyond the proxy stay" if open_still else None
         new = [flow.received - before[key].received for key, flow in now.items() if key in before]
         entered = bool(new) and all(new) if self._way.plane == "control" else sum(new) > 0
-        return f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}" if entered else None
+        if not entered:
+            return None
+        said = f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}"
+        if self._kind.does not in ("bandwidth", "slicer"):
+            return said
+        # Of a control plane some of these may be others': the connection that is slowed took no less than the least.
+        slowed_ms = (min if self._way.plane == "control" else max)(new) * 1000 // _bytes_per_second(self._fault)
+        return f"{said} and take {slowed_ms} ms to pass" if slowed_ms >= SLOWED_LEAST_MS else None
 
     def _flows(self) -> dict[bytes, Connection]:
         """Return the proxy's ends at which the affected direction comes in; of a slow close, the other ones.
@@ -199,6 +250,26 @@ def of_connections(
         return None
     owner, way = there[fault.rank % len(there)]
     return Cut(fault, kind, way, owner)
+
+
+def _gone() -> tuple[type[Exception], ...]:
+    """Return what says that a proxy, its process or the server is gone: there is nothing to strike or to heal."""
+    from toxiproxy.exceptions import NotFound
+
+    return NotFound, OSError, psutil.NoSuchProcess  # what the client raises for lost connections are OSErrors
+
+
+def _bytes_per_second(fault: Planned) -> int:
+    given = dict(fault.attributes)
+    return given["bytes_per_second"] if "bytes_per_second" in given else given["rate"] * 1000
+
+
+def _attributes(fault: Planned) -> dict[str, int]:
+    """Return a toxic's attributes in Toxiproxy's words."""
+    given = dict(fault.attributes)
+    if "bytes_per_second" not in given:
+        return given
+    return {"average_size": SLICE, "size_variation": 1, "delay": SLICE * 1_000_000 // given["bytes_per_second"]}
 
 
 def _port(address: str) -> int:

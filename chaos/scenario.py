@@ -13,6 +13,7 @@ Source: docs/design/0016-live-chaos.md.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ _KEYS = (
     "wait",
 )  # fmt: skip
 _DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
+_SETTING = "HOLDFAST_"
+_MODULE_AND_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Waits:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run to be broken. Texts may hold `{out}`, the folder of the run, and `{python}`, this interpreter."""
+    """A run to be broken. Texts may hold `{out}`, the folder of the run, `{python}`, this interpreter, and
+    $VARIABLES of this environment."""
 
     name: str
     duration_ms: int
@@ -96,6 +100,8 @@ class Scenario:
     """A log to feed, or a command that writes the source."""
     observe: tuple[Observed, ...] = ()
     wait: Waits = Waits()
+    path: str | None = None
+    """What names it to `holdfast chaos run`: its file, or the name of one of this package; None: no file."""
 
     def timeout_ms(self, setting: str) -> int:
         """Return a timeout of the job, as its environment or the default says."""
@@ -128,9 +134,9 @@ def parse(raw: Mapping[str, Any], name: str, *, toxiproxy: bool, checked_elsewhe
         parallelism=_whole(raw, "parallelism", 2, least=1),
         rates=rates,
         check=_check(raw.get("check")),
-        environment={key: str(value) for key, value in _table(job, "environment", None).items()},
+        environment=_environment(_table(job, "environment", None)),
         drive=_drive(_table(raw, "drive", ("command", "prepare", "from", "to", "records_per_second"))),
-        observe=tuple(_observed(each) for each in raw.get("observe", ())),
+        observe=_observed_all(raw.get("observe", [])),
         wait=_waits(_table(raw, "wait", ("start", "recover", "end"))),
     )
     for setting in ("silent_after_ms", "session_timeout_ms"):
@@ -155,7 +161,13 @@ def _possible(scenario: Scenario, toxiproxy: bool) -> None:
                 f"the fault {name!r} cannot strike on {platform.name}: everything there lives below the driver",
                 f'use platform = "standalone", or these faults: {", ".join(there)}',
             )
-    keeps_slot = [name for name in rates if KINDS[name].lasting == "stop" and KINDS[name].prey in ("worker", "data")]
+    alone = [name for name in rates if KINDS[name].prey == "data"] if scenario.parallelism == 1 else []
+    if alone:
+        _refuse(
+            f"the fault {alone[0]!r} cannot strike: one worker alone has no connection to another",
+            "give parallelism = 2 or more, or leave the faults of the data plane out",
+        )
+    keeps_slot = [name for name in rates if KINDS[name].lasting == "stop" and KINDS[name].prey == "worker"]
     if keeps_slot and platform.slots == scenario.parallelism:
         _refuse(
             f"{keeps_slot[0]!r} leaves a worker that holds its slot, and {platform.name} has no other",
@@ -178,7 +190,7 @@ def _rates(raw: Any) -> dict[str, float]:
             close = get_close_matches(name, KINDS, 1)
             meant = f"did you mean {close[0]}? " if close else ""
             _refuse(f"there is no fault {name!r}", f"{meant}There are: {', '.join(KINDS)}")
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or rate <= 0:
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
             _refuse(f"the rate of {name} is {rate!r}", "give a number above 0; leave the fault out for none")
     return {name: float(rate) for name, rate in raw.items()}
 
@@ -196,7 +208,7 @@ def _platform(raw: Any) -> Platform:
 def _check(raw: Any) -> str | tuple[str, ...] | None:
     if raw is None:
         return None
-    if isinstance(raw, str) and re.fullmatch(r"audit|[\w.]+:\w+", raw):
+    if isinstance(raw, str) and (raw == "audit" or _MODULE_AND_FUNCTION.fullmatch(raw)):
         return raw
     if _is_command(raw):
         return tuple(raw)
@@ -219,9 +231,24 @@ def _drive(raw: Mapping[str, Any]) -> Feed | tuple[str, ...] | None:
     return Feed(str(raw["from"]), str(raw["to"]), rate, tuple(prepare))
 
 
-def _observed(raw: Any) -> Observed:
-    if not isinstance(raw, Mapping):
+def _environment(raw: Mapping[str, Any]) -> dict[str, str]:
+    settings = [_SETTING + setting.name.upper() for setting in SETTINGS]
+    for key, value in raw.items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            _refuse(f"{key} in [job.environment] is {value!r}", "give text in quotes, or a number")
+        if key.startswith(_SETTING) and key not in settings:
+            meant = "".join(f"did you mean {close}? " for close in get_close_matches(key, settings, 1))
+            _refuse(f"{key} in [job.environment] is no setting", f"{meant}There are: {', '.join(settings)}")
+    return {key: str(value) for key, value in raw.items()}
+
+
+def _observed_all(raw: Any) -> tuple[Observed, ...]:
+    if not isinstance(raw, list | tuple) or not all(isinstance(each, Mapping) for each in raw):
         _refuse("observe is no list of tables", '[[observe]] sqlite = "{out}/out.db"')
+    return tuple(map(_observed, raw))
+
+
+def _observed(raw: Mapping[str, Any]) -> Observed:
     _known(raw, ("sqlite", "log", "grows"), "[[observe]]")
     kinds = [kind for kind in ("sqlite", "log") if kind in raw]
     if len(kinds) != 1:
@@ -241,9 +268,9 @@ def _range(raw: Any) -> tuple[int, int]:
     ends = str(raw).split("..")
     if len(ends) == 2:
         low, high = (duration_ms(end, "every") for end in ends)
-        if low <= high:
+        if low <= high and high > 0:
             return low, high
-    _refuse(f"every is {raw!r}", 'give the least and the most time between two faults: "5s..15s"')
+    _refuse(f"every is {raw!r}", 'give the least and the most time between two faults, not only 0: "5s..15s"')
 
 
 def _duration(raw: Mapping[str, Any], key: str, default: int | None) -> int:

@@ -29,11 +29,12 @@ from typing import BinaryIO
 import holdfast
 from holdfast.chaos import page
 from holdfast.chaos.checkout import commit
+from holdfast.chaos.folders import make_folder
 from holdfast.chaos.live_port import Play
 from holdfast.chaos.live_report import summarise
 from holdfast.chaos.report import Summary
 from holdfast.chaos.soak_log import Batch, Code, Failure, Lived, Simulated, SoakLog, encode, parse, simulated
-from holdfast.errors import ConfigError, Fenced
+from holdfast.errors import ConfigError, Fenced, Unavailable
 
 LOG = "soak.jsonl"
 BATCH_SEEDS = 500
@@ -76,7 +77,7 @@ class Soak:
             Fenced: another soak runs in this folder.
             Damaged: the log cannot be read.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         code = code_of_package()
         with _appending(self.folder / LOG) as file:
             log = read(self.folder)
@@ -101,7 +102,12 @@ class Soak:
         assert self.live is not None
         began, at = self.clock(), _now()
         out = _unused(self.folder)
-        journal = self.live.play(self.live.job, out, log.live_seed)
+        try:
+            journal = self.live.play(self.live.job, out, log.live_seed)
+        except Unavailable as error:  # the next one may start
+            return Lived(
+                at, self.clock() - began, code, out.name, log.live_seed, "not_proven", 0, 0, [], [error.what]
+            )
         page.write(journal)
         report = summarise(page.read(journal))
         violated = report.verdict == "violated"

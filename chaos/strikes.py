@@ -1,7 +1,7 @@
 """Faults of processes, carried out: SIGKILL, SIGSTOP and SIGCONT, and files that cannot be written.
 
 Invariant
-    - A fault says that it fired only after its effect was seen: the process is gone, is stopped, has the limit.
+    - A fault says that it fired only after its effect was seen: the process is gone, is stopped, writes nothing more.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Protocol
 
 import psutil
@@ -18,12 +19,17 @@ from holdfast.runtime.processes import is_gone
 
 SEEN_WITHIN_S = 10.0
 POLL_S = 0.005
+BEATS, BEAT_LEAST_S = 8, 1.0
+BEATS_MISSED = 2
+"""A full disk has fired when nothing was written for so many times the usual pause between two writes."""
 
 
 class Strike(Protocol):
     """One fault under way."""
 
     target: str
+    killed: frozenset[int]
+    """Processes that `begin` killed, also if it returned False."""
 
     def begin(self) -> bool:
         """Strike; False if there is nothing to strike any more."""
@@ -46,6 +52,7 @@ class Kill:
         self._process = process
         self._revive = revive
         self._began = 0.0
+        self.killed: frozenset[int] = frozenset()
         self.target = f"pid {process.pid}"
 
     def begin(self) -> bool:
@@ -54,6 +61,7 @@ class Kill:
             self._process.kill()
         except psutil.NoSuchProcess:
             return False
+        self.killed = frozenset({self._process.pid})
         return True
 
     def evidence(self) -> str | None:
@@ -66,6 +74,8 @@ class Kill:
 
 class Stop:
     """SIGSTOP, later SIGCONT."""
+
+    killed: frozenset[int] = frozenset()
 
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
@@ -94,14 +104,26 @@ class Stop:
 
 
 class Full:
-    """No file may grow: what a write to a full disk does, but with EFBIG. Pipes and sockets go on."""
+    """No file may grow: what a write to a full disk does, but with EFBIG. Pipes and sockets go on.
 
-    def __init__(self, processes: list[psutil.Process]) -> None:
-        self._processes = processes
+    Args:
+        written: When the newest records of the job log were written, in seconds since 1970, in order. It gets one for
+            every epoch, and none while the driver or a worker can write nothing.
+    """
+
+    killed: frozenset[int] = frozenset()
+
+    def __init__(self, processes: list[psutil.Process], written: Callable[[], list[float]]) -> None:
+        self._processes, self._written = processes, written
+        self._began = self._beat_s = 0.0
         self._before: dict[psutil.Process, tuple[int, int]] = {}
         self.target = ", ".join(f"pid {process.pid}" for process in processes)
 
     def begin(self) -> bool:
+        pauses = sorted(after - before for before, after in pairwise(self._written()[-BEATS - 1 :]))
+        if not pauses:
+            return False  # whether a job that writes nothing was kept from writing cannot be seen
+        self._beat_s = max(BEAT_LEAST_S, pauses[len(pauses) // 2])
         for process in self._processes:
             try:
                 before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
@@ -109,11 +131,19 @@ class Full:
             except ProcessLookupError:
                 continue
             self._before[process] = before
+        self._began = time.time()
         return bool(self._before)
 
     def evidence(self) -> str | None:
+        ended = [str(process.pid) for process in self._before if is_gone(process)]
+        if ended:
+            return f"pid {', '.join(ended)} ended when no file of it could grow"
         limited = [str(process.pid) for process in self._before if _may_write(process) is False]
-        return f"no file of pid {', '.join(limited)} may grow" if limited else None
+        quiet_s = time.time() - max([self._began, *self._written()[-1:]])
+        if not limited or quiet_s < BEATS_MISSED * self._beat_s:
+            return None
+        usual = f"nothing was written for {1000 * quiet_s:.0f} ms, before every {1000 * self._beat_s:.0f} ms"
+        return f"no file of pid {', '.join(limited)} may grow, {usual}"
 
     def heal(self) -> str:
         healed = 0
@@ -128,13 +158,21 @@ class Full:
 
 
 def of_processes(
-    fault: Planned, does: str, prey: list[psutil.Process], revive: Callable[[], str] | None = None
+    fault: Planned,
+    does: str,
+    prey: list[psutil.Process],
+    written: Callable[[], list[float]],
+    revive: Callable[[], str] | None = None,
 ) -> Strike | None:
-    """Return the fault for what there is now; None if there is nothing."""
+    """Return the fault for what there is now; None if there is nothing.
+
+    Args:
+        written: As `Full` takes it.
+    """
     if not prey:
         return None
     one = prey[fault.rank % len(prey)]
-    return Kill(one, revive) if does == "kill" else Stop(one) if does == "signal-stop" else Full(prey)
+    return Kill(one, revive) if does == "kill" else Stop(one) if does == "signal-stop" else Full(prey, written)
 
 
 def _may_write(process: psutil.Process) -> bool | None:

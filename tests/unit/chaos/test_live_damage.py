@@ -82,6 +82,22 @@ class TestUnneeded:
 
 
 class TestNewest:
+    def test_a_driver_is_not_killed_as_long_as_there_is_nothing_to_damage(self, tmp_path: Path) -> None:
+        (tmp_path / "log").mkdir()
+        driver = psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        flip = Flip(tmp_path, 0, driver)
+        assert not flip.begin() and not flip.killed and driver.is_running()
+        driver.communicate(b"\n")
+
+    def test_a_driver_that_has_gone_is_not_struck_and_one_that_was_killed_is_told(self, folder: Path) -> None:
+        driver = psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        flip = Flip(folder, 0, driver)
+        assert flip.begin() and flip.killed == {driver.pid}
+        flip.heal()
+        driver.communicate()
+        again = Flip(folder, 0, driver)
+        assert not again.begin() and not again.killed
+
     def test_the_driver_is_gone_before_a_bit_flips_that_the_next_one_has_to_notice(self, folder: Path) -> None:
         driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         flip = Flip(folder, 0, psutil.Process(driver.pid))

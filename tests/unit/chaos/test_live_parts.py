@@ -9,21 +9,30 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.chaos.feeding import Feeder
+from holdfast.chaos.feeding import HELD_BACK, Feeder, share_fed
 from holdfast.chaos.findings import Context, Finding
 from holdfast.chaos.journal import Journal
-from holdfast.chaos.live import run
+from holdfast.chaos.live import _Run, run
 from holdfast.chaos.live_checks import resolve
-from holdfast.chaos.live_job import TOKEN, LiveJob
+from holdfast.chaos.live_job import LiveJob
+from holdfast.chaos.live_records import Begin
+from holdfast.chaos.live_report import replay_command
+from holdfast.chaos.loading import load, prepared
 from holdfast.chaos.nemesis import Planned
 from holdfast.chaos.observer import Observer
+from holdfast.chaos.owned import marks
+from holdfast.chaos.page import read
 from holdfast.chaos.scenario import Observed, parse
 from holdfast.chaos.strikes import Full, Kill, Stop, of_processes, seen
 from holdfast.errors import ConfigError
@@ -31,6 +40,7 @@ from holdfast.model import Epoch, Tag, Timeline
 from holdfast.storage.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
+BEATING = [0.0, 1.0].copy
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 
 
@@ -63,28 +73,54 @@ class TestStrikes:
 
     def test_a_full_disk_is_a_limit_that_is_lifted(self, victim: psutil.Process) -> None:
         before = resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)
-        full = Full([victim])
-        assert full.begin() and full.evidence() == f"no file of pid {victim.pid} may grow"
+        full = Full([victim], BEATING)
+        assert full.begin() and resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)[0] == 0
         assert full.heal() == "1 of 1 processes may write again"
+        assert resource.prlimit(victim.pid, resource.RLIMIT_FSIZE) == before
+
+    def test_a_full_disk_has_fired_when_the_job_has_missed_beats_and_not_when_it_goes_on_writing(
+        self, victim: psutil.Process
+    ) -> None:
+        now = time.time()
+        written = [now - 6, now - 4, now - 2]
+        full = Full([victim], lambda: written)
+        assert full.begin() and full.evidence() is None
+        written.append(now + 60)
+        assert full.evidence() is None
+        silent = Full([victim], lambda: [now - 0.2, now - 0.1])
+        assert silent.begin() and seen(lambda: silent.evidence() is not None)
+        assert "nothing was written for" in (silent.evidence() or "")
+        silent.heal()
+
+    def test_a_full_disk_that_ends_a_process_has_fired(self, victim: psutil.Process) -> None:
+        full = Full([victim], BEATING)
+        assert full.begin()
+        victim.kill()
+        os.waitpid(victim.pid, 0)
+        assert full.evidence() == f"pid {victim.pid} ended when no file of it could grow"
+
+    def test_a_disk_is_not_filled_as_long_as_the_job_writes_nothing(self, victim: psutil.Process) -> None:
+        before = resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)
+        assert not Full([victim], list).begin()
         assert resource.prlimit(victim.pid, resource.RLIMIT_FSIZE) == before
 
     def test_a_process_that_was_gone_before_is_not_struck(self, victim: psutil.Process) -> None:
         victim.kill()
         os.waitpid(victim.pid, 0)
-        assert not Kill(victim).begin() and not Stop(victim).begin() and not Full([victim]).begin()
+        assert not Kill(victim).begin() and not Stop(victim).begin() and not Full([victim], BEATING).begin()
 
     def test_a_rank_picks_the_same_place_of_the_list(self, victim: psutil.Process) -> None:
         own = psutil.Process()
-        struck = of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", [own, victim])
+        struck = of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", [own, victim], BEATING)
         assert struck is not None and struck.target == f"pid {victim.pid}"
-        assert of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", []) is None
+        assert of_processes(Planned(1, 0, "worker-stop", 7, 0), "signal-stop", [], BEATING) is None
 
 
 class TestLiveJob:
     def test_only_processes_with_the_token_of_the_run_are_its_own(self, tmp_path: Path) -> None:
         job = LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token-1")
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=job.environment)
-        other = {**job.environment, TOKEN: "token-2"}
+        other = {**job.environment, **marks("token-2")}
         stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=other)
         assert seen(lambda: job.ours(child.pid) is not None)
         assert job.ours(stranger.pid) is None and job.ours(os.getpid()) is None
@@ -114,6 +150,20 @@ class WithGap(Feeder):
 
 
 class TestFeeder:
+    @given(st.floats(0, 1_000), st.floats(0, 1_000), st.booleans())
+    def test_ever_more_rows_are_fed_and_some_are_held_back(self, one: float, other: float, lingering: bool) -> None:
+        less, more = (share_fed(elapsed, lingering) for elapsed in sorted((one, other)))
+        assert 0 <= less <= more <= 1 - HELD_BACK
+
+    @pytest.mark.parametrize("late", [0.0, 1.0, 5.0, 20.0])
+    def test_rows_still_come_when_the_faults_take_many_times_as_long_as_planned(self, late: float) -> None:
+        """Of as many rows as the short runs of the tests have, some in a tenth of the planned duration."""
+        rows = [int(120_000 * share_fed(1 + late + tenth / 10, lingering=True)) for tenth in range(10)]
+        assert len(set(rows)) == len(rows)
+
+    def test_a_rate_that_is_asked_for_is_kept_to_the_end(self) -> None:
+        assert [share_fed(elapsed, lingering=False) for elapsed in (0.5, 0.97, 2.0)] == [0.5, 0.97, 1 - HELD_BACK]
+
     def test_every_row_arrives_in_its_partition_and_order_and_the_log_is_sealed(self, tmp_path: Path) -> None:
         log_of(tmp_path / "whole", 1_000)
         feeder = Feeder(str(tmp_path / "whole"), str(tmp_path / "fed"), 1_000_000, 1.0)
@@ -286,14 +336,36 @@ class TestChecks:
         [finding] = resolve((sys.executable, "-c", ""))(context)
         assert finding.passed and finding.lost is None
 
+    def test_a_command_may_hold_variables_as_all_texts_of_a_scenario_may(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("EXPECTED", "7")
+        words = ("{python}", "-c", "import sys; sys.exit(sys.argv[1:] != ['7', sys.argv[2]])", "$EXPECTED", "{out}")
+        [finding] = resolve(words)(Context(str(tmp_path), str(tmp_path), "job.py"))
+        assert finding.passed
+
     def test_a_command_that_is_not_there_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="there is no program"):
             resolve(("no-such-program-here",))
 
-    @pytest.mark.parametrize("check", ["no_such_module_here:check", "holdfast.chaos.live:no_such_function"])
-    def test_a_function_that_is_not_there_is_refused(self, check: str) -> None:
+    @pytest.mark.parametrize(
+        "check", ["no_such_module_here:check", "holdfast.chaos.live:no_such_function", "math:pi", "torn_check:check"]
+    )
+    def test_a_function_that_is_not_there_is_refused(
+        self, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "torn_check.py").write_text("def check(")
+        monkeypatch.syspath_prepend(tmp_path)
         with pytest.raises(ConfigError, match="there is no check"):
             resolve(check)
+
+
+FAILS_TO_PREPARE = """
+duration = "60s"
+platform = "local[3]"
+faults = { worker-kill = 1 }
+drive = { from = "a", to = "b", prepare = ["false"] }
+"""
 
 
 class TestRun:
@@ -307,6 +379,46 @@ class TestRun:
         assert f"--out {tmp_path}-2" in str(caught.value), "the folder that it names is free"
         with pytest.raises(ConfigError, match="there is no file"):
             run(scenario, tmp_path / "other.py", tmp_path / "out", check=checked)
+        with pytest.raises(ConfigError, match="there is no file"):
+            prepared(scenario, tmp_path / "other.py")
+
+
+    def test_a_folder_that_cannot_be_made_is_refused(self, tmp_path: Path) -> None:
+        scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "flights", toxiproxy=False, checked_elsewhere=True)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match="cannot be made"):
+            run(scenario, Path(__file__), tmp_path / "file" / "out", check=checked)
+
+    def test_the_command_that_does_it_again_names_the_file_from_anywhere(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "flights.toml").write_text(FAILS_TO_PREPARE)
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ConfigError, match="prepares the source ended with status 1"):
+            run(load(Path("flights.toml"), checked_elsewhere=True), Path(__file__), Path("out"), check=checked)
+        begin = read(tmp_path / "out" / "journal.jsonl").of(Begin)[0]
+        assert begin.scenario == str(tmp_path / "flights.toml")
+        assert f"chaos run {begin.scenario} --job" in (replay_command(begin) or "")
+
+    def test_no_command_is_given_for_a_scenario_that_is_in_no_file(self, tmp_path: Path) -> None:
+        scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "flights", toxiproxy=False, checked_elsewhere=True)
+        with pytest.raises(ConfigError):
+            run(scenario, Path(__file__), tmp_path / "out", check=checked)
+        assert replay_command(read(tmp_path / "out" / "journal.jsonl").of(Begin)[0]) is None
+
+    @pytest.mark.toxiproxy
+    def test_a_scenario_of_the_package_is_called_by_its_name(self) -> None:
+        assert load(Path("flights-short")).path == "flights-short"
+
+
+    def test_a_fault_that_strikes_and_never_shows_is_missed_when_its_time_is_over(self, tmp_path: Path) -> None:
+        scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
+        journal, fault = Journal(tmp_path / "journal.jsonl"), Planned(1, 0, "worker-disk-full", 0, 0)
+        running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
+        running._armed = (fault, time.monotonic() - 1)
+        running._strike()
+        assert [(line["phase"], line["target"]) for line in journal.lines] == [("missed", "worker")]
+        journal.close()
 
 
 class TestJournal:

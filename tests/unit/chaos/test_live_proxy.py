@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from holdfast.chaos.live_kinds import KINDS
 from holdfast.chaos.nemesis import Planned
-from holdfast.chaos.proxy import Cut, Toxiproxy, find_server, of_connections
+from holdfast.chaos.proxy import SLICE, SLOWED_LEAST_MS, Cut, Toxiproxy, find_server, of_connections
 from holdfast.chaos.sockets import established
 from holdfast.chaos.strikes import seen
 from holdfast.errors import ConfigError, Unavailable
@@ -51,6 +55,9 @@ class Pair:
 
     def strike(self, kind: str, direction: str | None = "upstream", **attributes: int) -> Cut:
         self._pump.start()
+        return self.find(kind, direction, **attributes)
+
+    def find(self, kind: str, direction: str | None, **attributes: int) -> Cut:
         own = psutil.Process(os.getpid())
         fault = Planned(1, 0, kind, 0, 0, direction, tuple(attributes.items()))
         found = of_connections(fault, KINDS[kind], self.server, [own], lambda pid: own if pid == own.pid else None)
@@ -63,6 +70,20 @@ class Pair:
             each.close()
         if self._pump.ident is not None:
             self._pump.join()
+
+
+class Busy:
+    """A proxy through which bytes go while a toxic is put on it."""
+
+    def __init__(self, proxy: Any, near: socket.socket) -> None:
+        self._proxy, self._near = proxy, near
+
+    def add_toxic(self, **toxic: Any) -> None:
+        self._near.sendall(b"x" * 64)
+        self._proxy.add_toxic(**toxic)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._proxy, name)
 
 
 @pytest.fixture
@@ -82,6 +103,19 @@ class TestToxiproxy:
         assert server.ways("data", lambda pid: None) == []
         with pytest.raises(OSError):
             socket.create_connection(pair.address, 10)
+
+    def test_it_is_asked_directly_whatever_proxies_for_http_are_set_and_nothing_is_changed_in_what_drivers_inherit(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        monkeypatch.setenv("no_proxy", "corp")
+        before = dict(os.environ)
+        server = Toxiproxy(tmp_path / "log")
+        pair = Pair(server)
+        assert [way.listen for way in server.ways("data", lambda pid: psutil.Process(pid))] == [pair.address[1]]
+        assert dict(os.environ) == before
+        pair.close()
+        server.close()
 
     def test_without_its_server_it_says_how_to_get_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOLDFAST_TOXIPROXY", str(tmp_path / "nothing"))
@@ -106,6 +140,46 @@ class TestCut:
         assert cut.begin()
         assert seen(lambda: cut.evidence() is not None)
         assert "connections went into it upstream" in (cut.evidence() or "")
+        cut.heal()
+
+    @pytest.mark.parametrize(
+        ("kind", "attributes"),
+        [("control-bandwidth", {"bytes_per_second": 64}), ("data-bandwidth", {"rate": 16})],
+    )
+    def test_a_limit_of_bandwidth_has_fired_when_what_went_into_it_takes_long(
+        self, server: Toxiproxy, kind: str, attributes: dict[str, int]
+    ) -> None:
+        pair = Pair(server, kind.partition("-")[0])
+        cut = pair.strike(kind, "upstream", **attributes)
+        assert cut.begin()
+        assert seen(lambda: cut.evidence() is not None)
+        said = cut.evidence() or ""
+        assert int(said.partition("and take ")[2].split()[0]) >= SLOWED_LEAST_MS
+        cut.heal()
+        pair.close()
+
+    def test_a_trickle_passes_few_bytes_in_a_second_and_all_of_them(self, server: Toxiproxy) -> None:
+        pair = Pair(server, "control")
+        cut = pair.find("control-bandwidth", "upstream", bytes_per_second=16)
+        assert cut.begin()
+        began = time.monotonic()
+        pair.near.sendall(bytes(range(20)))
+        assert pair.far.recv(20, socket.MSG_WAITALL) == bytes(range(20))
+        assert time.monotonic() - began >= 3 * SLICE / 16
+        cut.heal()
+        pair.near.sendall(b"x" * 1_000)
+        assert pair.far.recv(1_000, socket.MSG_WAITALL) == b"x" * 1_000
+        pair.close()
+
+    def test_what_passed_before_a_toxic_was_there_is_no_evidence_of_it(self, server: Toxiproxy, pair: Pair) -> None:
+        own = psutil.Process(os.getpid())
+        ways = server.ways("data", lambda pid: own if pid == own.pid else None)
+        [way] = [way for way in ways if way.listen == pair.address[1]]
+        fault = Planned(1, 0, "data-blackhole", 0, 0, "upstream", (("timeout", 0),))
+        cut = Cut(fault, KINDS["data-blackhole"], replace(way, proxy=Busy(way.proxy, pair.near)), own)
+        assert cut.begin() and cut.evidence() is None
+        pair.near.sendall(b"x" * 64)
+        assert seen(lambda: cut.evidence() is not None)
         cut.heal()
 
     @pytest.mark.parametrize(
@@ -148,6 +222,31 @@ class TestCut:
         own = psutil.Process(os.getpid())
         fault = Planned(1, 0, "control-down", 0, 0)
         assert of_connections(fault, KINDS["control-down"], server, [own], lambda pid: own) is None
+
+
+    def test_a_proxy_that_is_gone_is_neither_struck_nor_healed(self, server: Toxiproxy) -> None:
+        pair = Pair(server)
+        cut = pair.find("data-blackhole", "upstream", timeout=0)
+        assert server.ways("data", lambda pid: None) == []
+        assert not cut.begin()
+        assert cut.heal() == "the proxy is gone"
+        pair.close()
+
+    def test_a_slow_close_of_a_process_that_is_gone_does_not_begin(self, server: Toxiproxy) -> None:
+        pair = Pair(server)
+        worker = psutil.Popen([sys.executable, "-c", ""])
+        worker.wait()
+        ways = server.ways("data", lambda pid: psutil.Process(pid))
+        [way] = [way for way in ways if way.listen == pair.address[1]]
+        fault = Planned(1, 0, "data-slow-close", 0, 0, "downstream", (("delay", 200),))
+        cut = Cut(fault, KINDS["data-slow-close"], way, worker)
+        assert not cut.begin() and not cut.killed
+        pair.close()
+
+    def test_a_server_that_is_gone_has_nothing_to_strike(self, tmp_path: Path) -> None:
+        other = Toxiproxy(tmp_path / "log")
+        other.close()
+        assert other.ways("data", lambda pid: psutil.Process(pid)) == []
 
 
 class TestDetour:

@@ -66,3 +66,11 @@ class TestSchedule:
     def test_a_run_too_short_to_show_every_fault_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="too short"):
             planned(scenario(ALL, "20s"))
+
+    def test_whether_a_duration_is_long_enough_does_not_depend_on_the_seed(self) -> None:
+        five = dict.fromkeys(("worker-kill", "worker-stop", "worker-pause", "driver-kill", "daemon-pause"), 1)
+        short = scenario(five, "60s", "5s..15s")
+        with pytest.raises(ConfigError, match="too short"):
+            planned(scenario(five, "50s", "5s..15s"))
+        for seed in range(300):
+            assert {fault.kind for fault in planned(short, seed)} >= set(five)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos.live import SCENARIOS
 from holdfast.chaos.live_kinds import KINDS
+from holdfast.chaos.loading import SCENARIOS
 from holdfast.chaos.scenario import Feed, Observed, Scenario, Waits, parse
 from holdfast.errors import ConfigError
 
@@ -102,6 +102,15 @@ class TestRefusals:
             ("faults", {"worker-kill": True}, "the rate of worker-kill is True"),
             ("name", "", "name is ''"),
             ("job", {"environment": {"HOLDFAST_SILENT_AFTER_MS": "later"}}, "silent_after_ms is 'later'"),
+            ("job", {"environment": {"X": {"a": 1}}}, "X in [job.environment] is {'a': 1}"),
+            ("job", {"environment": {"HOLDFAST_SILENT_AFTER": "2s"}}, "HOLDFAST_SILENT_AFTER in [job"),
+            ("every", "0s..0s", "every is '0s..0s'"),
+            ("observe", 3, "observe is no list of tables"),
+            ("observe", {"sqlite": "a"}, "observe is no list of tables"),
+            ("observe", [{"sqlite": "a", "grows": "tails"}], "grows is 'tails'"),
+            ("faults", {"worker-kill": float("nan")}, "the rate of worker-kill is nan"),
+            ("faults", {"worker-kill": float("inf")}, "the rate of worker-kill is inf"),
+            ("check", ".:x", "check is '.:x'"),
         ],
     )
     def test_a_value_that_means_nothing_is_named(self, key: str, value: Any, said: str) -> None:
@@ -121,6 +130,10 @@ class TestRefusals:
     def test_faults_of_the_network_need_toxiproxy(self) -> None:
         text = refused(faults={"data-reset": 1}, toxiproxy=False)
         assert "tools/bootstrap.sh toxiproxy" in text and "worker-kill" in text and "data-down" not in text
+
+    def test_a_lone_worker_has_no_data_connection_to_strike(self) -> None:
+        assert "no connection to another" in refused(faults={"data-latency": 1}, parallelism=1)
+        assert parsed(faults={"control-latency": 1}, parallelism=1).parallelism == 1
 
     def test_too_few_slots_are_refused(self) -> None:
         assert "has 1 slots for 2 workers" in refused(platform="local[1]")

@@ -43,7 +43,7 @@ from holdfast.chaos.soak_log import (
     statement_json,
     statement_lines,
 )
-from holdfast.errors import ConfigError, Damaged, Fenced
+from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.runtime.cli.main import main
 
 pytestmark = pytest.mark.thorough
@@ -225,6 +225,22 @@ class TestSoak:
         assert (tmp_path / "live-0001" / "root").exists() == kept
         assert (tmp_path / "live-0001" / "driver-1.log").exists() == kept
         assert {"journal.jsonl", "report.json"} <= {path.name for path in (tmp_path / "live-0001").iterdir()}
+
+    def test_a_live_run_that_could_not_be_started_proves_nothing_and_the_next_takes_the_next_seed(
+        self, tmp_path: Path
+    ) -> None:
+        seeds: list[int] = []
+
+        def play(job: Path, out: Path, seed: int) -> Path:
+            seeds.append(seed)
+            raise Unavailable("the cluster did not come up", not_done="the job was not started", next_step="wait")
+
+        log = soak_of(tmp_path, 4.0, LiveRuns(play, Path("job.py"))).run()
+        tried = [batch for batch in log.batches if isinstance(batch, Lived)]
+        assert [(batch.verdict, batch.reasons) for batch in tried] == [
+            ("not_proven", ["the cluster did not come up"])
+        ] * 2
+        assert len(set(seeds)) == 2
 
     def test_a_live_run_that_was_cut_off_stays_and_the_next_takes_another_folder(self, tmp_path: Path) -> None:
         (tmp_path / "live-0001").mkdir()

@@ -1,0 +1,28 @@
+"""What a run writes stays below its folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pyspark
+
+from holdfast.chaos.folders import keeps_temporary_below
+from holdfast.chaos.live_job import LiveJob
+
+
+class TestTemporaryFiles:
+    def test_those_of_python_and_of_spark_go_below_the_folder_of_the_run(self, tmp_path: Path) -> None:
+        environment = LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token").environment
+        assert {environment[name] for name in ("TMPDIR", "SPARK_LOCAL_DIRS")} == {str(tmp_path / "tmp")}
+        assert (tmp_path / "tmp").is_dir()
+
+    def test_the_jvm_of_a_driver_has_its_own_there_too_also_if_the_path_has_spaces(self, tmp_path: Path) -> None:
+        out = tmp_path / "a run"
+        out.mkdir()
+        launcher = Path(pyspark.__file__).parent / "bin" / "spark-class"
+        command = [str(launcher), "org.apache.spark.deploy.SparkSubmit", "--version"]
+        environment = {**os.environ, **keeps_temporary_below(out), "SPARK_PRINT_LAUNCH_COMMAND": "1"}
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert f"-Djava.io.tmpdir={out / 'tmp'} " in said.stderr

@@ -1,0 +1,155 @@
+"""Nothing that a run has started outlives it, whatever ends the run; and nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.chaos.live_field import Field
+from holdfast.chaos.owned import JOB, SOURCE, end_all, living, marks
+from holdfast.chaos.scenario import Scenario, parse
+from holdfast.chaos.strikes import seen
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.runtime.processes import is_gone
+
+WAITS = "import signal; signal.pause()"
+DETACHED = f"""
+import os, pathlib, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"],
+                         start_new_session=True)
+os.waitpid(child.pid, os.WUNTRACED)
+pathlib.Path(sys.argv[1]).write_text(f"{{os.getpid()}} {{child.pid}}")
+{WAITS}
+"""
+"""Starts a process in a session of its own, which is stopped; says who they are, and waits."""
+HARNESS = """
+import pathlib, sys
+from holdfast.chaos.live import run
+from holdfast.chaos.scenario import parse
+detached, out = sys.argv[1], pathlib.Path(sys.argv[2])
+raw = {
+    "duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1},
+    "drive": {"from": "a", "to": "b", "prepare": [sys.executable, "-c", detached, str(out.with_name("pids"))]},
+}
+run(parse(raw, "name", toxiproxy=False, checked_elsewhere=True), pathlib.Path(__file__), out, check=lambda _: ())
+"""
+RESPAWNING = """
+import subprocess, sys
+while True:
+    subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE).wait()
+"""
+
+
+@pytest.fixture
+def stranger() -> Iterator[psutil.Process]:
+    """A process of another run."""
+    child = subprocess.Popen([sys.executable, "-c", WAITS], env={**os.environ, **marks("another run")})
+    yield psutil.Process(child.pid)
+    child.kill()
+    child.wait()
+
+
+def started(code: str, *arguments: str, part: str = JOB) -> psutil.Process:
+    return psutil.Popen([sys.executable, "-c", code, *arguments], env={**os.environ, **marks("this run", part)})
+
+
+def told(pipe: Path) -> list[psutil.Process]:
+    return [psutil.Process(int(pid)) for pid in pipe.read_text().split()]
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "pids")
+    return tmp_path / "pids"
+
+
+class TestEndAll:
+    def test_what_is_started_while_others_are_killed_is_ended_too(self, stranger: psutil.Process) -> None:
+        respawning = started(RESPAWNING)
+        assert seen(lambda: len(living("this run")) > 1)
+        assert end_all("this run") == [] == living("this run")
+        assert is_gone(respawning) and not is_gone(stranger)
+
+    def test_a_part_of_a_run_is_ended_alone(self) -> None:
+        job, source = started(WAITS), started(WAITS, part=SOURCE)
+        assert seen(lambda: len(living("this run")) == 2)
+        assert end_all("this run", SOURCE) == []
+        assert living("this run") == [job] and is_gone(source)
+        assert end_all("this run") == []
+
+
+class TestGuard:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+    def test_a_harness_that_is_ended_leaves_nothing(
+        self, tmp_path: Path, pipe: Path, stranger: psutil.Process, number: signal.Signals
+    ) -> None:
+        harness = tmp_path / "harness.py"
+        harness.write_text(HARNESS)
+        own = subprocess.Popen(
+            [sys.executable, str(harness), DETACHED, str(tmp_path / "out")], stderr=subprocess.DEVNULL
+        )
+        begun = [*told(pipe), *psutil.Process(own.pid).children(recursive=True)]
+        own.send_signal(number)
+        assert own.wait() != 0
+        assert seen(lambda: all(map(is_gone, begun)))
+        assert not is_gone(stranger)
+
+
+def field_of(out: Path, **more: object) -> Field:
+    raw = {"duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1}, **more}
+    scenario: Scenario = parse(raw, "name", toxiproxy=False, checked_elsewhere=True)
+    return Field(scenario, out)
+
+
+class TestField:
+    def test_what_a_variable_holds_is_not_told_when_a_command_fails(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("LOAD_PASSWORD", "open sesame")
+        fails = [sys.executable, "-c", "import sys; sys.exit(sys.argv[1:] != ['another'])", "u:$LOAD_PASSWORD@db"]
+        field = field_of(tmp_path, drive={"from": "a", "to": "b", "prepare": fails})
+        with pytest.raises(ConfigError) as caught:
+            field.open()
+        assert "sesame" not in str(caught.value) and "u:$LOAD_PASSWORD@db" in str(caught.value)
+        field.close()
+
+    def test_a_source_that_is_not_there_is_refused_before_a_cluster_is_started(self, tmp_path: Path) -> None:
+        field = field_of(tmp_path, platform="standalone", drive={"from": "{out}/none", "to": "{out}/fed"})
+        with pytest.raises(HoldfastError):
+            field.open()
+        assert not (tmp_path / "cluster").exists()
+        field.close()
+
+    def test_a_command_that_still_writes_the_source_is_no_process_that_the_job_left_and_is_ended_with_its_own(
+        self, tmp_path: Path, pipe: Path
+    ) -> None:
+        field = field_of(tmp_path, drive={"command": [sys.executable, "-c", DETACHED, "{out}/pids"]})
+        field.open()
+        field.job(tmp_path / "job.py")
+        field.feed()
+        begun = told(pipe)
+        driven = [field.driven]
+        assert field.left() == []
+        field.end_command()
+        field.look()
+        driven.append(field.driven)
+        assert all(map(is_gone, begun)) and driven == [False, True] and field.error is None
+        field.close()
+
+    def test_an_error_of_one_step_of_closing_keeps_no_other_from_being_done(self, tmp_path: Path, pipe: Path) -> None:
+        field = field_of(tmp_path, drive={"command": [sys.executable, "-c", DETACHED, "{out}/pids"]})
+        field.open()
+        job = field.job(tmp_path / "job.py")
+        field.closing.callback(Path.read_bytes, tmp_path / "nothing is here")
+        field.feed()
+        begun = [*told(pipe), *job.all()]
+        with pytest.raises(FileNotFoundError):
+            field.close()
+        assert all(map(is_gone, begun)) and not living(field.token)
