@@ -136,7 +136,9 @@ class Checks:
         elif self._windowed is not None and writer.sink == LATE:
             self._windowed.look_late(self._tables[LATE].rows())
         elif self._regrouped is not None and writer.sink == REGROUPED:
-            self._regrouped.look(f"{writer} at epoch {tag.epoch}", cut, self._tables[REGROUPED].rows())
+            # Only what it wrote just now: other writers may show a later epoch already (P25).
+            written = [row for batch in batches for row in batch.to_pylist() if row[OP] == 0]
+            self._regrouped.look(f"{writer} at epoch {tag.epoch}", cut, written)
         elif self._ledger is not None and writer.sink == ACCOUNTS:
             accounts = {row["account"] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._ledger.look(writer, tag, cut, accounts, self._tables[ACCOUNTS].rows())
