@@ -33,6 +33,7 @@ from holdfast.runtime.cli.reporting import advise, print_json
 
 BATCH_SEEDS = 20
 FAILURES_SHOWN = 3
+TELL_EVERY_S = 10.0
 REPLAY_LINES = 1_000
 _PR_SET_PDEATHSIG = 1
 Subparsers = Any
@@ -90,15 +91,30 @@ def run_simulate(args: argparse.Namespace) -> int:
         if not args.json:
             print("\n".join([*failure_lines(run), *shrunk_lines(original, shrunk[run.seed])]), flush=True)
 
-    summary = play_all(seeds, args.workers, show)
+    summary = play_all(seeds, args.workers, show, _telling(len(seeds), began))
     took = time.monotonic() - began
     if args.json:
         smaller = {str(seed): str(each.reduction) for seed, each in shrunk.items()}
         print_json({**summary.as_json(), "shrunk": smaller, "took_s": round(took, 2)})
     else:
         print("\n".join(summary_lines(summary)))
-        advise(f"{took:.1f} s, {1000 * took / len(seeds):.0f} ms per seed")
+        advise(f"{took:.1f} s, {1000 * took / len(seeds):.0f} ms per seed, {len(seeds) / took:.1f} schedules/s")
     return 0 if summary.passed else 1
+
+
+def _telling(seeds: int, began: float) -> Callable[[int], None]:
+    """Return what says every few seconds, to people only, how far a long series is."""
+    told = began
+
+    def tell(played: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= TELL_EVERY_S and played < seeds:
+            told = now
+            left = (now - began) / played * (seeds - played)
+            advise(f"{played:,} of {seeds:,} seeds played, about {left / 60:.0f} min to go")
+
+    return tell
 
 
 def run_replay(args: argparse.Namespace) -> int:
@@ -142,8 +158,18 @@ def run_mutants(args: argparse.Namespace) -> int:
     return 0 if all(hunt.caught is not None for hunt in hunts) else 1
 
 
-def play_all(seeds: range, workers: int, failed: Callable[[Run, int], None] = lambda run, nth: None) -> Summary:
-    """Play seeds in so many processes; `failed` is told of each run that failed, and the how-many-th it is."""
+def play_all(
+    seeds: range,
+    workers: int,
+    failed: Callable[[Run, int], None] = lambda run, nth: None,
+    played: Callable[[int], None] = lambda seeds: None,
+) -> Summary:
+    """Play seeds in so many processes.
+
+    Args:
+        failed: Told of each run that failed, and the how-many-th it is.
+        played: Told how many seeds were played so far, after each.
+    """
     summary = Summary()
     batches = [seeds[i : i + BATCH_SEEDS] for i in range(0, len(seeds), BATCH_SEEDS)]
     with _mapper(workers) as mapped:
@@ -151,6 +177,7 @@ def play_all(seeds: range, workers: int, failed: Callable[[Run, int], None] = la
             summary.add(run)
             if not run.passed:
                 failed(run, len(summary.failed))
+            played(summary.runs)
     return summary
 
 
