@@ -238,6 +238,9 @@ def encode(record: Record) -> bytes:
     return data if record.v == 1 else with_hash(data)
 
 
+_VERSION, _RECORD = msgspec.json.Decoder(_Version), msgspec.json.Decoder(Record)
+
+
 def decode(data: bytes, path: str) -> Record:
     """Read a record back.
 
@@ -246,11 +249,11 @@ def decode(data: bytes, path: str) -> Record:
         ConfigError: they are one of another version.
     """
     try:
-        version, fits = msgspec.json.decode(data, type=_Version).v, fits_hash(data)
+        version, fits = _VERSION.decode(data).v, fits_hash(data)
         if fits is False or (fits is None and version == FORMAT_VERSION):
             raise _broken(f"job log record {path} does not match the hash at its end")
         if 1 <= version <= FORMAT_VERSION:
-            return msgspec.json.decode(data, type=Record)
+            return _RECORD.decode(data)
     except msgspec.DecodeError as error:
         raise _broken(f"job log record {path} cannot be read: {error}") from error
     raise ConfigError(

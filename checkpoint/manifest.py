@@ -88,6 +88,9 @@ class _Version(msgspec.Struct):
     v: int
 
 
+_VERSION, _MANIFEST = msgspec.json.Decoder(_Version), msgspec.json.Decoder(Manifest)
+
+
 class SubtaskPart(msgspec.Struct, frozen=True):
     """What one worker contributes to a checkpoint: the content of its ack."""
 
@@ -112,9 +115,9 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes, ref: ObjectRef) -> Manifest:
     """Read a manifest back; the hash was verified by the reader of the bytes."""
     try:
-        version = msgspec.json.decode(data, type=_Version).v
+        version = _VERSION.decode(data).v
         if version == FORMAT_VERSION:
-            return msgspec.json.decode(data, type=Manifest)
+            return _MANIFEST.decode(data)
     except msgspec.DecodeError as error:
         raise Damaged(
             f"manifest {ref.path} cannot be read: {error}",

@@ -108,7 +108,7 @@ class MemberPorts:
 
     def send(self, message: m.FromWorker) -> None:
         """Queue the message for the driver, in its wire form."""
-        self._send(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=m.FromWorker))
+        self._send(m.FROM_WORKER.decode(msgspec.msgpack.encode(message)))
 
     def lane(self, name: str) -> Lane:
         """Return the lane of this name."""
@@ -181,7 +181,7 @@ class Cluster:
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Queue the message for the worker, in its wire form."""
         if worker in self.members:
-            decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=m.FromDriver)
+            decoded = m.FROM_DRIVER.decode(msgspec.msgpack.encode(message))
             self.members[worker].inbox.append(decoded)
 
     def launch(self, number: int) -> None:

@@ -31,6 +31,9 @@ class Places(msgspec.Struct, frozen=True):
     v: int = FORMAT_VERSION
 
 
+_PLACES = msgspec.json.Decoder(Places)
+
+
 def places_of(plan: Plan) -> Places | None:
     """Return where the dead letters of a plan go; None if it has no DLQ."""
     for spec in plan.sinks:
@@ -55,7 +58,7 @@ def read(store: ObjectStore, job: str) -> Places:
         Damaged: the object cannot be read.
     """
     try:
-        places = msgspec.json.decode(store.get(PATH), type=Places)
+        places = _PLACES.decode(store.get(PATH))
     except NotFound as error:
         raise ConfigError(
             f"job {job!r} has not run with a dead letter queue",

@@ -211,3 +211,9 @@ class Exit(Message, frozen=True):
 
 FromWorker = Register | Heartbeat | Ready | Ack | Failed
 FromDriver = Deploy | Trigger | Committed | EndInput | Expired | Pulse | Exit
+
+# Made here, before there are threads: msgspec learns a type when it first decodes one, and two threads that do so at
+# once end the process.
+REGISTER: msgspec.msgpack.Decoder[Register] = msgspec.msgpack.Decoder(Register)
+FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+FROM_DRIVER: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)

@@ -40,6 +40,9 @@ class AddedRange:
         return self.last - self.first + 1
 
 
+_RANGE = msgspec.json.Decoder(AddedRange)
+
+
 def add_rows(
     db: sqlite3.Connection, table: str, columns: Sequence[str], incoming: str, tag_row: tuple[str, str, int, int, int]
 ) -> None:
@@ -98,4 +101,4 @@ def image_of(added: AddedRange) -> str:
 
 def range_of(image: str) -> AddedRange:
     """Return the range that a before-image names."""
-    return msgspec.json.decode(image, type=AddedRange)
+    return _RANGE.decode(image)

@@ -74,6 +74,9 @@ class _Footer(msgspec.Struct, frozen=True):
     blocks: tuple[_Block, ...]
 
 
+_FOOTER = msgspec.msgpack.Decoder(_Footer)
+
+
 def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
     """Return the segment of these deltas, at most one per operator; empty ones are left out."""
     sink = pa.BufferOutputStream()
@@ -193,7 +196,7 @@ def _footer(data: bytes) -> _Footer:
     if magic != _MAGIC or xxhash.xxh3_64_intdigest(view[:-16]) != hashed:
         raise _damaged("its hash does not fit its bytes")
     try:
-        footer = msgspec.msgpack.decode(view[len(data) - _TAIL.size - length : -_TAIL.size], type=_Footer)
+        footer = _FOOTER.decode(view[len(data) - _TAIL.size - length : -_TAIL.size])
     except msgspec.MsgspecError as error:
         raise _damaged(f"its footer cannot be read: {error}") from error
     if not _VERSION_WITHOUT_RANGES <= footer.version <= VERSION:

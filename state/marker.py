@@ -44,6 +44,9 @@ class Marker(msgspec.Struct, frozen=True):
     version: int = _VERSION
 
 
+_MARKER = msgspec.json.Decoder(Marker)
+
+
 Lineage = tuple[Stretch, ...]
 
 
@@ -71,7 +74,7 @@ def read_marker(store: KeyValue) -> Marker | None:
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=Marker)
+        return _MARKER.decode(data)
     except msgspec.MsgspecError as error:
         raise Damaged(
             f"the marker of the local state cannot be read: {error}",

@@ -78,6 +78,9 @@ class Progress(msgspec.Struct):
     restarts: list[Restart] = []
 
 
+_PROGRESS = msgspec.json.Decoder(Progress)
+
+
 @dataclass
 class Kill:
     """The fault of the demo, and the proof that it happened."""
@@ -220,7 +223,7 @@ def watch(run: Run, process: subprocess.Popen[str], lines: IO[str], kill_at: int
     for line in lines:
         if not line.startswith("{"):
             continue
-        run.last = msgspec.json.decode(line, type=Progress)
+        run.last = _PROGRESS.decode(line)
         show(run, total)
         records, generation = run.last.records_in or 0, run.last.generation or 0
         if run.kill is None:

@@ -105,8 +105,11 @@ def _fitted(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
         raise _refused(f"{place}: {wrong.what}", _CORRECT) from wrong
 
 
+_OBJECT: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+
+
 def _object(line: bytes, convert: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    found = msgspec.json.decode(line, type=dict[str, Any])
+    found = _OBJECT.decode(line)
     for name, value in found.items():
         if value is not None and name in convert:
             try:

@@ -66,7 +66,7 @@ class ControlServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             stream, hello = accept(connection, self._credentials)
-            register = msgspec.msgpack.decode(hello, type=m.Register)
+            register = m.REGISTER.decode(hello)
         except (StreamClosed, msgspec.DecodeError) as error:
             _log.warning("a control connection was refused: %s", error)
             return
@@ -77,7 +77,7 @@ class ControlServer:
         try:
             while True:
                 _, data = stream.receive()
-                self._received(msgspec.msgpack.decode(data, type=m.FromWorker))
+                self._received(m.FROM_WORKER.decode(data))
         except (StreamClosed, msgspec.DecodeError) as error:
             stream.close()
             if self._streams.get(register.worker) is stream:
@@ -120,6 +120,6 @@ class ControlClient:
         try:
             while True:
                 _, data = self._stream.receive()
-                self._received(msgspec.msgpack.decode(data, type=m.FromDriver))
+                self._received(m.FROM_DRIVER.decode(data))
         except (StreamClosed, msgspec.DecodeError) as error:
             self._closed(str(error))

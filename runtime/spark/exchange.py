@@ -40,6 +40,10 @@ class Hello(msgspec.Struct, frozen=True):
     channel: ChannelId
 
 
+_HELLO = msgspec.msgpack.Decoder(Hello)
+_BARRIER_OF, _WATERMARK_OF = msgspec.msgpack.Decoder(Barrier), msgspec.msgpack.Decoder(Watermark)
+
+
 class TcpNetwork:
     """Takes data connections of this worker and opens those to its peers."""
 
@@ -74,7 +78,7 @@ class TcpNetwork:
     def _greet(self, connection: socket.socket) -> None:
         try:
             stream, greeting = accept(connection, self._credentials)
-            hello = msgspec.msgpack.decode(greeting, type=Hello)
+            hello = _HELLO.decode(greeting)
         except (StreamClosed, msgspec.DecodeError) as error:
             _log.warning("a data connection was refused: %s", error)
             return
@@ -156,9 +160,9 @@ class _TcpLinks:
                 if kind == _BATCH:
                     queue.put(pa.ipc.read_record_batch(pa.py_buffer(data), schema))
                 elif kind == _BARRIER:
-                    queue.put(msgspec.msgpack.decode(data, type=Barrier))
+                    queue.put(_BARRIER_OF.decode(data))
                 else:
-                    queue.put(msgspec.msgpack.decode(data, type=Watermark))
+                    queue.put(_WATERMARK_OF.decode(data))
                 self._wake()
         except Exception as error:  # noqa: BLE001 - whatever ends this thread, the channel is broken
             self._report(channel, error)

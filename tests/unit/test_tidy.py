@@ -216,6 +216,18 @@ class TestSafety:
         places = [(path, line) for path in OURS for line in sorted(_runs_data(tree(path)))]
         none([at(path, line, "Arrow or msgspec, never code from data") for path, line in places])
 
+    def test_types_are_learnt_before_there_are_threads(self) -> None:
+        # Two threads that let msgspec learn a type at once end the process.
+        none(
+            [
+                at(path, node.lineno, "make a Decoder where the module is loaded")
+                for path in OURS
+                for node in ast.walk(tree(path))
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decode"
+                if any(keyword.arg == "type" for keyword in node.keywords)
+            ]
+        )
+
     def test_no_error_is_swallowed_whole(self) -> None:
         none(
             [

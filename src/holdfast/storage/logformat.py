@@ -233,7 +233,7 @@ def encode_meta(meta: LogMeta) -> bytes:
 
 
 def decode_meta(data: bytes) -> LogMeta:
-    stored = _unhashed(META_PATH, data, _StoredMeta)
+    stored = _unhashed(META_PATH, data, _META)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored.schema, validate=True)))
     except (ValueError, pa.ArrowInvalid, OSError) as error:
@@ -253,7 +253,7 @@ def encode_commit(commit: Commit) -> bytes:
 def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
     """Return the commit, checked against itself, its name and its log."""
     path = commit_path(sequence)
-    commit = _unhashed(path, data, Commit, COMPACT_VERSION)
+    commit = _unhashed(path, data, _COMMIT, COMPACT_VERSION)
     if commit.log != meta.uuid:
         raise damaged(path, f"belongs to log {commit.log}, not to {meta.uuid}")
     if commit.sequence != sequence:
@@ -318,18 +318,24 @@ def _hashed(record: object) -> bytes:
     return body + _HASH_FIELD + xxhash.xxh3_64_hexdigest(body).encode("ascii") + b'"}'
 
 
-def _unhashed(path: str, data: bytes, kind: type[_Record], newest: int = FORMAT_VERSION) -> _Record:
+_VERSIONED = msgspec.json.Decoder(_Versioned)
+_META, _COMMIT = msgspec.json.Decoder(_StoredMeta), msgspec.json.Decoder(Commit)
+
+
+def _unhashed(
+    path: str, data: bytes, kind: msgspec.json.Decoder[_Record], newest: int = FORMAT_VERSION
+) -> _Record:
     body, found = data[:-_HASH_BYTES], data[-_HASH_BYTES:]
     if found != _HASH_FIELD + xxhash.xxh3_64_hexdigest(body).encode("ascii") + b'"}':
         raise damaged(path, "does not match the hash at its end")
     try:
-        version = msgspec.json.decode(body + b"}", type=_Versioned).v
+        version = _VERSIONED.decode(body + b"}").v
         if not FORMAT_VERSION <= version <= newest:
             raise ConfigError(
                 f"{path} of the log has format {version}, this release knows format {newest}",
                 not_done="the log was not opened",
                 next_step="use the release of Holdfast that wrote it, or a newer one",
             )
-        return msgspec.json.decode(body + b"}", type=kind)
+        return kind.decode(body + b"}")
     except msgspec.DecodeError as error:
         raise damaged(path, f"cannot be decoded: {error}") from error

@@ -1,0 +1,40 @@
+"""The first messages of a process, read by several threads at once: msgspec learns a type when it first decodes one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROCESSES = 8
+"""In each it goes wrong one time in four, if every thread lets msgspec learn the types for itself."""
+READS = """
+import sys, threading
+from holdfast.model import Generation, WorkerId
+from holdfast.runtime import messages as m
+import msgspec
+
+sys.setswitchinterval(1e-6)
+hello = msgspec.msgpack.encode(m.Register(WorkerId("w"), 1, "host", 2, "boot", ("host", 1)))
+beat = msgspec.msgpack.encode(m.Heartbeat(WorkerId("w"), Generation(0), False, False, (), m.Progress()))
+together, read = threading.Barrier(8), []
+
+def reader(number):
+    together.wait()
+    read.append(m.FROM_WORKER.decode(beat) if number % 2 else m.REGISTER.decode(hello))
+
+threads = [threading.Thread(target=reader, args=(number,)) for number in range(8)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+print(len(read))
+"""
+
+
+@pytest.mark.thorough
+def test_threads_that_read_at_once_do_not_end_the_process() -> None:
+    for _ in range(PROCESSES):
+        ended = subprocess.run([sys.executable, "-c", READS], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout.strip()) == (0, "8"), ended.stderr
