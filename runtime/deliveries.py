@@ -59,6 +59,10 @@ class Deliveries:
         if deploy.timeline != self._timeline:
             self._timeline = deploy.timeline
             self._machines, self._confirmed, self._by_manifest, self._errors = {}, {}, {}, {}
+        # One that gave up begins anew: the driver that started this generation may not have heard why.
+        gave_up = [writer for writer, machine in self._machines.items() if isinstance(machine, delivery.Stopped)]
+        for writer in gave_up:
+            del self._machines[writer]
         for done in deploy.confirmed:
             self._by_manifest[done.writer] = max(done.tag, self._by_manifest.get(done.writer, done.tag))
         for item in sorted(deploy.pending, key=lambda item: item.tag):
