@@ -75,7 +75,12 @@ def count_failure(
     error: Mapping[str, Any] | None = None,
     kind: str = "failed",
 ) -> Step:
-    """Count a failure; too many within the window end the run with the first cause."""
+    """Count a failure, that of workers lost together once; too many within the window end the run with the first cause.
+
+    An executor takes all its workers along: were each counted, the more it had the longer its replacement would wait.
+    """
+    if launch is not None and launch <= state.struck:
+        return state, []
     told = {
         "kind": kind,
         "what": what,
@@ -84,7 +89,7 @@ def count_failure(
     }
     failure = Failure(now, launch, error or told)
     recent = (*(each for each in state.failures if now - each.at < state.rules.failures_window), failure)
-    state = replace(state, failures=recent, failures_in_a_row=state.failures_in_a_row + 1)
+    state = replace(state, failures=recent, failures_in_a_row=state.failures_in_a_row + 1, struck=state.launches)
     if len(recent) > state.rules.failures_max:
         return end(state, "failed", recent[0].error)
     return state, []
@@ -143,8 +148,10 @@ def end(state: Master, outcome: str, error: Mapping[str, Any] | None) -> Step:
     return replace(state, phase=Over(outcome, error)), [*leaving, End(outcome, error)]
 
 
-def recovered(state: Master, now: float) -> Master:
-    """Every subtask takes records again: note how long it took."""
-    assert state.recovering_since is not None
+def all_run(state: Master, now: float) -> Master:
+    """Every subtask takes records: what is lost from here on is a new failure; note how long a recovery took."""
+    state = replace(state, struck=0)
+    if state.recovering_since is None:
+        return state
     done = replace(state.restarts[-1], ready_after=now - state.recovering_since)
     return replace(state, restarts=(*state.restarts[:-1], done), recovering_since=None)

@@ -36,6 +36,7 @@ from holdfast.runtime.deployment import (
     older_output_is_left,
 )
 from holdfast.runtime.failover import (
+    all_run,
     count_failure,
     end,
     forgive_own_pause,
@@ -43,7 +44,6 @@ from holdfast.runtime.failover import (
     launch_missing,
     lose,
     lost,
-    recovered,
 )
 from holdfast.runtime.gathering import base_loaded, deploy_if_complete, gather, repaired
 from holdfast.runtime.master_requests import (
@@ -169,9 +169,7 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
         case m.Ready():
             hosted = replace(state.workers[message.worker], ready=True, how=message.how)
             state = _update(state, message.worker, hosted)
-            if state.recovering_since is not None and all_ready(state):
-                state = recovered(state, now)
-            return state, []
+            return all_run(state, now) if all_ready(state) else state, []
         case m.Ack():
             state = confirm(state, message.part.delivered)
             epochs, effects = coordinator.acked(phase.epochs, message.epoch, message.part)

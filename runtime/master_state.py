@@ -174,6 +174,8 @@ class Master:
     """Those within the window, oldest first: the first one is the cause that is reported."""
     failures_in_a_row: int = 0
     """Since the last completed epoch."""
+    struck: int = 0
+    """Workers up to this launch belong to the last failure, until every subtask runs again: they count once."""
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
     stopping: bool = False
     finish_asked: bool = False

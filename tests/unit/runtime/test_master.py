@@ -470,18 +470,16 @@ class TestRecovery:
         run = running()
         run.lose(A, "first")
         run.lose(B, "second")
-        assert kinds(run.pass_time(0.0)) == [CreateRecord]
+        assert kinds(run.pass_time(0.0)) == [CreateRecord, Launch, Launch]
         assert run.append() == []
-        assert run.pass_time(0.5) == [Launch(3), Launch(4)]
 
     def test_a_worker_lost_while_the_start_is_appended_is_replaced_in_that_generation(self) -> None:
         run = running()
         run.lose(A)
         run.pass_time(0.0)
         assert run.lose(B) == [Dismiss(B, 2)]
-        assert run.append() == []
+        assert run.append() == [Launch(4)]
         assert run.generation == 2
-        run.pass_time(0.5)
         assert kinds(run.register(C, A)) == [m.Deploy, m.Deploy]
 
     def test_a_silent_worker_is_lost(self) -> None:
@@ -536,11 +534,12 @@ class TestRestartLimit:
     def test_the_first_cause_is_reported(self) -> None:
         run = running()
         run.fail(A, "disk full")
-        run.lose(B, "stream closed")
+        for number in (3, 4):
+            run.pass_time(10.0)
+            run.end_launch(number, "no room")
         run.pass_time(10.0)
-        run.end_launch(3, "no room")
         assert not any(isinstance(e, End) for e in run.effects)
-        assert run.end_launch(4, "no room")[-1] == End("failed", {"kind": "unavailable", "what": "disk full"})
+        assert run.end_launch(5, "no room")[-1] == End("failed", {"kind": "unavailable", "what": "disk full"})
 
     def test_what_was_not_launched_is_not_counted(self) -> None:
         run = running()
@@ -589,7 +588,7 @@ class TestRestartLimit:
         assert isinstance(run.fail(B, "target emptied", permanent=True)[-1], End)
 
     def test_a_cause_that_was_forgiven_is_not_the_first(self) -> None:
-        run = opened(replace(RULES, failures_max=2))
+        run = opened(replace(RULES, failures_max=2, key_ranges=((0, 128),)))
         run.pass_time(0.0)
         for seconds, number, error in ((0.0, 1, "old"), (50.0, 2, "first"), (50.0, 3, "second"), (5.0, 4, "third")):
             run.pass_time(seconds)
@@ -622,7 +621,8 @@ class TestRestartLimit:
         run = running(replace(RULES, failures_max=1))
         run.lose(A, "worker a closed its stream")
         run.end_launch(1, "MemoryError: cannot allocate")
-        end = run.lose(B, "worker b closed its stream")[-1]
+        run.pass_time(0.0)
+        end = run.end_launch(3)[-1]
         assert isinstance(end, End) and end.error is not None
         assert "MemoryError" in end.error["what"]
 
@@ -635,7 +635,7 @@ class TestRestartLimit:
         run = running(replace(RULES, failures_max=1))
         run.lose(A)
         run.pass_time(0.0)
-        run.lose(B)
+        run.end_launch(3)
         assert run.append() == []
         assert isinstance(run.state.phase, master.Over)
 

@@ -72,18 +72,66 @@ class TestByDefault:
         assert run.now - began == pytest.approx(seconds, abs=12)
         assert ended(run) == "a data channel broke between live workers"
 
-    def test_the_loss_of_more_workers_at_once_than_are_forgiven_ends_the_job(self) -> None:
-        workers = [WorkerId(chr(ord("a") + number)) for number in range(41)]
-        run = opened(replace(rules(), key_groups=41, key_ranges=tuple((n, n + 1) for n in range(41))))
-        run.pass_time(0.0)
-        run.register(*workers)
-        for worker in workers[:40]:
-            run.lose(worker)
-        assert ended(run) is None
-        run.lose(workers[40], "the last")
-        assert ended(run) == "stream closed"
-
     def test_attempts_that_each_take_longer_than_seven_seconds_are_made_without_end(self) -> None:
         run = opened(replace(rules(), key_ranges=((0, 128),)))
         fail_every_launch(run, 7.0, 20 * MINUTE)
         assert ended(run) is None
+
+
+def many(workers: int) -> tuple[Run, list[WorkerId]]:
+    """Return a job that runs on so many workers."""
+    names = [WorkerId(chr(ord("a") + number)) for number in range(workers)]
+    run = opened(replace(rules(), key_groups=workers, key_ranges=tuple((n, n + 1) for n in range(workers))))
+    run.pass_time(0.0)
+    run.register(*names)
+    run.ready(*names)
+    return run, names
+
+
+class TestSeveralWorkersLostTogether:
+    def test_all_are_replaced_at_once(self) -> None:
+        run, workers = many(8)
+        before = run.state.launches
+        for worker in workers:
+            run.lose(worker, "its executor ended")
+        run.pass_time(0.1)
+        assert run.state.launches == before + 8
+
+    def test_it_is_one_failure_however_many_they_are(self) -> None:
+        run, workers = many(60)
+        for worker in workers:
+            run.lose(worker)
+        assert ended(run) is None
+        assert len(run.state.failures) == 1
+
+    def test_those_noticed_while_the_next_generation_gathers_belong_to_it(self) -> None:
+        run, (a, b, *_) = many(3)
+        run.lose(a)
+        run.pass_time(0.1)
+        run.append()
+        run.lose(b)
+        assert len(run.state.failures) == 1
+
+    def test_a_replacement_that_is_lost_too_is_another_failure(self) -> None:
+        run, (a, *_) = many(3)
+        run.lose(a)
+        run.pass_time(0.1)
+        run.end_launch(run.state.launches)
+        assert len(run.state.failures) == 2
+
+    def test_a_loss_after_all_ran_again_is_another_failure(self) -> None:
+        run, (a, b, c) = many(3)
+        run.lose(a)
+        run.pass_time(0.1)
+        run.append()
+        run.register(WorkerId("d"))
+        run.ready(b, c, WorkerId("d"))
+        run.lose(b)
+        assert len(run.state.failures) == 2
+
+    def test_workers_that_could_not_be_started_together_are_one_failure(self) -> None:
+        run = opened(replace(rules(), key_ranges=((0, 64), (64, 128))))
+        run.pass_time(0.0)
+        run.end_launch(1)
+        run.end_launch(2)
+        assert len(run.state.failures) == 1
