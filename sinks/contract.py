@@ -247,15 +247,18 @@ def check_key(where: str, schema: pa.Schema, upsert_key: tuple[str, ...] | None,
 
 
 def check_null_keys(where: str, key: tuple[str, ...] | None, batch: pa.RecordBatch) -> None:
-    """Refuse rows with a null in a key column: no SQL primary key can hold one."""
+    """Refuse rows with a null in a key column: no SQL primary key can hold one. NaN is one, as SQLite stores it so."""
     for name in key or ():
-        nulls = batch.column(name).null_count
-        if nulls:
+        column = batch.column(name)
+        may_be_nan = pa.types.is_floating(column.type)
+        missing = column.is_null(nan_is_null=True).true_count if may_be_nan else column.null_count
+        if missing:
+            present = f"pl.col({name!r}).{'is_not_nan' if missing > column.null_count else 'is_not_null'}()"
             raise ConfigError(
-                f"{where}: {nulls} rows have no value in the key column {name!r}",
+                f"{where}: {missing} rows have no value in the key column {name!r}",
                 not_done="the rows were not written",
-                next_step=f"before the sink, leave them out with .filter(pl.col({name!r}).is_not_null()) "
-                f"or give them a value with fill_null",
+                next_step=f"before the sink, leave them out with .filter({present}) "
+                f"or give them a value with {'fill_nan' if missing > column.null_count else 'fill_null'}",
             )
 
 

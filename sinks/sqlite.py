@@ -215,7 +215,7 @@ class SQLite:
             )
 
     def _table_schema(self, schema: pa.Schema) -> pa.Schema:
-        return schema.append(pa.field(TAG_COLUMN, pa.string())) if self.tags_rows else schema
+        return schema.append(pa.field(TAG_COLUMN, pa.string(), nullable=False)) if self.tags_rows else schema
 
 
 class SQLiteTarget:

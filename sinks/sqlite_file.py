@@ -102,7 +102,9 @@ def meaning_of(where: str, error: sqlite3.Error) -> HoldfastError | None:
             f"{where}: SQLite refuses the delivery: {error}",
             not_done="no row of this epoch was written, nor of any later one",
             next_step="for a duplicate key give the sink key=[...], so that rows replace each other; else compare "
-            "the table with the stream's columns, and look at its constraints and at the file's permissions",
+            "the table with the stream's columns, and look at its constraints and at the file's permissions. Rows that "
+            "the table can never take stay first in line: correct the job, and leave them behind with holdfast rewind "
+            "JOB.py --to-epoch N --apply, where N is the epoch that was last delivered (holdfast status JOB)",
         )
     return None
 
@@ -199,7 +201,7 @@ def check_existing(
     """Refuse a table that the stream does not fit.
 
     Raises:
-        ConfigError: columns, their types or the primary key differ.
+        ConfigError: columns, their types or the primary key differ, or a column takes no null and may get one.
     """
     found = {name: (declared, position) for name, declared, position in table_columns(db, table)}
     wanted = {field.name: declared_type(where, field) for field in schema}
@@ -208,6 +210,7 @@ def check_existing(
     for name, declared in wanted.items():
         if name in found and affinity(found[name][0]) != declared:
             differences.append(f"{name!r} is declared {found[name][0] or 'without a type'}, needed is {declared}")
+    differences += _may_be_null(db, table, schema, key or ())
     primary = {name for name, (_, position) in found.items() if position}
     if key is not None and primary != set(key):
         differences.append(f"its primary key is {sorted(primary)}, the sink's key is {sorted(key)}")
@@ -217,3 +220,18 @@ def check_existing(
             not_done="the job was not started, the table was not changed",
             next_step="name another table, or change or drop this one; a missing table is created to fit",
         )
+
+
+def _may_be_null(db: sqlite3.Connection, table: str, schema: pa.Schema, key: tuple[str, ...]) -> list[str]:
+    """Say which columns take no null, and may get one: a row with it would be refused after its epoch is committed.
+
+    Those of the key may not: `accept` looks at every row's.
+    """
+    found = db.execute("SELECT name FROM pragma_table_info(?, 'main') WHERE \"notnull\"", (table,))
+    strict, differences = {name for (name,) in found} - set(key), []
+    for field in schema:
+        if field.name in strict and field.nullable:
+            differences.append(f"{field.name!r} is NOT NULL, and may be null in the stream")
+        elif field.name in strict and pa.types.is_floating(field.type):
+            differences.append(f"{field.name!r} is NOT NULL, and may be NaN in the stream, which is stored as NULL")
+    return differences

@@ -48,14 +48,18 @@ class Words:
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, str(folder / "job.py")
         self.store = LocalObjects(str(folder / "root" / "words"))
-        Path(self.file).write_text(self.code.format(folder=str(folder)))
         create_log(LocalObjects(str(folder / "rows")), ROWS)
+        self.epochs: list[int] = []
+        self.go_on(self.code)
+
+    def go_on(self, code: str) -> None:
+        """Run the job of this code from where it stands."""
+        Path(self.file).write_text(code.format(folder=str(self.folder)))
         self.plan = load(self.file).plan()
         for spec in self.plan.sinks:
             spec.sink.prepare(spec.schema, spec.upsert_key)
         self.cluster = Cluster(self.plan, 2, 0, self.store, 1.0, {"rows": (0, 1, 2, 3)})
         self.cluster.begin()
-        self.epochs: list[int] = []
 
     @property
     def job(self) -> Job:

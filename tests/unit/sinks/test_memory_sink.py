@@ -25,3 +25,8 @@ class TestMemorySink:
         sink.prepare(SCHEMA, None)
         with pytest.raises(ConfigError, match="a sink of its own"):
             sink.prepare(pa.schema([pa.field("other", pa.int64())]), None)
+
+    def test_a_key_that_is_not_a_number_is_refused_as_by_a_table(self) -> None:
+        schema = pa.schema([("x", pa.float64())])
+        with pytest.raises(ConfigError, match="no value in the key column 'x'"):
+            MemorySink(["x"]).accept(pa.RecordBatch.from_pylist([{"x": float("nan")}], schema=schema))

@@ -126,6 +126,13 @@ class TestConfiguration:
         with pytest.raises(ConfigError, match="years 1 to 9999"):
             SQLite("/data/out.db", "t").accept(late)
 
+    def test_a_key_that_is_not_a_number_is_refused_before_it_is_staged(self) -> None:
+        schema = pa.schema([("real", pa.float64()), ("small", pa.float32()), ("n", pa.int64())])
+        sink = SQLite("/data/out.db", "t", ["real", "small", "n"])
+        sink.accept(batch(schema, (math.inf, 0.0, 1)))
+        with pytest.raises(ConfigError, match=r"1 rows have no value in the key column 'small'(.|\n)*is_not_nan\(\)"):
+            sink.accept(batch(schema, (1.0, math.nan, 1)))
+
 
 class TestPrepare:
     def test_file_and_tables_are_created(self, keyed: SQLite) -> None:
@@ -159,6 +166,31 @@ class TestPrepare:
         ):
             assert difference in refused.value.what
         assert ask(str(tmp_path / "out.db"), "SELECT name FROM sqlite_master") == [("users",)]
+
+    @pytest.mark.parametrize(
+        ("field", "why"),
+        [
+            (pa.field("x", pa.int64()), "may be null in the stream"),
+            (pa.field("x", pa.float64(), nullable=False), "may be NaN in the stream, which is stored as NULL"),
+        ],
+    )
+    def test_a_column_that_may_not_be_null_takes_none_that_may(
+        self, tmp_path: Path, field: pa.Field, why: str
+    ) -> None:
+        declared = "INTEGER" if pa.types.is_integer(field.type) else "REAL"
+        with closing(sqlite3.connect(tmp_path / "out.db")) as db:
+            db.execute(f"CREATE TABLE t (user INTEGER PRIMARY KEY, x {declared} NOT NULL)")
+        with pytest.raises(ConfigError, match=f"'x' is NOT NULL, and {why}"):
+            SQLite(tmp_path / "out.db", "t", ["user"]).prepare(pa.schema([SCHEMA.field("user"), field]), None)
+
+    def test_a_column_that_may_not_be_null_takes_one_that_never_is(self, tmp_path: Path) -> None:
+        with closing(sqlite3.connect(tmp_path / "out.db")) as db:
+            db.execute("CREATE TABLE t (k REAL NOT NULL PRIMARY KEY, x INT NOT NULL, _holdfast_tag TEXT NOT NULL)")
+        schema = pa.schema([pa.field("k", pa.float64()), pa.field("x", pa.int64(), nullable=False)])
+        sink = SQLite(tmp_path / "out.db", "t", ["k"], "idempotent")
+        sink.prepare(schema, None)  # accept sees to the key, and the tag always is one
+        deliver(sink, 1, batch(schema, (1.5, 2)))
+        assert ask(sink.path, "SELECT k, x FROM t") == [(1.5, 2)]
 
     def test_a_view_is_no_table(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:

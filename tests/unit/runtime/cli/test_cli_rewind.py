@@ -17,6 +17,7 @@ from holdfast.runtime.cli.main import main
 
 FILE = """
 import holdfast as hf
+import polars as pl
 from dataclasses import dataclass
 
 @dataclass
@@ -125,6 +126,19 @@ class TestApply:
         words.cluster.replace_driver()
         words.say(b=20)
         assert words.table() == {"a": 11, "b": 22, "c": 3}
+
+    def test_rows_that_a_table_never_takes_are_left_behind(self, words: Words) -> None:
+        refuse = "CREATE TRIGGER no BEFORE INSERT ON totals WHEN NEW.word = 'bad' BEGIN SELECT RAISE(ABORT, 'no'); END"
+        with closing(sqlite3.connect(words.db)) as db:
+            db.execute(refuse)
+        words.say(bad=1, a=5)
+        assert words.cluster.driver.outcome is not None and words.cluster.driver.outcome[0] == "failed"
+        following = words.cluster.driver.outcome[1]["next"]
+        assert "holdfast rewind JOB.py --to-epoch N" in following and "last delivered" in following
+        assert words.rewind(words.file, "--to-epoch", str(words.epochs[1]), "--apply") == 0
+        words.go_on(FILE.replace("rows.key_by", "rows.filter(pl.col('word') != 'bad').key_by"))
+        words.say(b=20)
+        assert words.table() == {"a": 16, "b": 22, "c": 3}
 
     def test_a_time_and_a_savepoint_are_ways_to_name_a_checkpoint(self, words: Words) -> None:
         words.stop()
