@@ -146,8 +146,16 @@ def sinks(
         elif job.repair_due:
             lines += _all(name, manifests, chosen, "a rewind has begun, and no checkpoint yet says that it is through")
         else:
-            lines += _SinkAudit(repository, job, spec, manifests, chosen).lines(spec.sink)
+            lines += _SinkAudit(repository, job, spec, manifests, chosen).lines(spec.sink, by_name.values())
     return lines
+
+
+def _beside(sink: AuditableSink, name: str, specs: Iterable[SinkSpec]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return which other sinks of the job write to the same target, and which do not."""
+    others = {spec.name: spec.sink.where if isinstance(spec.sink, AuditableSink) else "" for spec in specs}
+    same = frozenset(other for other, where in others.items() if where == sink.where and other != name)
+    # SQLite takes upper and lower case in names of tables as one, and some file systems do.
+    return same, frozenset(other for other, where in others.items() if where.casefold() != sink.where.casefold())
 
 
 def _all(name: str, manifests: Sequence[Manifest], chosen: set[int], reason: str) -> list[Line]:
@@ -173,12 +181,17 @@ class _SinkAudit:
             for s in m.audited.sinks if s.writer.sink == spec.name
         ]  # fmt: skip
 
-    def lines(self, sink: AuditableSink) -> list[Line]:
-        """Return what the target shows of every delivery, and what else it shows."""
+    def lines(self, sink: AuditableSink, specs: Iterable[SinkSpec]) -> list[Line]:
+        """Return what the target shows of every delivery, and what else it shows.
+
+        Args:
+            specs: All sinks of the job.
+        """
         spec = self._spec
         oldest = min((each.epoch for each in self._expected if each.epoch in self._chosen), default=self._newest.epoch)
         everything = len(self._chosen) == len(self._manifests)
-        asked = Asked(self._job.uuid, spec.name, spec.schema, spec.upsert_key, Epoch(oldest - 1), everything)
+        after, which = Epoch(oldest - 1), _beside(sink, spec.name, specs)
+        asked = Asked(self._job.uuid, spec.name, spec.schema, spec.upsert_key, after, everything, *which)
         try:
             shown = sink.shown(asked)
         except Gone as gone:
@@ -294,6 +307,9 @@ def _older(name: str, earlier: RowDigest, shown: Shown) -> Line:
         verdict, why = compared(earlier, found)
         before = f"; {strangers:,} rows were there before" if strangers else ""
         reason = f"rows of older checkpoints{': ' + why if why else ''}{before}"
+    if verdict == "differs" and strangers >= 0 and shown.others.mixed is not None:
+        verdict = "not provable"
+        reason = f"rows of older checkpoints: {shown.others.mixed} has added rows too, and which is not kept any more"
     return Line("sink", name, None, None, verdict, reason, earlier.rows, len(hashes))
 
 

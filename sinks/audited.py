@@ -39,6 +39,10 @@ class Asked:
     after: Epoch
     everything: bool = True
     """Also what no delivery that is told has written: that takes reading the whole target."""
+    beside: frozenset[str] = frozenset()
+    """Sinks of the same job that write to the same target."""
+    elsewhere: frozenset[str] = frozenset()
+    """Sinks of the same job that do not."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Others:
     """Of each such row, in the order in which they came to be there."""
     older: int
     """How many of them stand before all rows that are told: these may be older than the job."""
+    mixed: str | None = None
+    """Whose older rows may be among them, which cannot be told from the job's."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,10 @@ class Shown:
 @runtime_checkable
 class AuditableSink(Protocol):
     """A sink whose target can be read back."""
+
+    @property
+    def where(self) -> str:
+        """How messages name the target."""
 
     def shown(self, asked: Asked) -> Shown:
         """Return what the target holds now, as of one moment.

@@ -102,3 +102,11 @@ def image_of(added: AddedRange) -> str:
 def range_of(image: str) -> AddedRange:
     """Return the range that a before-image names."""
     return _RANGE.decode(image)
+
+
+def range_in(image: str) -> AddedRange | None:
+    """Return the range that a before-image of whatever sink names; None if it names a key."""
+    try:
+        return range_of(image)
+    except msgspec.ValidationError:
+        return None

@@ -11,6 +11,7 @@ every key that is told.
 
 Invariants
     - No transaction reads more than one piece, or what was delivered while the others were read.
+    - Rows that another sink is known to have added to the table are not held against this one's.
     - Nothing is written; what the images say of rowids is checked by nothing but the digest of what lies there.
 
 Source: sinks/sqlite.py, sinks/sqlite_added.py; docs/design/0018-audit.md; PROTOCOL P21.
@@ -25,7 +26,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+import xxhash
 
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline
@@ -42,7 +45,7 @@ from holdfast.sinks.audited import (
     digest_of_rows,
 )
 from holdfast.sinks.sql_values import from_json
-from holdfast.sinks.sqlite_added import AddedRange, range_of, rowid_of
+from holdfast.sinks.sqlite_added import AddedRange, range_in, range_of, rowid_of
 from holdfast.sinks.sqlite_file import connect, listed, quoted, table_columns, translated
 from holdfast.storage.digests import whole
 from holdfast.storage.rowhash import row_hashes
@@ -116,6 +119,17 @@ def _is_in(image: _Image, standing: Mapping[Subtask, Tag]) -> bool:
     """Say whether the writer had delivered it when it stood there."""
     subtask, tag = image.delivery
     return subtask in standing and tag <= standing[subtask]
+
+
+class _Strange(NamedTuple):
+    """A sink, of this job or another one, that may add rows to the table too."""
+
+    name: str
+    ranges: tuple[AddedRange, ...]
+    lost: bool
+    """Which rows it added first, nobody knows any more."""
+    certain: bool
+    """The plan says that it writes to this table."""
 
 
 class _Reading:
@@ -211,6 +225,7 @@ class _Reading:
                 (*self._ours, 0 if self._asked.everything else self._asked.after),
             ).fetchall()
             newest = self._db.execute(f"SELECT max({rowid}) FROM main.{quoted(self._table)}").fetchone()[0]
+            strange = self._strange() if self._asked.everything else []
         ranges: defaultdict[Delivery, list[AddedRange]] = defaultdict(list)
         for image in map(_image, images):
             ranges[image.delivery].append(range_of(image.key))
@@ -225,10 +240,42 @@ class _Reading:
             except Misfit as misfit:
                 self._wrong[delivery] = str(misfit)
         told = [each for of_delivery in ranges.values() for each in of_delivery]
-        others = self._others(rowid, told, newest) if self._asked.everything else None
-        return Shown(standing, rows, lost, self._wrong, others)
+        if not self._asked.everything:
+            return Shown(standing, rows, lost, self._wrong)
+        mixed = None
+        for each_strange in strange:
+            mine = [each for each in each_strange.ranges if each_strange.certain or self._fits(rowid, each)]
+            if each_strange.lost and (mine or each_strange.certain):
+                mixed = each_strange.name
+            told += mine
+        return Shown(standing, rows, lost, self._wrong, self._others(rowid, told, newest, mixed))
 
-    def _others(self, rowid: str, told: list[AddedRange], newest: int | None) -> Others:
+    def _strange(self) -> list[_Strange]:
+        """Return who else may have added rows to the table: images do not say to which table they belong."""
+        found, (job, sink) = [], self._ours
+        lost = set(self._db.execute(f"SELECT job, sink FROM {tags.HORIZON}")) if self._has(tags.HORIZON) else set()
+        for theirs in self._db.execute(f"SELECT DISTINCT job, sink FROM {tags.PROGRESS}").fetchall():
+            ours = theirs[0] == job
+            if theirs == (job, sink) or (ours and theirs[1] in self._asked.elsewhere):
+                continue
+            images = self._db.execute(f'SELECT "key" FROM {tags.UNDO} WHERE job = ? AND sink = ?', theirs)
+            ranges = [] if (first := images.fetchone()) is None else [range_in(first[0])]
+            if ranges != [None]:  # else it is a sink with a key
+                ranges += [range_in(key) for (key,) in images]
+            name = f"sink {theirs[1]!r}{'' if ours else ' of another job'}"
+            known = tuple(each for each in ranges if each is not None)
+            found.append(_Strange(name, known, theirs in lost, ours and theirs[1] in self._asked.beside))
+        return found
+
+    def _fits(self, rowid: str, added: AddedRange) -> bool:
+        """Say whether these are rows of this table, as they were when they were added."""
+        state = xxhash.xxh3_64()
+        for rows in self._tuples(rowid, sorted(self._names), added.first, added.last):
+            for row in rows:
+                state.update(msgspec.msgpack.encode(row))
+        return state.hexdigest() == added.xxh3
+
+    def _others(self, rowid: str, told: list[AddedRange], newest: int | None, mixed: str | None) -> Others:
         """Return the rows outside all ranges, and how many of them lie before the first range."""
         hashes: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
         older, last = 0, -(1 << 63)
@@ -239,7 +286,7 @@ class _Reading:
                 older += len(piece) if n == 0 else 0
             if each is not None:
                 last = max(last, each.last + 1)
-        return Others(np.concatenate(hashes) if hashes else np.empty(0, np.uint64), older)
+        return Others(np.concatenate(hashes) if hashes else np.empty(0, np.uint64), older, mixed)
 
     def _hashes(self, rows: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
         try:
@@ -249,8 +296,13 @@ class _Reading:
         return np.full(len(rows), MISFIT_HASH, np.uint64) if hashes is None else hashes
 
     def _pieces(self, rowid: str, first: int, last: int) -> Iterator[list[dict[str, Any]]]:
+        for rows in self._tuples(rowid, self._names, first, last):
+            yield [dict(zip(self._names, row[1:], strict=True)) for row in rows]
+
+    def _tuples(self, rowid: str, names: list[str], first: int, last: int) -> Iterator[list[tuple[Any, ...]]]:
+        """Read rows, each with its rowid before these columns."""
         statement = (
-            f"SELECT {rowid}, {listed(self._names)} FROM main.{quoted(self._table)} WHERE {rowid} BETWEEN ? AND ? "
+            f"SELECT {rowid}, {listed(names)} FROM main.{quoted(self._table)} WHERE {rowid} BETWEEN ? AND ? "
             f"ORDER BY {rowid} LIMIT ?"
         )
         while first <= last:
@@ -258,7 +310,7 @@ class _Reading:
                 rows = self._db.execute(statement, (first, last, self._at_a_time)).fetchall()
             if not rows:
                 return
-            yield [dict(zip(self._names, row[1:], strict=True)) for row in rows]
+            yield rows
             first = rows[-1][0] + 1
 
     def _row(self, key: tuple[str, ...], wanted: dict[str, Any]) -> dict[str, Any] | None:
@@ -273,8 +325,11 @@ class _Reading:
 
     def _tags(self, table: str) -> dict[Subtask, Tag]:
         """Return one tag per writer; none if the table is not there, as in files of older versions."""
-        there = self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone()
-        if there is None:
+        if not self._has(table):
             return {}
         rows = self._db.execute(f"SELECT writer, timeline, epoch FROM {table} WHERE job = ? AND sink = ?", self._ours)
         return {Subtask(writer): Tag(Timeline(timeline), Epoch(epoch)) for writer, timeline, epoch in rows}
+
+    def _has(self, table: str) -> bool:
+        found = self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,))
+        return found.fetchone() is not None

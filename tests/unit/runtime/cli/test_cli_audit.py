@@ -87,6 +87,24 @@ app.source("rows", hf.Generator(Said, one, count=40), on_error="dlq").sink("copy
 '''
 
 
+SHARED = '''
+from dataclasses import dataclass
+import polars as pl
+import holdfast as hf
+
+@dataclass
+class Said:
+    n: int
+    word: str
+
+app = hf.App("words", root={root!r})
+rows = app.source("rows", hf.Log({folder!r} + "/input", Said))
+rows.filter(pl.col("n") % 2 == 0).sink("even", hf.SQLite({folder!r} + "/out.db", "both"))
+rows.filter(pl.col("n") % 2 == 1).sink("odd", hf.SQLite({folder!r} + "/out.db", "both"))
+rows.sink("alone", hf.SQLite({folder!r} + "/out.db", "alone"))
+'''
+
+
 class Refusing(LocalObjects):
     """A store that now and then refuses to take segments: their epochs are given up."""
 
@@ -450,3 +468,55 @@ class TestAuditOfATamperedTarget:
         job.run(20, 31)
         job.sql("DELETE FROM holdfast_progress WHERE sink = 'all' AND writer = 0")
         assert job.differing() == {("all", 0)}
+
+
+class TestAuditOfATableThatOthersAddTo:
+    """Two sinks of the job add to one table, and another job does or may."""
+
+    @pytest.fixture
+    def shared(self, tmp_path: Path, holdfast: Callable[..., Any]) -> Job:
+        return Job(tmp_path, holdfast, SHARED)
+
+    def lines(self, job: Job, sink: str) -> list[tuple[str, str]]:
+        """Return verdict and reason of what is said of rows of older checkpoints."""
+        return [(each["verdict"], each["reason"]) for each in job.audit()["sinks"]
+                if each["sink"] == sink and each["epoch"] is None]  # fmt: skip
+
+    def pretend(self, job: Job, sink: str) -> None:
+        """Make one of the job's sinks look like another job's in the target."""
+        with closing(sqlite3.connect(job.folder / "out.db")) as db, db:
+            for table in ("holdfast_undo", "holdfast_progress", "holdfast_horizon"):
+                db.execute(f"UPDATE {table} SET job = 'another', sink = 'theirs' WHERE sink = '{sink}'")
+
+    def test_rows_of_the_other_sink_are_its_own(self, shared: Job) -> None:
+        shared.run(20, 31, 7)
+        assert verdicts(shared.audit(), "sinks") == {"proven"}
+        shared.sql("INSERT INTO both SELECT * FROM both WHERE n = 3")
+        assert {name for name, _ in shared.differing()} == {"even", "odd"}
+
+    def test_a_changed_row_is_told_of_its_own_sink(self, shared: Job) -> None:
+        shared.run(20, 31, 7)
+        shared.sql("UPDATE both SET word = 'z' WHERE n = 3")
+        assert {name for name, _ in shared.differing()} == {"odd"}
+
+    def test_what_both_added_before_cannot_be_told_apart_and_is_said_so(self, shared: Job) -> None:
+        shared.start_again(2, retention=Retention(2, 0, 100))
+        shared.run(20, 31, 7, 12, 5, 3)
+        assert self.lines(shared, "alone") == [("proven", "rows of older checkpoints")]
+        ((verdict, reason),) = self.lines(shared, "even")
+        assert (verdict, "sink 'odd'" in reason) == ("not provable", True)
+
+    def test_rows_of_another_job_are_left_out_where_they_are_known(self, shared: Job) -> None:
+        shared.run(20, 31, 7)
+        self.pretend(shared, "odd")
+        assert [verdict for verdict, _ in self.lines(shared, "even")] == ["proven"]
+        assert [verdict for verdict, _ in self.lines(shared, "alone")] == ["proven"]
+
+    def test_nothing_is_said_to_differ_where_they_are_not_known_any_more(self, shared: Job) -> None:
+        shared.start_again(2, retention=Retention(2, 0, 100))
+        shared.run(20, 31, 7, 12, 5, 3)
+        self.pretend(shared, "odd")
+        ((verdict, reason),) = self.lines(shared, "even")
+        assert (verdict, "sink 'theirs' of another job" in reason) == ("not provable", True)
+        shared.sql("DELETE FROM both WHERE n < 70")
+        assert [verdict for verdict, _ in self.lines(shared, "even")] == ["differs"]
