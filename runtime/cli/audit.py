@@ -10,11 +10,11 @@ Source: API.md; DESIGN section 13 (audit digests); docs/design/0018-audit.md.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ConfigError, Damaged, Where
+from holdfast.errors import ConfigError, Damaged, Unavailable, Where
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job
 from holdfast.runtime.cli.history import Stored, open_job
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from holdfast.runtime.steps import Plan
 
 EPOCHS_SHOWN_MAX = 3
+ROUNDS_MAX = 2
+"""How often all is looked at because a rewind came between."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -49,15 +51,33 @@ def add_parser(subparsers: Any) -> None:
 def handle(args: argparse.Namespace) -> int:
     """Audit the job. Exit status: 0 proven, or plainly not provable; 4 something differs; 5 something is away."""
     root, name, plan = job_of(args)
-    stored = open_job(root, name)
-    kept = _kept(stored)
-    chosen = _chosen(args, stored, kept)
-    report = _audit(stored, plan, kept, chosen, args.job)
+    report = audited(lambda: open_job(root, name), plan, args)
     print_json(report.as_json()) if args.json else _print(report)
     return Damaged.exit_status if report.verdict == "differs" else 0
 
 
-def _audit(stored: Stored, plan: Plan | None, kept: Sequence[Manifest], chosen: list[int], called: str) -> Report:
+def audited(open_: Callable[[], Stored], plan: Plan | None, args: argparse.Namespace) -> Report:
+    """Audit the job as it stands; once more if a rewind comes between, as targets then show what no manifest read says.
+
+    Raises:
+        Unavailable: another rewind came between.
+    """
+    for _ in range(ROUNDS_MAX):
+        stored = open_()
+        kept = _kept(stored)
+        report = _audit(stored, plan, kept, _chosen(args, stored, kept))
+        now = stored.repository.read_log()  # Rewound is appended before any target is repaired
+        if now is not None and (now.uuid, now.timeline) == (stored.job.uuid, stored.job.timeline):
+            return report
+    raise Unavailable(
+        f"job {stored.name!r}: it was rewound while it was audited, {ROUNDS_MAX} times",
+        not_done="nothing is said of it, as what was read is of several timelines",
+        next_step="audit again when the rewind is through",
+        where=Where(job=stored.name),
+    )
+
+
+def _audit(stored: Stored, plan: Plan | None, kept: Sequence[Manifest], chosen: list[int]) -> Report:
     from holdfast.runtime import audit_checks, audit_reading
     from holdfast.runtime.audit_report import Report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import sqlite3
 from collections.abc import Callable
@@ -13,10 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.errors import Unavailable
+from holdfast.runtime.audit_report import Report
+from holdfast.runtime.cli.audit import audited
+from holdfast.runtime.cli.history import open_job
 from holdfast.runtime.cli.jobfile import load
 from holdfast.runtime.cluster import Cluster
+from holdfast.sinks.audited import Asked, Shown
 from holdfast.state.keygroups import range_of
 from holdfast.storage.commits import Commits
 from holdfast.storage.local import LocalObjects
@@ -103,6 +109,18 @@ rows.filter(pl.col("n") % 2 == 0).sink("even", hf.SQLite({folder!r} + "/out.db",
 rows.filter(pl.col("n") % 2 == 1).sink("odd", hf.SQLite({folder!r} + "/out.db", "both"))
 rows.sink("alone", hf.SQLite({folder!r} + "/out.db", "alone"))
 '''
+
+
+class Overtaken(hf.SQLite):
+    """A table; before an audit reads it, other things happen."""
+
+    def __init__(self, sink: hf.SQLite, before: Callable[[], None]) -> None:
+        super().__init__(sink.path, sink.table, sink.key, sink.delivery)
+        object.__setattr__(self, "before", before)
+
+    def shown(self, asked: Asked) -> Shown:
+        self.before()  # type: ignore[attr-defined]
+        return super().shown(asked)
 
 
 class Refusing(LocalObjects):
@@ -520,3 +538,27 @@ class TestAuditOfATableThatOthersAddTo:
         assert (verdict, "sink 'theirs' of another job" in reason) == ("not provable", True)
         shared.sql("DELETE FROM both WHERE n < 70")
         assert [verdict for verdict, _ in self.lines(shared, "even")] == ["differs"]
+
+
+class TestAuditThatARewindOvertakes:
+    """The checkpoints are read, then the job is rewound, then a target is read."""
+
+    def audited(self, job: Job, rewinds: int) -> Report:
+        due = iter(range(rewinds))
+
+        def before() -> None:
+            if next(due, None) is not None:
+                job.rewind(4)
+
+        sinks = (replace(s, sink=Overtaken(s.sink, before)) if s.name == "all" else s for s in job.plan.sinks)
+        args = argparse.Namespace(epoch=None, first=None, last=None)
+        return audited(lambda: open_job(str(job.folder / "root"), "words"), replace(job.plan, sinks=tuple(sinks)), args)
+
+    def test_begins_anew(self, job: Job) -> None:
+        job.run(20, 31, 7)
+        assert self.audited(job, rewinds=1).verdict == "proven"
+
+    def test_gives_up_where_another_one_comes(self, job: Job) -> None:
+        job.run(20, 31, 7)
+        with pytest.raises(Unavailable, match="rewound while"):
+            self.audited(job, rewinds=2)

@@ -132,8 +132,10 @@ class TestApply:
         with closing(sqlite3.connect(words.db)) as db:
             db.execute(refuse)
         words.say(bad=1, a=5)
-        assert words.cluster.driver.outcome is not None and words.cluster.driver.outcome[0] == "failed"
-        following = words.cluster.driver.outcome[1]["next"]
+        assert words.cluster.driver.outcome is not None
+        how, error = words.cluster.driver.outcome
+        assert how == "failed" and error is not None
+        following = error["next"]
         assert "holdfast rewind JOB.py --to-epoch N" in following and "last delivered" in following
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[1]), "--apply") == 0
         words.go_on(FILE.replace("rows.key_by", "rows.filter(pl.col('word') != 'bad').key_by"))
