@@ -21,12 +21,13 @@ from functools import reduce
 import numpy as np
 import pyarrow as pa
 
-from holdfast.checkpoint.audit import SinkStaged, SourceTaken
+from holdfast.checkpoint.audit import Audit, SinkStaged, SourceTaken
 from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import NO_EPOCH, Epoch, Pending, RowDigest, Tag
+from holdfast.runtime.audit_checks import UNKNOWN
 from holdfast.runtime.audit_report import Line, Verdict, compared
 from holdfast.runtime.auditing import COUNTS, ROWS, records_digested
 from holdfast.runtime.immediate_plan import is_immediate
@@ -174,7 +175,7 @@ class _SinkAudit:
     ) -> None:
         self._repository, self._job, self._spec = repository, job, spec
         self._manifests, self._chosen = {manifest.epoch: manifest for manifest in manifests}, chosen
-        self._newest = manifests[-1]
+        self._newest, self._everything = manifests[-1], len(chosen) == len(manifests)
         self._expected = [
             Expected(m.epoch, (s.writer.subtask, Tag(m.timeline, m.epoch)), s)
             for m in manifests if m.audited is not None
@@ -189,9 +190,8 @@ class _SinkAudit:
         """
         spec = self._spec
         oldest = min((each.epoch for each in self._expected if each.epoch in self._chosen), default=self._newest.epoch)
-        everything = len(self._chosen) == len(self._manifests)
         after, which = Epoch(oldest - 1), _beside(sink, spec.name, specs)
-        asked = Asked(self._job.uuid, spec.name, spec.schema, spec.upsert_key, after, everything, *which)
+        asked = Asked(self._job.uuid, spec.name, spec.schema, spec.upsert_key, after, self._everything, *which)
         try:
             shown = sink.shown(asked)
         except Gone as gone:
@@ -272,10 +272,14 @@ class _SinkAudit:
     def _rest(self, shown: Shown) -> list[Line]:
         """Compare the rows that no kept checkpoint has written with what the job staged before these."""
         audit = self._newest.audited
-        if shown.others is None or audit is None:
+        if not self._everything:
+            return []
+        if shown.others is None:
+            return self._unseen(shown)
+        if audit is None:
             return []
         name, reason = self._spec.name, None
-        total = next((each.staged for each in audit.totals if each.sink == name), NOTHING)
+        total = self._total(audit)
         told = [digest for (_, tag), digest in shown.rows.items() if tag.epoch <= self._newest.epoch]
         still = [item for item in self._pending(self._newest) if self._is_open(item, shown)]
         open_ = [e for e in self._expected if any((i.writer.subtask, i.tag) == e.at for i in still)]
@@ -287,6 +291,26 @@ class _SinkAudit:
             return [Line("sink", name, None, None, "not provable", f"rows of older checkpoints: {reason}")]
         earlier = reduce(removed, [*told, *(each.digest for each in open_)], total)
         return [_older(name, earlier, shown)]
+
+    def _unseen(self, shown: Shown) -> list[Line]:
+        """Say of what is there that nothing kept tells how it was left; nothing if there is no such row."""
+        audit, rows, reason = self._newest.audited, None, "nothing that is kept says how they were left"
+        if audit is None:
+            reason = UNKNOWN
+        elif audit.since != NO_EPOCH:
+            reason = f"what was staged up to epoch {audit.since} was not counted"
+        else:
+            rows = self._total(audit).rows - sum(each.digest.rows for each in self._expected)
+        reason = f"rows of older checkpoints: {reason}"
+        if rows == 0 and not shown.unseen:
+            return []
+        if shown.unseen:
+            under = f"{shown.unseen:,} rows stand under keys that no kept checkpoint has written"
+            reason = under if rows == 0 else f"{reason}; {under}"
+        return [Line("sink", self._spec.name, None, None, "not provable", reason, rows, shown.unseen)]
+
+    def _total(self, audit: Audit) -> RowDigest:
+        return next((each.staged for each in audit.totals if each.sink == self._spec.name), NOTHING)
 
     def _is_open(self, item: Pending, shown: Shown) -> bool:
         standing = shown.standing.get(item.writer.subtask)

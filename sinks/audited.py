@@ -71,6 +71,8 @@ class Shown:
     """What cannot be output of the job at all, and why."""
     others: Others | None = None
     """None: it cannot be told."""
+    unseen: int | None = None
+    """Rows that stand under keys which no delivery that is told has written; None: not counted, or without keys."""
     untagged: int = 0
     """Rows between the job's that carry no tag of any writer."""
 

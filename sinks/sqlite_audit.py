@@ -10,7 +10,8 @@ there. A rewind or a VACUUM that comes between moves more than that, so then all
 every key that is told.
 
 Invariants
-    - No transaction reads more than one piece, or what was delivered while the others were read.
+    - No transaction reads more than one piece, or what was delivered while the others were read; the rows of a table
+      with a key are counted in one.
     - Rows that another sink is known to have added to the table are not held against this one's.
     - Nothing is written; what the images say of rowids is checked by nothing but the digest of what lies there.
 
@@ -163,6 +164,11 @@ class _Reading:
         with self._piece():
             newer = [image for image in self._newer(standing) if not _is_in(image, standing)]
             lost = self._tags(tags.HORIZON)
+            changed = {image.key: image.before for image in reversed(newer)}  # the first change of a key counts
+            there = self._count(key, list(changed)) if self._asked.everything else None
+        unseen = None if there is None else there + sum(
+            before is not None for name, before in changed.items() if name not in stands
+        ) - sum(row is not None for name, row in stands.items() if name not in changed)  # fmt: skip
         for image in reversed(newer):
             if image.key in stands:
                 stands[image.key] = None if image.before is None else from_json(image.before)
@@ -178,7 +184,12 @@ class _Reading:
                 rows[delivery] = digest_of_changes(keys, after, self._asked.schema, key, upsert)
             except Misfit as misfit:
                 self._wrong[delivery] = str(misfit)
-        return Shown(standing, rows, lost, self._wrong)
+        return Shown(standing, rows, lost, self._wrong, unseen=unseen)
+
+    def _count(self, key: tuple[str, ...], without: list[str]) -> int:
+        """Return how many rows there are now, without those under these keys."""
+        rows: int = self._db.execute(f"SELECT count(*) FROM main.{quoted(self._table)}").fetchone()[0]
+        return rows - sum(self._row(key, from_json(name)) is not None for name in without)
 
     def _images(self) -> Iterator[_Image]:
         """Read the before-images after the epoch that is asked for, newest first."""

@@ -143,6 +143,27 @@ class TestATableThatIsWrittenMeanwhile:
         assert found.rows.keys() <= wanted.keys()
         assert found.others is None or forgets or len(found.others.hashes) == 0
 
+    def test_counts_the_rows_of_other_keys_as_of_when_the_read_began(self, tmp_path: Path) -> None:
+        sink = hf.SQLite(tmp_path / "out.db", "out", KEY)
+        sink.prepare(SCHEMA, KEY)
+        names, writer = dict.fromkeys(SCHEMA.names) | {"name": "a"}, Writer("out", Subtask(0))
+
+        def deliver(epoch: int, **changed: bool) -> None:
+            part = staged([(names | {"k": int(k[1:])}, delete) for k, delete in changed.items()], True)
+            assert part is not None
+            with closing(sink.open(JOB, writer)) as target:
+                target.deliver(tag(epoch), decode(part.data))
+
+        deliver(1, k1=False, k2=False, k3=False, k4=False)
+        deliver(2, k4=False, k5=False, k6=False)
+        between = iter((
+            lambda: deliver(3, k1=True, k2=False, k5=True, k7=False), lambda: deliver(4, k1=False, k8=False),
+        ))  # fmt: skip
+        asked = Asked(JOB, "out", SCHEMA, KEY, Epoch(1))
+        found = table_shown("out", sink.path, "out", KEY, asked, lambda: next(between, int)())
+        assert next(between, None) is None and found.standing == {0: tag(2)}
+        assert found.unseen == 3  # 1, 2 and 3
+
     @pytest.mark.parametrize("key", [None, KEY])
     def test_is_read_again_after_a_rewind(self, tmp_path: Path, key: tuple[str, ...] | None) -> None:
         sink = hf.SQLite(tmp_path / "out.db", "out", key)

@@ -313,7 +313,7 @@ class TestAuditOfWhatIsAsItWasLeft:
         assert [(each["verdict"], each["writer"]) for each in older] == [("proven", None)]
         assert 0 < older[0]["rows"] < 78
         job.cluster.pass_time(5.0)  # now all rows are of checkpoints that are not kept
-        assert verdicts(job.audit(), "sinks") == {"proven"}
+        assert {each["verdict"] for each in job.audit()["sinks"] if each["sink"] == "added"} == {"proven"}
         job.sql("DELETE FROM added WHERE rowid = 1")  # of a checkpoint that is not kept any more
         assert job.differing() == {("added", None)}
 
@@ -562,3 +562,55 @@ class TestAuditThatARewindOvertakes:
         job.run(20, 31, 7)
         with pytest.raises(Unavailable, match="rewound while"):
             self.audited(job, rewinds=2)
+
+
+class TestAuditOfWhatNoKeptCheckpointWrote:
+    """Keyed tables and logs are read back as far as checkpoints are kept; of the rest it is said that nothing is known."""
+
+    def unseen(self, job: Job, *arguments: str) -> dict[str, tuple[int | None, int | None]]:
+        """Return what the checkpoints say of such rows and what was found, per sink that has a line of them."""
+        shown = [each for each in job.audit(*arguments)["sinks"] if each["epoch"] is None and each["sink"] != "added"]
+        assert {each["verdict"] for each in shown} <= {"not provable"}
+        return {each["sink"]: (each["rows"], each["found"]) for each in shown}
+
+    def test_is_said_of_every_table_with_a_key_and_every_log(self, job: Job) -> None:
+        job.run(20, 31, 7)
+        assert self.unseen(job) == {}
+        job.start_again(2, retention=Retention(2, 0, 100))
+        job.cluster.pass_time(5.0)
+        words = self.rows(job, "totals")
+        found = self.unseen(job)
+        assert found.keys() == {"all", "some", "copy", "dlq"}
+        assert (found["all"][1], found["copy"], found["dlq"]) == (words, (53, None), (5, None))
+        assert all(rows is not None and rows > 0 for rows, _ in found.values())
+        assert job.audit()["verdict"] == "proven in part"
+
+    def test_counts_rows_that_are_written_again_meanwhile_once(self, job: Job) -> None:
+        job.start_again(2, retention=Retention(2, 0, 100))
+        job.run(20, 31)
+        job.cluster.pass_time(5.0)
+        words = self.rows(job, "totals")
+        job.run(1)
+        assert self.unseen(job)["all"][1] == words - 1
+
+    def test_is_said_also_where_all_of_it_is_gone(self, job: Job) -> None:
+        job.start_again(2, retention=Retention(2, 0, 100))
+        job.run(20, 31)
+        job.cluster.pass_time(5.0)
+        job.sql("DELETE FROM totals")
+        assert self.unseen(job)["all"][1] == 0
+
+    def test_is_said_of_rows_that_somebody_put_there(self, job: Job) -> None:
+        job.run(20, 31)
+        job.sql("INSERT INTO totals VALUES ('zz', 1, 1)")
+        assert self.unseen(job) == {"all": (0, 1)}
+
+    def test_is_not_asked_where_some_checkpoints_are_chosen(self, job: Job) -> None:
+        job.run(20, 31)
+        job.sql("INSERT INTO totals VALUES ('zz', 1, 1)")
+        newest = str(job.audit()["epochs"][-1]["epoch"])
+        assert self.unseen(job, "--epoch", newest) == {}
+
+    def rows(self, job: Job, table: str) -> int:
+        with closing(sqlite3.connect(job.folder / "out.db")) as db:
+            return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
