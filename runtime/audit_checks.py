@@ -2,20 +2,23 @@
 
 Invariants
     - A checkpoint whose predecessor is not kept is said to be not provable, never passed over.
+    - A partition is never forgotten, and one that comes anew begins with its first record.
     - Nothing here reads a source or a target.
 
-Pure. Source: docs/design/0018-audit.md; PROTOCOL P8, P10.
+Pure. Source: docs/design/0018-audit.md; PROTOCOL P8, P10, P12.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.checkpoint.audit import Audit, balance
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import NO_EPOCH
 from holdfast.runtime.audit_report import Line, Verdict
 
+Place = tuple[str, int]
+"""Source and partition."""
 UNKNOWN = "the checkpoint has no digests: it was made with audit=off, or by an older version"
 
 
@@ -26,44 +29,59 @@ def chain(manifests: Sequence[Manifest], chosen: Iterable[int]) -> list[Line]:
         manifests: All that are kept of the job's lineage, oldest first.
     """
     known = {int(manifest.epoch): manifest for manifest in manifests}
+    stood: dict[int, dict[Place, int]] = {}  # where each partition stands, as the nearest checkpoint says that knows it
+    for manifest in manifests:
+        stood[manifest.epoch] = stood.get(manifest.follows, {}) | _stands(manifest)
     lines = []
     for epoch in chosen:
         manifest = known[epoch]
-        verdict, reason = _linked(manifest, known.get(manifest.follows))
+        verdict, reason = _linked(manifest, known.get(manifest.follows), stood.get(manifest.follows, {}))
         more = (("timeline", manifest.timeline), ("follows", manifest.follows))
         lines.append(Line("epoch", "", None, epoch, verdict, reason, more=more))
     return lines
 
 
-def _linked(manifest: Manifest, before: Manifest | None) -> tuple[Verdict, str | None]:
+def _linked(manifest: Manifest, before: Manifest | None, stood: Mapping[Place, int]) -> tuple[Verdict, str | None]:
     audit = manifest.audited
     if audit is None:
         return "not provable", UNKNOWN
-    if before is None and manifest.follows != NO_EPOCH:
-        if wrong := _ends(manifest, audit):
-            return "differs", wrong
-        return "not provable", f"checkpoint {manifest.follows}, which it follows, is not kept any more"
-    stood = {} if before is None else {(at.source, at.partition): at.offset for at in before.positions}
-    taken = {(each.source, each.partition): each for each in audit.sources}
-    if len(taken) < len(audit.sources):
+    if len({(each.source, each.partition) for each in audit.sources}) < len(audit.sources):
         return "differs", "records of one partition were taken by two workers"
-    for (source, partition), each in sorted(taken.items()):
-        begin = stood.get((source, partition), -1)
-        if begin >= 0 and each.first != begin:
-            kind = "again" if each.first < begin else "not at all"
-            return "differs", (
-                f"source {source!r}, partition {partition}: the records between offsets {min(begin, each.first)} and "
-                f"{max(begin, each.first)} were taken {kind}"
-            )
-    for at in manifest.positions:
-        if (at.source, at.partition) not in taken and at.offset != stood.get((at.source, at.partition), at.offset):
-            return "differs", f"source {at.source!r}, partition {at.partition}: it moved on, and nothing was taken"
-    wrong = _ends(manifest, audit)
-    return ("differs", wrong) if wrong else ("proven", None)
+    if wrong := _ends(manifest, audit):
+        return "differs", wrong
+    if before is None and manifest.follows != NO_EPOCH:
+        return "not provable", f"checkpoint {manifest.follows}, which it follows, is not kept any more"
+    missing = set() if before is None else _stands(before).keys() - _stands(manifest).keys()
+    for source, partition in sorted(missing):  # no manifest forgets a partition, also not of a source that is gone
+        return "differs", f"source {source!r}, partition {partition}: nothing says any more where reading goes on"
+    return _begins(manifest, audit, stood)
+
+
+def _begins(manifest: Manifest, audit: Audit, stood: Mapping[Place, int]) -> tuple[Verdict, str | None]:
+    """Compare where every partition began with where it stood; one that is new begins with its first record (P12)."""
+    taken = {(each.source, each.partition): each.first for each in audit.sources}
+    unknown = None
+    for at in sorted(manifest.positions, key=lambda at: (at.source, at.partition)):
+        place, where = (at.source, at.partition), f"source {at.source!r}, partition {at.partition}"
+        first, begin = taken.get(place, at.offset), stood.get(place)
+        if begin is None:
+            if first != 0:
+                unknown = f"{where}: it begins at offset {first}, and whether that was its first record nothing says"
+        elif place not in taken and first != begin:
+            return "differs", f"{where}: it moved on, and nothing was taken"
+        elif first != begin:
+            kind = "again" if first < begin else "not at all"
+            between = f"{min(begin, first)} and {max(begin, first)}"
+            return "differs", f"{where}: the records between offsets {between} were taken {kind}"
+    return ("not provable", unknown) if unknown else ("proven", None)
+
+
+def _stands(manifest: Manifest) -> dict[Place, int]:
+    return {(at.source, at.partition): at.offset for at in manifest.positions}
 
 
 def _ends(manifest: Manifest, audit: Audit) -> str | None:
-    stands = {(at.source, at.partition): at.offset for at in manifest.positions}
+    stands = _stands(manifest)
     for each in audit.sources:
         if (at := stands.get((each.source, each.partition))) != each.end:
             return (

@@ -140,6 +140,36 @@ class TestChain:
         assert self.verdict(manifest(7, 0, told=False))[0] == "not provable"
 
 
+    def test_a_partition_that_is_forgotten_differs_where_it_is_missing_and_where_it_is_read_again(self) -> None:
+        both = manifest(3, 0, took(0, 5), took(0, 8, partition=1))
+        forgets = manifest(5, 3, took(5, 9))
+        verdict, reason = self.verdict(both, forgets)
+        assert (verdict, "partition 1: nothing says" in str(reason)) == ("differs", True)
+        verdict, reason = self.verdict(both, forgets, manifest(7, 5, took(9, 9), took(0, 8, partition=1)))
+        assert (verdict, "partition 1: the records between offsets 0 and 8 were taken again" in str(reason)) == (
+            "differs", True,
+        )  # fmt: skip
+
+    def test_a_partition_that_comes_anew_begins_with_its_first_record_which_may_not_be_known(self) -> None:
+        before = manifest(3, 0, took(0, 5))
+        assert self.verdict(before, manifest(5, 3, took(5, 9), took(0, 2, partition=1))) == ("proven", None)
+        for first in (before, manifest(5, 3, took(5, 9), took(7, 7, partition=1))), (manifest(3, 0, took(7, 9)),):
+            verdict, reason = self.verdict(*first)
+            assert (verdict, "begins at offset 7" in str(reason)) == ("not provable", True)
+
+    def test_a_partition_that_nobody_took_is_not_provable(self) -> None:
+        silent = msgspec.structs.replace(
+            manifest(5, 3, took(5, 9)), positions=(SourcePosition("s", 0, 9), SourcePosition("s", 1, 4))
+        )
+        assert self.verdict(manifest(3, 0, took(0, 5)), silent)[0] == "not provable"
+
+    def test_what_differs_is_told_before_what_is_not_provable(self) -> None:
+        verdict, _ = self.verdict(
+            manifest(3, 0, took(0, 5, partition=1)), manifest(5, 3, took(7, 9), took(6, 9, partition=1))
+        )
+        assert verdict == "differs"
+
+
 class TestBalance:
     def test_rows_are_given_dropped_late_or_dead(self) -> None:
         assert balance(OperatorCount("f", "function", 10, 5, 2, 1, 2)) == 0

@@ -160,7 +160,7 @@ class TestATableThatIsWrittenMeanwhile:
             lambda: deliver(3, k1=True, k2=False, k5=True, k7=False), lambda: deliver(4, k1=False, k8=False),
         ))  # fmt: skip
         asked = Asked(JOB, "out", SCHEMA, KEY, Epoch(1))
-        found = table_shown("out", sink.path, "out", KEY, asked, lambda: next(between, int)())
+        found = table_shown("out", sink.path, "out", KEY, asked, lambda: next(between, lambda: None)())
         assert next(between, None) is None and found.standing == {0: tag(2)}
         assert found.unseen == 3  # 1, 2 and 3
 

@@ -550,7 +550,10 @@ class TestAuditThatARewindOvertakes:
             if next(due, None) is not None:
                 job.rewind(4)
 
-        sinks = (replace(s, sink=Overtaken(s.sink, before)) if s.name == "all" else s for s in job.plan.sinks)
+        table = next(s.sink for s in job.plan.sinks if s.name == "all")
+        assert isinstance(table, hf.SQLite)
+        overtaken = Overtaken(table, before)
+        sinks = (replace(s, sink=overtaken) if s.name == "all" else s for s in job.plan.sinks)
         args = argparse.Namespace(epoch=None, first=None, last=None)
         return audited(lambda: open_job(str(job.folder / "root"), "words"), replace(job.plan, sinks=tuple(sinks)), args)
 
@@ -565,7 +568,7 @@ class TestAuditThatARewindOvertakes:
 
 
 class TestAuditOfWhatNoKeptCheckpointWrote:
-    """Keyed tables and logs are read back as far as checkpoints are kept; of the rest it is said that nothing is known."""
+    """Keyed tables and logs are read back as far as checkpoints are kept; of the rest that is said."""
 
     def unseen(self, job: Job, *arguments: str) -> dict[str, tuple[int | None, int | None]]:
         """Return what the checkpoints say of such rows and what was found, per sink that has a line of them."""
