@@ -102,9 +102,10 @@ class Deliveries:
     def close(self) -> None:
         """Close every target."""
         self.immediate.close()
-        for writer, target in self._targets.items():
+        # Lanes that are still at work may open more meanwhile: those of machines, which are known here.
+        for writer in {**dict.fromkeys(list(self._targets)), **self._machines}:
             # On the writer's own lane, so never under a delivery that is still at work.
-            self._submit(writer, target.close, lambda _writer, _result: None)
+            self._submit(writer, lambda w=writer: self._close(w), lambda _writer, _result: None)  # type: ignore[misc]
 
     def _step(self, writer: Writer, event: delivery.Event) -> None:
         self._perform(writer, *delivery.step(self._machines[writer], event))
@@ -150,6 +151,10 @@ class Deliveries:
             sink = next(spec.sink for spec in self._plan.sinks if spec.name == writer.sink)
             self._targets[writer] = sink.open(self._job_uuid, writer)
         return self._targets[writer]
+
+    def _close(self, writer: Writer) -> None:
+        if writer in self._targets:
+            self._targets[writer].close()
 
     def _attempt(self, pending: Pending) -> object:
         store = self._ports.store

@@ -201,7 +201,8 @@ def check_existing(
     """Refuse a table that the stream does not fit.
 
     Raises:
-        ConfigError: columns, their types or the primary key differ, or a column takes no null and may get one.
+        ConfigError: columns, their types or the primary key differ, a column takes no null and may get one, or
+            different keys are the same in the table.
     """
     found = {name: (declared, position) for name, declared, position in table_columns(db, table)}
     wanted = {field.name: declared_type(where, field) for field in schema}
@@ -214,6 +215,11 @@ def check_existing(
     primary = {name for name, (_, position) in found.items() if position}
     if key is not None and primary != set(key):
         differences.append(f"its primary key is {sorted(primary)}, the sink's key is {sorted(key)}")
+    differences += [
+        f"{name!r} is compared by {collation}, needed is BINARY: different keys would be one row"
+        for name, collation in _loosely_compared(db, table)
+        if key is not None and wanted.get(name) == "TEXT"
+    ]
     if differences:
         raise ConfigError(
             f"{where}: the existing table differs: {'; '.join(differences)}",
@@ -235,3 +241,13 @@ def _may_be_null(db: sqlite3.Connection, table: str, schema: pa.Schema, key: tup
         elif field.name in strict and pa.types.is_floating(field.type):
             differences.append(f"{field.name!r} is NOT NULL, and may be NaN in the stream, which is stored as NULL")
     return differences
+
+
+def _loosely_compared(db: sqlite3.Connection, table: str) -> list[tuple[str, str]]:
+    """Return columns of the primary key that take different texts as the same one, with their collation."""
+    found = db.execute(
+        "SELECT x.name, x.coll FROM pragma_index_list(?, 'main') l JOIN pragma_index_xinfo(l.name, 'main') x "
+        "WHERE l.origin = 'pk' AND x.key AND upper(x.coll) <> 'BINARY'",
+        (table,),
+    )
+    return found.fetchall()

@@ -192,6 +192,28 @@ class TestPrepare:
         deliver(sink, 1, batch(schema, (1.5, 2)))
         assert ask(sink.path, "SELECT k, x FROM t") == [(1.5, 2)]
 
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            "(user INT, name TEXT COLLATE NOCASE, PRIMARY KEY (user, name))",
+            "(user INT, name TEXT, PRIMARY KEY (user, name COLLATE RTRIM))",
+            "(user INT, name TEXT COLLATE nocase, PRIMARY KEY (user, name)) WITHOUT ROWID",
+        ],
+    )
+    def test_a_key_that_takes_different_texts_as_one_is_refused(self, tmp_path: Path, columns: str) -> None:
+        with closing(sqlite3.connect(tmp_path / "out.db")) as db:
+            db.execute(f"CREATE TABLE users {columns}")
+        with pytest.raises(ConfigError, match="'name' is compared by (NOCASE|RTRIM|nocase), needed is BINARY"):
+            SQLite(tmp_path / "out.db", "users", ["user", "name"]).prepare(SCHEMA, None)
+
+    def test_how_other_columns_are_compared_does_not_matter(self, tmp_path: Path) -> None:
+        with closing(sqlite3.connect(tmp_path / "out.db")) as db:
+            db.execute("CREATE TABLE users (user INT COLLATE NOCASE PRIMARY KEY, name TEXT COLLATE NOCASE)")
+        sink = SQLite(tmp_path / "out.db", "users", ["user"])
+        sink.prepare(SCHEMA, None)
+        deliver(sink, 1, batch(SCHEMA, (1, "a"), (2, "A")))
+        assert ask(sink.path, "SELECT * FROM users ORDER BY user") == [(1, "a"), (2, "A")]
+
     def test_a_view_is_no_table(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute("CREATE VIEW users AS SELECT 1 AS user, 'x' AS name")
