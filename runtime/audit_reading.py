@@ -305,7 +305,7 @@ class _SinkAudit:
         if rows == 0 and not shown.unseen:
             return []
         if shown.unseen:
-            under = f"{shown.unseen:,} rows stand under keys that no kept checkpoint has written"
+            under = f"{shown.unseen:,} rows stand under keys that no kept checkpoint of it wrote"
             reason = under if rows == 0 else f"{reason}; {under}"
         return [Line("sink", self._spec.name, None, None, "not provable", reason, rows, shown.unseen)]
 
