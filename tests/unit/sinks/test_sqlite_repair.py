@@ -143,7 +143,7 @@ class TestAddedRows:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute("CREATE TABLE t (user INT, real REAL, raw BLOB, PRIMARY KEY (user)) WITHOUT ROWID")
         sink = SQLite(tmp_path / "out.db", "t")
-        sink.prepare(SCHEMA, None)
+        sink.prepare(SCHEMA.set(0, SCHEMA.field("user").with_nullable(False)), None)  # its keys may not be null
         deliver(sink, 4, rows((1, 1.0, b"")))
         assert plan(sink, 3).verdict == "impossible"
         assert plan(sink, 4).verdict == "truncate"
