@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.chaos import audit_mutants, network, wrong_expiry, wrong_reads, wrong_times, wrong_writes
+from holdfast.chaos import audit_mutants, network, wrong_endings, wrong_expiry, wrong_reads, wrong_times, wrong_writes
 from holdfast.chaos import rewind_mutants as wrong
 from holdfast.chaos.at_once import ProcessWrites
 from holdfast.chaos.disks import Disk
@@ -267,6 +267,8 @@ MUTANTS = (
            (Swap(deployment, "follow", _forgets_pending),), first=20),
     Mutant("finished-early", "P13", "Finished is appended before the last epoch is delivered",
            (Swap(master, "_finish_if_delivered", _finishes_early),)),
+    Mutant("tags-forgotten-at-the-end", "P17", "whoever appends Finished removes the job's tags from the targets",
+           (Swap(Repository, "create_record", wrong_endings.forgets_tags),), first=27),
     Mutant("uuid-missing-from-tag", "P1", "tags are kept by sink and writer alone",
            (Swap(SharedTable, "delivered", wrong_writes.without_uuid),
             Swap(SharedTable, "deliver", wrong_writes.without_uuid))),
