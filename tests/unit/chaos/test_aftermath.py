@@ -1,11 +1,24 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from holdfast.chaos.mutation import Mutant, Right, Swap, applied
+from holdfast.chaos.report import failure_lines
 from holdfast.chaos.schedule import Schedule
-from holdfast.chaos.simulator import play
+from holdfast.chaos.simulator import play, simulate
 from holdfast.chaos.workload import scenario
 from holdfast.chaos.world import World
+from holdfast.state.store import StateStore
+
+
+def restores_for_workers_only(right: Right) -> Right:
+    def restore(store: StateStore, *rest: Any) -> None:
+        assert store.identity.worker != "checker", "more segments than ever"
+        right(store, *rest)
+
+    return restore
 
 
 class TestLanding:
@@ -24,3 +37,11 @@ class TestAftermath:
         assert play(world).passed
         assert world.checks.finished
         assert world.schedule.under_way == 0
+
+    def test_a_broken_invariant_that_only_the_last_check_meets_names_its_seed(self) -> None:
+        planted = Swap(StateStore, "restore", restores_for_workers_only)
+        with applied(Mutant("unrestorable-at-the-end", "I9", "nobody but the last check meets it", (planted,))):
+            run = simulate(0)
+        [violation] = run.violations
+        assert violation.startswith("raised: AssertionError in restore")
+        assert failure_lines(run)[0].startswith("seed 0 failed")
