@@ -241,6 +241,8 @@ MUTANTS = (
            (Swap(Table, "freeze", _freezes_only_new),)),
     Mutant("unfinished-epoch-drops-its-output", "P8", "an ack names only its own epoch's output",
            (Swap(worker, "_staged_through", _stages_only_new),)),
+    Mutant("values-of-the-last-freeze", "P8, DESIGN 5", "a segment holds what is there when the last operator freezes",
+           (Swap(StateStore, "deltas", wrong_endings.seals_what_is_there_now),)),
     Mutant("ack-before-upload", "P8, DESIGN 4.4", "segments and staged parts are stored after the ack",
            (Swap(seal.SealJob, "run", wrong_writes.seals_hastily),)),
     Mutant("fence-skipped", "P6", "an overtaken driver appends on",

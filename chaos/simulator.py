@@ -123,7 +123,7 @@ def _counts(world: World) -> dict[str, int]:
         "drivers": len(world.drivers),
         "drivers_fenced": world.checks.outcomes.get("fenced", 0),
         "workers": len(world.workers),
-        "checkpoints_restored": world.checks.restored,
+        "checkpoints_restored": len(world.checks.restored),
         "folders_reused": world.disk.reused,
         "ledgers": int(world.scenario.ledger),
         "regrouped": int(world.scenario.regroups),

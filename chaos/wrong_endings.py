@@ -1,16 +1,23 @@
 """Wrong versions of the end of a job, of a run and of a checkpoint; chaos/mutants.py says which rule each negates.
 
-Source: PROTOCOL P13, P16, P17.
+Source: PROTOCOL P8, P13, P16, P17.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from holdfast.chaos.stores import ProcessStore
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.repository import Repository
+from holdfast.model import Epoch
+from holdfast.state.delta import Delta
+from holdfast.state.store import StateStore
+from holdfast.state.table import Table
 
 Right = Callable[..., Any]
 """The function that a mutant replaces."""
@@ -28,3 +35,19 @@ def forgets_tags(right: Right) -> Right:
         return found
 
     return create
+
+
+def seals_what_is_there_now(_: Right) -> Right:
+    """The operators of a worker freeze one after the other; values are gathered when the last one has."""
+
+    def of_now(table: Table, epoch: Epoch) -> Delta:
+        [frozen] = [frozen for frozen in table._frozen if frozen.delta.epoch == epoch]
+        delta, slots = frozen.delta, frozen.slots
+        now = {name: slab.array.take(slots) for name, slab in table._working.items()}
+        columns = {name: np.where(delta.puts, now[name], old) for name, old in delta.columns.items()}
+        return replace(delta, columns=columns)
+
+    def deltas(store: StateStore, epoch: Epoch) -> list[Delta]:
+        return [of_now(table, epoch) for table in store._tables.values()]
+
+    return deltas

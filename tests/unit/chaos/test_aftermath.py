@@ -38,6 +38,14 @@ class TestAftermath:
         assert world.checks.finished
         assert world.schedule.under_way == 0
 
+    @pytest.mark.parametrize("seed", [3, 4])
+    def test_every_checkpoint_that_is_retained_was_restored(self, seed: int) -> None:
+        world = World(scenario(seed))
+        assert play(world).passed
+        retained = set(world.checks.history.named)
+        assert len(retained) > 1
+        assert retained <= set(world.checks.restored)
+
     def test_a_broken_invariant_that_only_the_last_check_meets_names_its_seed(self) -> None:
         planted = Swap(StateStore, "restore", restores_for_workers_only)
         with applied(Mutant("unrestorable-at-the-end", "I9", "nobody but the last check meets it", (planted,))):
