@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.chaos import oracle
+from holdfast.chaos.accepted import Accepted
 from holdfast.chaos.arriving import batches_of
 from holdfast.chaos.at_once import Lasts
 from holdfast.chaos.audited import Audited
@@ -76,6 +77,7 @@ class Checks:
         self.objects = MemoryObjects()
         self.violations: list[str] = []
         self.history = History(self.fail)
+        self.accepted = Accepted(self.history, self.fail)
         self._fold: joblog.Job | None = None
         self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
         self._added = Added(scenario, self.fail)
@@ -129,6 +131,7 @@ class Checks:
             self.fail("I7 fence", f"{name} was fenced though it owns the newest generation")
         if outcome == "finished" and not self.finished:
             self.fail("P13", f"{name} finished without a record of it")
+        self.accepted.over(owner, name, outcome)
 
     def delivered(self, writer: Writer, job_uuid: JobUuid, tag: Tag, batches: list[pa.RecordBatch]) -> None:
         """A transaction of a writer committed in its target."""

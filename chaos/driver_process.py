@@ -8,8 +8,9 @@ Source: DESIGN sections 3 and 4; PROTOCOL P4, P5, P6.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.chaos import points
 from holdfast.chaos.faults import Fault
@@ -172,8 +173,7 @@ class DriverProcess(Process):
     def asked_for(self, savepoint: str) -> None:
         """A request for a savepoint came; refused by a driver that is not that far, it is not repeated."""
         if self._begun and not self.left and (job := self.loop.state.log.job) is not None:
-            self.loop.asked("savepoint", {"name": savepoint}, job.generation, job.generation)
-            self._look()
+            self._asked("savepoint", {"name": savepoint}, job.generation)
 
     def asked_to_rewind(self, back: int) -> None:
         """A request to go back by so many checkpoints came."""
@@ -181,8 +181,12 @@ class DriverProcess(Process):
             epoch = back_from(job, back)
             if epoch is not None:
                 args = {"epoch": epoch, "timeline": job.timeline, "stop": back % 2 == 0}
-                self.loop.asked("rewind", args, job.generation, job.generation)
-                self._look()
+                self._asked("rewind", args, job.generation)
+
+    def _asked(self, kind: str, args: Mapping[str, Any], generation: Generation) -> None:
+        answer = self.loop.asked(kind, args, generation, generation)
+        self._world.checks.accepted.answered(self.owner, kind, args, answer)
+        self._look()
 
     @property
     def lanes(self) -> tuple[ProcessLane, ...]:

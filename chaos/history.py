@@ -142,12 +142,16 @@ class History:
 
     def _rewound(self, record: dict[str, Any]) -> None:
         base = record["body"]["base_epoch"]
-        if base not in self.lineage or base not in self.named or base < self._expired_through:
+        if not self.is_kept(base):
             self._fail("P16", f"the job goes back to epoch {base}, of {self.lineage} kept {sorted(self.named)}")
         self.timeline += 1
         self.bases[self.timeline] = base
         self.lineage = self.lineages[self.timeline] = [epoch for epoch in self.lineage if epoch <= base]
         self._started(record)
+
+    def is_kept(self, epoch: int) -> bool:
+        """Return whether the job stands on this epoch and can still go back to it (P16)."""
+        return epoch in self.lineage and epoch in self.named and epoch >= self._expired_through
 
     def _completed(self, record: dict[str, Any], objects: ObjectStore, standing: Standing) -> None:
         body = record["body"]

@@ -1,11 +1,11 @@
 """Wrong versions of the end of a job, of a run and of a checkpoint; chaos/mutants.py says which rule each negates.
 
-Source: PROTOCOL P8, P13, P16, P17.
+Source: PROTOCOL P6, P8, P13, P16, P17.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from holdfast.chaos.stores import ProcessStore
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch
+from holdfast.runtime import master
 from holdfast.state.delta import Delta
 from holdfast.state.store import StateStore
 from holdfast.state.table import Table
@@ -51,3 +52,18 @@ def seals_what_is_there_now(_: Right) -> Right:
         return [of_now(table, epoch) for table in store._tables.values()]
 
     return deltas
+
+
+def forgets_savepoints(right: Right) -> Right:
+    def carry_out(state: master.Master, kind: str, *rest: Any) -> Any:
+        after, effects, answer = right(state, kind, *rest)
+        return state if kind == "savepoint" else after, effects, answer
+
+    return carry_out
+
+
+def forgets_to_rewind(_: Right) -> Right:
+    def accept(state: master.Master, args: Mapping[str, Any]) -> master.Master:
+        return state
+
+    return accept
