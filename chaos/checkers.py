@@ -8,7 +8,7 @@ plain JSON, and the right answer comes from an oracle that shares no code with t
     I5      whoever reads a writer's rows at any time sees a completed epoch, whole
     I6      epochs, generations and tags only grow; an epoch number belongs to one generation
     I7      an overtaken driver appends nothing
-    I8      everything that a manifest names is there, with the right size and hash
+    I8      everything that a manifest names is there, with the right size and hash; a sweep leaves nothing else
     I9      every retained checkpoint restores to what the oracle says of its offsets
     I12     a run fails only over an object that is damaged, or a function that failed, and says which
     P21     after a repair a target shows the base of the rewind, whole, and no older timeline writes to it again

@@ -67,3 +67,7 @@ def forgets_to_rewind(_: Right) -> Right:
         return state
 
     return accept
+
+
+def finds_nothing(_: Right) -> Right:
+    return lambda catalogue, job, *listed: []
