@@ -13,6 +13,7 @@ import numpy as np
 
 from holdfast.chaos.stores import ProcessStore
 from holdfast.checkpoint import joblog
+from holdfast.checkpoint.catalogue import Catalogue
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch
 from holdfast.runtime import master
@@ -71,3 +72,11 @@ def forgets_to_rewind(_: Right) -> Right:
 
 def finds_nothing(_: Right) -> Right:
     return lambda catalogue, job, *listed: []
+
+
+def counts_the_latest_alone(right: Right) -> Right:
+    def expire(known: Catalogue, job: joblog.Job) -> list[str]:
+        found: list[str] = right(known, replace(job, completed=job.completed[-1:], abandoned=()))
+        return found
+
+    return expire
