@@ -84,7 +84,7 @@ class ProcessWrites:
         if self._world.faults.strikes(Fault.SINK_LATE, _writing):
             delay = self._world.random.choice(LATE_S)
             late = f"{self._process.name}'s {what} lands late"
-            self._world.schedule.after(delay, None, late, lambda: self._land_unheard(origin, offset, batches))
+            self._world.schedule.land(delay, late, lambda: self._land_unheard(origin, offset, batches))
             raise self._unavailable(f"{what}: no reply, it lands in {delay} s")
         return self._heard(what, lambda: self._land(origin, offset, batches), _writing)
 

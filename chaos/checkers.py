@@ -8,8 +8,8 @@ plain JSON, and the right answer comes from an oracle that shares no code with t
     I5      whoever reads a writer's rows at any time sees a completed epoch, whole
     I6      epochs, generations and tags only grow; an epoch number belongs to one generation
     I7      an overtaken driver appends nothing
-    I8      everything that a manifest names is there, with the right size and hash
-    I9      a checkpoint restores to what the oracle says of its offsets
+    I8      everything that a manifest names is there, with the right size and hash; a sweep leaves nothing else
+    I9      every retained checkpoint restores to what the oracle says of its offsets
     I12     a run fails only over an object that is damaged, or a function that failed, and says which
     P21     after a repair a target shows the base of the rewind, whole, and no older timeline writes to it again
 
@@ -25,11 +25,21 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.chaos import oracle
+from holdfast.chaos.accepted import Accepted
 from holdfast.chaos.arriving import batches_of
 from holdfast.chaos.at_once import Lasts
 from holdfast.chaos.audited import Audited
 from holdfast.chaos.history import History
-from holdfast.chaos.ledger import ACCOUNTS, BALANCE, LEDGER_OPERATOR, REGROUPED, Ledger, Regrouped
+from holdfast.chaos.ledger import (
+    ACCOUNTS,
+    BALANCE,
+    GATHERED,
+    LEDGER_OPERATOR,
+    REGROUPED,
+    REGROUPED_OPERATOR,
+    Ledger,
+    Regrouped,
+)
 from holdfast.chaos.schedule import Journal
 from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.visible import Added, Upserted
@@ -67,6 +77,7 @@ class Checks:
         self.objects = MemoryObjects()
         self.violations: list[str] = []
         self.history = History(self.fail)
+        self.accepted = Accepted(self.history, self.fail)
         self._fold: joblog.Job | None = None
         self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
         self._added = Added(scenario, self.fail)
@@ -79,7 +90,9 @@ class Checks:
         self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
         self._ledger = Ledger(scenario.partitions, scenario.rescales, self.fail) if scenario.ledger else None
         self._regrouped = Regrouped(scenario.partitions, self.fail) if scenario.regroups else None
-        self.restored = self.repairs = 0
+        self.repairs = 0
+        self.restored: list[Epoch] = []
+        """The checkpoints that were restored."""
         self.outcomes: dict[str, int] = {}
         self.explained: Callable[[Mapping[str, Any] | None], bool] = lambda error: False
         """Whether a run may fail with this error."""
@@ -118,6 +131,7 @@ class Checks:
             self.fail("I7 fence", f"{name} was fenced though it owns the newest generation")
         if outcome == "finished" and not self.finished:
             self.fail("P13", f"{name} finished without a record of it")
+        self.accepted.over(owner, name, outcome)
 
     def delivered(self, writer: Writer, job_uuid: JobUuid, tag: Tag, batches: list[pa.RecordBatch]) -> None:
         """A transaction of a writer committed in its target."""
@@ -198,9 +212,9 @@ class Checks:
         if self._scenario.at_once:
             self.lasts.at_end(self._lasts)
         if self._fold is not None and self._fold.completed:
-            self._restore(self._fold.completed[-1])
             for done in self._fold.retained:
-                if done.body.epoch in self.history.savepoints.values():
+                # The last one again: of a finished job no window may be left.
+                if done.body.epoch not in self.restored or done == self._fold.completed[-1]:
                     self._restore(done)
 
     def _record_landed(self, path: str, data: bytes) -> None:
@@ -226,7 +240,7 @@ class Checks:
         if (
             completed
             and self._scenario.verify_every_checkpoint
-            and self.restored < RESTORED_MAX
+            and len(self.restored) < RESTORED_MAX
             and not self.violations
         ):
             self._restore(self._fold.completed[-1])
@@ -262,27 +276,35 @@ class Checks:
 
     def _restore(self, completed: joblog.Completed) -> None:
         """I9: rebuild the state of every subtask from what the manifest names."""
-        self.restored += 1
+        self.restored.append(completed.body.epoch)
         ref = completed.body.manifest
         manifest = decode(self.objects.get(ref.path), ref)
         stores = [self._store(manifest, subtask) for subtask in range(manifest.parallelism)]
         for sink in self._scenario.upserts:
             operator, by = self._plan.operator(operator_of(sink)).id, UPSERTS[sink]
-            found: dict[int, dict[str, Any]] = {}
-            for store in stores:
-                found |= _rows(store, operator, by, TOTALS)
+            found = {row[by]: row for row in _rows(stores, operator, TOTALS)}
             expected = oracle.totals(self._scenario.partitions, self.history.cuts[manifest.epoch], by)
             if found != expected:
                 self.fail("I9 state", f"epoch {manifest.epoch}, {sink}: restored {found}, expected {expected}")
         if self._ledger is not None:
             operator = self._plan.operator(LEDGER_OPERATOR).id
-            accounts = [row for store in stores for row in _rows(store, operator, "account", BALANCE).values()]
-            when = f"restored at epoch {manifest.epoch}"
+            accounts, when = _rows(stores, operator, BALANCE), f"restored at epoch {manifest.epoch}"
             self._ledger.compare("I9 state", when, self.history.cuts[manifest.epoch], accounts)
-        if self._windowed is not None and self.finished and completed == self._fold_last():
-            left = sum(store.table(self._plan.operator(operator_of(WINDOWS)).id).present().size for store in stores)
-            if left:
-                self.fail("P13 windows", f"{left} windows are left in the state of a finished job")
+        if self._windowed is not None:
+            self._restored_windows(self._windowed, completed, stores)
+
+    def _restored_windows(self, windowed: Windowed, completed: joblog.Completed, stores: Iterable[StateStore]) -> None:
+        operator, epoch = self._plan.operator(operator_of(WINDOWS)).id, completed.body.epoch
+        windows = _rows(stores, operator, TOTALS)
+        cut, when = self.history.cuts[epoch], f"restored at epoch {epoch}"
+        # What was late is told by the output, so only once it is all in, and for what the job stands on.
+        is_told = self.finished and epoch in self.history.lineage
+        windowed.restored(when, cut, windows, self._tables[LATE].rows() if is_told else None)
+        if self._regrouped is not None:
+            operator = self._plan.operator(REGROUPED_OPERATOR).id
+            self._regrouped.look(when, cut, _rows(stores, operator, GATHERED))
+        if windows and self.finished and completed == self._fold_last():
+            self.fail("P13 windows", f"{len(windows)} windows are left in the state of a finished job")
 
     def _fold_last(self) -> joblog.Completed | None:
         return self._fold.completed[-1] if self._fold is not None and self._fold.completed else None
@@ -302,10 +324,13 @@ class Checks:
         return store
 
 
-def _rows(store: StateStore, operator: int, by: str, columns: Mapping[str, str]) -> dict[int, dict[str, Any]]:
+def _rows(stores: Iterable[StateStore], operator: int, columns: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the rows of an operator as the oracle names them; `columns` gives the names in the state."""
-    table = store.table(operator)
-    slots = table.present()
-    keys = table.key_columns(slots)[0].to_pylist()
-    values = {short: table.column(long)[slots].tolist() for short, long in columns.items()}
-    return {key: {by: key, **{short: values[short][row] for short in columns}} for row, key in enumerate(keys)}
+    rows: list[dict[str, Any]] = []
+    for table in (store.table(operator) for store in stores):
+        slots = table.present()
+        keys = [column.to_pylist() for column in table.key_columns(slots)]
+        named = dict(zip(table.spec.key.names, keys, strict=True))
+        named |= {short: table.column(long)[slots].tolist() for short, long in columns.items()}
+        rows += [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
+    return rows

@@ -8,8 +8,9 @@ Source: DESIGN sections 3 and 4; PROTOCOL P4, P5, P6.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.chaos import points
 from holdfast.chaos.faults import Fault
@@ -141,7 +142,8 @@ class DriverProcess(Process):
     def lane(self, name: str) -> Lane:
         """See DriverPorts.lane."""
         if name not in self._lanes:
-            self._lanes[name] = ProcessLane(self._world, self, name, self._look)
+            lane = SweepLane if name == "sweep" else ProcessLane
+            self._lanes[name] = lane(self._world, self, name, self._look)
         return self._lanes[name]
 
     # Events
@@ -172,8 +174,7 @@ class DriverProcess(Process):
     def asked_for(self, savepoint: str) -> None:
         """A request for a savepoint came; refused by a driver that is not that far, it is not repeated."""
         if self._begun and not self.left and (job := self.loop.state.log.job) is not None:
-            self.loop.asked("savepoint", {"name": savepoint}, job.generation, job.generation)
-            self._look()
+            self._asked("savepoint", {"name": savepoint}, job.generation)
 
     def asked_to_rewind(self, back: int) -> None:
         """A request to go back by so many checkpoints came."""
@@ -181,8 +182,12 @@ class DriverProcess(Process):
             epoch = back_from(job, back)
             if epoch is not None:
                 args = {"epoch": epoch, "timeline": job.timeline, "stop": back % 2 == 0}
-                self.loop.asked("rewind", args, job.generation, job.generation)
-                self._look()
+                self._asked("rewind", args, job.generation)
+
+    def _asked(self, kind: str, args: Mapping[str, Any], generation: Generation) -> None:
+        answer = self.loop.asked(kind, args, generation, generation)
+        self._world.checks.accepted.answered(self.owner, kind, args, answer)
+        self._look()
 
     @property
     def lanes(self) -> tuple[ProcessLane, ...]:
@@ -228,6 +233,24 @@ class DriverProcess(Process):
 
     def _cancel(self, worker: WorkerProcess, delay: float) -> None:
         self._world.schedule.after(delay, None, "", lambda: worker.end("cancelled"))
+
+
+class SweepLane(ProcessLane):
+    """A driver's lane for sweeps; the checkers look at what each leaves, before anything else happens."""
+
+    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        """See Lane.submit."""
+        assert isinstance(self._process, DriverProcess)
+        job = self._process.loop.state.job
+
+        def watched() -> object:
+            result = work()
+            retained = [each.body.epoch for each in job.retained]
+            self._world.checks.history.swept(job.generation, retained, self._world.objects)
+            return result
+
+        # One that waited for another is of a log that was shorter; of which one, nobody knows here.
+        super().submit(work if self.hands_over else watched, done)
 
 
 def back_from(job: joblog.Job, back: int) -> Epoch | None:

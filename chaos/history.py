@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.chaos.oracle import Cut
@@ -18,6 +18,9 @@ Fail = Callable[[str, str], None]
 Standing = Callable[[str, int], tuple[int, int]]
 """standing(sink, subtask): the writer's tag in its target."""
 BY_ANYBODY = ("JobCreated", "SavepointNamed")
+MERGES = ("base", "merged")
+SWEPT = ("manifests", "segments", "staged", *MERGES)
+EPOCH_DIGITS = 12
 
 
 class History:
@@ -37,6 +40,8 @@ class History:
         self._log_start = 0
         self.named: dict[int, set[str]] = {}
         """By retained epoch: paths of all that its manifest names, and its own."""
+        self._spans: dict[str, tuple[int, int]] = {}
+        """By path: the first and the last epoch that named it, whether they are retained or not."""
         self.savepoints: dict[str, int] = {}
         """Which epoch has which name."""
         self._triggers: dict[int, tuple[int, str]] = {}
@@ -110,6 +115,21 @@ class History:
         if path.startswith("log/") and int(path[4:-5]) >= self._log_start:
             self._fail("P7", f"{path} was pruned, but the log begins at {self._log_start}")
 
+    def swept(self, generation: int, retained: Collection[int], objects: ObjectStore) -> None:
+        """A sweep came to its end: of what is decided there is what its checkpoints need, and nothing else.
+
+        Decided are earlier generations, and in this one what is up to its last epoch, but for merges. An object may
+        stay that epochs on both sides of a retained one named, of which a rewind left one behind.
+        """
+        decided = max(retained, default=0)
+        for path in (path for folder in SWEPT for path in objects.list(folder)):
+            folder, its_generation, name = path.split("/", 2)
+            is_decided = folder not in MERGES and int(name[:EPOCH_DIGITS]) <= decided
+            first, last = self._spans.get(path, (0, 0))
+            needed = any(first <= epoch <= last for epoch in retained)
+            if not needed and (int(its_generation) < generation or int(its_generation) == generation and is_decided):
+                self._fail("I8 orphans", f"{path} is still there after a sweep of generation {generation}")
+
     def _named(self, path: str, name: str, epoch: int) -> None:
         if name in self.savepoints or epoch not in self.named:
             self._fail("P6", f"{path} gives epoch {epoch} of {sorted(self.named)} the name {name}: {self.savepoints}")
@@ -142,12 +162,16 @@ class History:
 
     def _rewound(self, record: dict[str, Any]) -> None:
         base = record["body"]["base_epoch"]
-        if base not in self.lineage or base not in self.named or base < self._expired_through:
+        if not self.is_kept(base):
             self._fail("P16", f"the job goes back to epoch {base}, of {self.lineage} kept {sorted(self.named)}")
         self.timeline += 1
         self.bases[self.timeline] = base
         self.lineage = self.lineages[self.timeline] = [epoch for epoch in self.lineage if epoch <= base]
         self._started(record)
+
+    def is_kept(self, epoch: int) -> bool:
+        """Return whether the job stands on this epoch and can still go back to it (P16)."""
+        return epoch in self.lineage and epoch in self.named and epoch >= self._expired_through
 
     def _completed(self, record: dict[str, Any], objects: ObjectStore, standing: Standing) -> None:
         body = record["body"]
@@ -163,6 +187,8 @@ class History:
             return
         manifest = json.loads(data)
         self.named[epoch] = {body["manifest"]["path"], *(ref["path"] for ref in _named(manifest))}
+        for path in self.named[epoch]:
+            self._spans[path] = self._spans.get(path, (epoch, epoch))[0], epoch
         for ref in _named(manifest):
             self._verified(ref, objects)
         cut = {at["partition"]: at["offset"] for at in manifest["positions"]}

@@ -26,6 +26,8 @@ LEDGER_OPERATOR, REGROUPED_OPERATOR = "balances", "regrouped_counts"
 POSTING = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("account", "delta")])
 BALANCE = {"n": "n.count", "balance": "balance.sum"}
 """Columns of an account's row, by their names in the state."""
+GATHERED = {"windows": "windows.count", "n": "n.sum"}
+"""Likewise of what is gathered a second time."""
 Fail = Callable[[str, str], None]
 Row = Mapping[str, Any]
 

@@ -14,7 +14,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.chaos import audit_mutants, network, wrong_expiry, wrong_reads, wrong_times, wrong_writes
+from holdfast.chaos import (
+    audit_mutants,
+    network,
+    wrong_endings,
+    wrong_expiry,
+    wrong_reads,
+    wrong_recoveries,
+    wrong_times,
+    wrong_writes,
+)
 from holdfast.chaos import rewind_mutants as wrong
 from holdfast.chaos.at_once import ProcessWrites
 from holdfast.chaos.disks import Disk
@@ -32,6 +41,7 @@ from holdfast.runtime import (
     master,
     messages,
     repair,
+    rewinding,
     seal,
     subtask,
     watermark,
@@ -241,6 +251,10 @@ MUTANTS = (
            (Swap(Table, "freeze", _freezes_only_new),)),
     Mutant("unfinished-epoch-drops-its-output", "P8", "an ack names only its own epoch's output",
            (Swap(worker, "_staged_through", _stages_only_new),)),
+    Mutant("fate-unknown-at-freeze", "P8", "an epoch that was given up counts as committed at the next freeze",
+           (Swap(coordinator, "deadline_passed", wrong_recoveries.counts_what_it_gave_up),)),
+    Mutant("values-of-the-last-freeze", "P8, DESIGN 5", "a segment holds what is there when the last operator freezes",
+           (Swap(StateStore, "deltas", wrong_endings.seals_what_is_there_now),)),
     Mutant("ack-before-upload", "P8, DESIGN 4.4", "segments and staged parts are stored after the ack",
            (Swap(seal.SealJob, "run", wrong_writes.seals_hastily),)),
     Mutant("fence-skipped", "P6", "an overtaken driver appends on",
@@ -267,6 +281,14 @@ MUTANTS = (
            (Swap(deployment, "follow", _forgets_pending),), first=20),
     Mutant("finished-early", "P13", "Finished is appended before the last epoch is delivered",
            (Swap(master, "_finish_if_delivered", _finishes_early),)),
+    Mutant("tags-forgotten-at-the-end", "P17", "whoever appends Finished removes the job's tags from the targets",
+           (Swap(Repository, "create_record", wrong_endings.forgets_tags),), first=27),
+    Mutant("savepoint-forgotten", "P13", "a savepoint is accepted and never taken",
+           (Swap(master, "carry_out", wrong_endings.forgets_savepoints),)),
+    Mutant("rewind-forgotten", "P6", "a rewind is accepted and never begun",
+           (Swap(rewinding, "accept", wrong_endings.forgets_to_rewind),), needs="rewinds"),
+    Mutant("old-writers-last", "P20", "after a rescale new writers do not wait for the output of older ones",
+           (Swap(master, "older_output_is_left", wrong_recoveries.waits_for_no_older_writer),), needs="rescales"),
     Mutant("uuid-missing-from-tag", "P1", "tags are kept by sink and writer alone",
            (Swap(SharedTable, "delivered", wrong_writes.without_uuid),
             Swap(SharedTable, "deliver", wrong_writes.without_uuid))),
@@ -279,6 +301,11 @@ MUTANTS = (
            (Swap(worker, "output_sealed", _acks_what_is_sealed),)),
     Mutant("sweep-of-uploads-in-flight", "P16", "a sweep deletes whatever no manifest names yet",
            (Swap(catalogue, "_is_decided", _takes_all_for_decided),), first=18),
+    Mutant("sweep-counts-the-latest", "P16", "a sweep keeps what the newest checkpoint names",
+           (Swap(catalogue.Catalogue, "expire", wrong_endings.counts_the_latest_alone),)),
+    Mutant("sweep-of-nothing", "P16", "a sweep finds nothing that may go",
+           (Swap(catalogue.Catalogue, "expire", wrong_endings.finds_nothing),
+            Swap(catalogue.Catalogue, "garbage", wrong_endings.finds_nothing))),
     Mutant("sweep-of-savepoints", "P16", "what expires takes the savepoints before it along",
            (Swap(joblog, "_outlives", _expires_savepoints),)),
     Mutant("watermark-reset-in-windows", "P11", "a restored window operator starts from no watermark",
@@ -308,6 +335,8 @@ MUTANTS = (
            (Swap(deliveries.Deliveries, "deploy", wrong.keeps_machines),), needs="rewinds", first=37),
     Mutant("folder-of-other-lineage", "P14", "a left-over folder is used although a rewind left its epochs behind",
            (Swap(marker, "_lies_on", wrong.ignores_lineage),), needs="rewinds", first=742),
+    Mutant("folder-half-applied", "P14", "a left-over folder is used whatever epoch it was writing when it was left",
+           (Swap(marker, "_epochs_in", wrong_recoveries.ignores_applying),), needs="folders"),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
            (Swap(marker, "overlap", wrong_writes.takes_any_range),), rare=True),
     Mutant("immediate-check-then-write", "P22", "a write looks at the fence first, and not in its transaction",

@@ -121,6 +121,8 @@ class Schedule:
         """The fault that is being decided on."""
         self.watch: Callable[[Process], None] | None = None
         """Looks at a process after each of its events."""
+        self.under_way = 0
+        """How much still lands that its sender gave up or did not live to see."""
         self._heap: list[tuple[float, int, Process | None, str, Action]] = []
         self._made = 0
 
@@ -138,6 +140,16 @@ class Schedule:
         self._made += 1
         heapq.heappush(self._heap, (due, self._made, owner, what, action))
         return due
+
+    def land(self, delay: float, what: str, action: Action) -> None:
+        """Let something land later, whatever becomes of its sender; a run is not over before."""
+
+        def landing() -> None:
+            self.under_way -= 1
+            action()
+
+        self.under_way += 1
+        self.after(delay, None, what, landing)
 
     def step(self) -> bool:
         """Let the next event happen; return False if there is none."""

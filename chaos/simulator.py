@@ -9,10 +9,11 @@ Source: DESIGN section 10.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.chaos.checkers import Checks
 from holdfast.chaos.faults import Fault, Strike
 from holdfast.chaos.points import Point
 from holdfast.chaos.workload import scenario
@@ -82,12 +83,9 @@ def play(world: World, journal_lines: int = JOURNAL_LINES, *, keep_journal: bool
         if ended_at is None and (world.elapsed > limit or schedule.events > EVENTS_MAX):
             checks.fail("I11 progress", f"not finished {FINISH_WITHIN_S} virtual seconds after the world healed")
             break
-        try:
-            schedule.step()
-        except Exception as error:  # noqa: BLE001 - the loops refuse by value; what they raise is a finding
-            checks.raised(error)
+        _noting(checks, schedule.step)
     if not checks.violations and not world.damage.ended:
-        checks.at_end()
+        _noting(checks, checks.at_end)
     return Run(
         seed=world.scenario.seed,
         violations=tuple(checks.violations),
@@ -101,6 +99,14 @@ def play(world: World, journal_lines: int = JOURNAL_LINES, *, keep_journal: bool
         counts=_counts(world),
         journal=tuple(schedule.journal.last(journal_lines)) if checks.violations or keep_journal else (),
     )
+
+
+def _noting(checks: Checks, action: Callable[[], object]) -> None:
+    """Do it; the loops refuse by value, so what it raises is a finding of this seed."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - it is kept and told, with the seed
+        checks.raised(error)
 
 
 def _counts(world: World) -> dict[str, int]:
@@ -117,7 +123,7 @@ def _counts(world: World) -> dict[str, int]:
         "drivers": len(world.drivers),
         "drivers_fenced": world.checks.outcomes.get("fenced", 0),
         "workers": len(world.workers),
-        "checkpoints_restored": world.checks.restored,
+        "checkpoints_restored": len(world.checks.restored),
         "folders_reused": world.disk.reused,
         "ledgers": int(world.scenario.ledger),
         "regrouped": int(world.scenario.regroups),

@@ -119,7 +119,7 @@ class ProcessStore:
         if late or faults.strikes(Fault.WRITE_LATE, at):
             delay = self._world.random.choice(LATE_S)
             land = self._late(what, path, effect, at)
-            self._world.schedule.after(delay, None, f"{what} {path} of {self._process.name} lands late", land)
+            self._world.schedule.land(delay, f"{what} {path} of {self._process.name} lands late", land)
             raise self._unavailable(f"{what} {path}: no reply, it lands in {delay} s")
         if in_doubt or faults.strikes(Fault.WRITE_REPLY_LOST, at):
             _quiet(effect)()

@@ -100,7 +100,7 @@ class ProcessSink(PlannedTable[SharedTable]):
         if faults.strikes(Fault.SINK_LATE, _rewinding):
             delay = self._world.random.choice(LATE_S)
             what = f"{self.name}: {self._process.name}'s repair to {to} lands late"
-            self._world.schedule.after(delay, None, what, lambda: _unheard(land))
+            self._world.schedule.land(delay, what, lambda: _unheard(land))
             raise self._unavailable(f"repair to {to}: no reply, it lands in {delay} s")
         if faults.strikes(Fault.SINK_ROLLED_BACK, _rewinding):
             raise self._unavailable(f"repair to {to}: rolled back")
@@ -160,7 +160,7 @@ class ProcessTarget:
         if faults.strikes(Fault.SINK_LATE, at):
             delay = self._world.random.choice(LATE_S)
             what = f"{self._writer.sink}/{self._writer.subtask}: {self._process.name}'s delivery lands late"
-            self._world.schedule.after(delay, None, what, lambda: self._land_unheard(tag, rows, generation))
+            self._world.schedule.land(delay, what, lambda: self._land_unheard(tag, rows, generation))
             raise self._unavailable(f"deliver {_shown(tag)}: no reply, it lands in {delay} s")
         if faults.strikes(Fault.SINK_ROLLED_BACK, at):
             return self._roll_back(tag, rows, generation)

@@ -68,6 +68,19 @@ class Windowed:
             if at.get("watermark") != expected:
                 self._fail("P11 watermark", f"{at} is in the manifest, the watermark is {expected}")
 
+    def restored(self, when: str, cut: Cut, rows: Sequence[Row], late: Sequence[Row] | None) -> None:
+        """A window that is not over yet holds what was read of it by then.
+
+        Args:
+            late: What was late, by the end; None if that does not tell what was late by then.
+        """
+        ids = {int(row["id"]) for row in late or ()}
+        expected = oracle.windows(self._partitions, cut, self._size, ids)
+        for place, row in self._by_window(rows).items():
+            there = expected.get(place, [0])
+            if row[0] > there[0] if late is None else row != there:
+                self._fail("I9 state", f"{when}: window {place} is {row}, expected {there}")
+
     def at_end(self, windows: Sequence[Row], late: Sequence[Row]) -> None:
         """Every record is in the result of its window, but for those that were late."""
         ids = {int(row["id"]) for row in late}

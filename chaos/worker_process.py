@@ -75,6 +75,7 @@ class ProcessLane(InlineLane):
         self._handed_over = handed_over
         self.busy = self.worked = False
         """There is work; it is done, and its result not handed over yet."""
+        self.hands_over = False
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         """See Lane.submit."""
@@ -96,7 +97,9 @@ class ProcessLane(InlineLane):
         self.busy = self.worked = False
         self._start()
         if not self._process.left:
+            self.hands_over = True
             hand_over()
+            self.hands_over = False
             self._handed_over()
 
     def _delay(self) -> float:

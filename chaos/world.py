@@ -111,8 +111,10 @@ class World:
         self.schedule.after(self.scenario.heal_at, None, "THE WORLD HEALS", self._heal)
 
     def over(self) -> bool:
-        """Return whether the job is finished and nobody is left who could still do something."""
-        return self.checks.finished and not any(p.alive for p in (*self.drivers, *self.workers))
+        """Return whether the job is finished, and neither anybody nor anything under way could still do something."""
+        if not self.checks.finished or self.schedule.under_way:
+            return False
+        return not any(p.alive for p in (*self.drivers, *self.workers))
 
     def new_rules(self) -> master.Rules:
         """Return the rules that a driver starts with."""

@@ -15,6 +15,7 @@ Invariants
     - A savepoint is an epoch triggered after it was asked for, and its name is inside `CheckpointCompleted` (P13).
     - A name stays asked for until an epoch that carries it is completed, over epochs given up and recoveries.
     - One epoch takes one name; the last barrier waits until at most one is left.
+    - Nothing is accepted that the run will not do: one that ends with a rewind takes no savepoint and does not finish.
 
 Pure: no clock, thread or I/O. Part of runtime/master.py.
 Source: DESIGN section 13 (requests); PROTOCOL P6, P13.
@@ -147,6 +148,8 @@ def _refusal(state: Master, kind: str, args: Mapping[str, Any], generation: int,
             return f"this version does not know how to stop {how!r}"
         if how == "finish" and _last_barrier_is_out(state) and not _finishes(state):
             return "the job is stopping already, its last barrier is out; run it again, then finish it"
+        if how == "finish" and rewinding.is_last_act(state):
+            return "the job goes back and stops there; run it again, then finish it"
         return None
     if kind == "savepoint":
         return _no_savepoint(state, args.get("name"))
@@ -166,6 +169,8 @@ def _no_savepoint(state: Master, name: object) -> str | None:
         return f"{len(state.savepoints)} savepoints are waiting already"
     if _last_barrier_is_out(state):
         return "the job is ending and its last barrier is out; name its last checkpoint when it has ended"
+    if rewinding.is_last_act(state):
+        return "the job goes back and stops there; name its last checkpoint when it has ended"
     return None
 
 

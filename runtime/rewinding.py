@@ -69,6 +69,11 @@ def end(state: Master) -> append.Draft | None:
     return lambda _job: joblog.Stopped(job.base_epoch)
 
 
+def is_last_act(state: Master) -> bool:
+    """Return whether the run ends with a rewind: it takes no checkpoint any more."""
+    return state.ends_repaired or (state.rewind is not None and state.rewind.stop)
+
+
 def is_past(state: Master, message: m.Failed) -> bool:
     """Return whether a target only refused what a rewind of this very job has left behind."""
     return message.error.get("kind") == Fenced.kind and message.generation < state.job.generation
@@ -92,6 +97,8 @@ def refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> str | No
         return f"the job has recovered since the plan was made: it is in generation {job.generation}, not {planned}"
     if state.stopping or state.finish_asked or ending:
         return "the job is ending; rewind it when it has ended"
+    if args.get("stop") and state.savepoints:
+        return f"savepoint {state.savepoints[0]!r} is still to be taken; go back then"
     if left := [sink for sink in state.rules.unrepairable if f"{sink}:impossible" not in accepted]:
         return f"sink {left[0]!r} cannot take output back"
     return no_way_back(job, epoch)

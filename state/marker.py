@@ -57,7 +57,7 @@ def usable(
     if marker is None or marker.job_uuid != job_uuid or marker.version != _VERSION:
         return None
     assert marker.applied <= marker.applying
-    if not all(_lies_on(lineage, marker.timeline, epoch, target) for epoch in (marker.applied, marker.applying)):
+    if not all(_lies_on(lineage, marker.timeline, epoch, target) for epoch in _epochs_in(marker)):
         return None
     return overlap(marker.key_groups, owned)
 
@@ -86,6 +86,10 @@ def read_marker(store: KeyValue) -> Marker | None:
 def write_marker(store: KeyValue, marker: Marker) -> None:
     """Write the marker in a batch of its own, after everything written before it."""
     store.write([(MARKER_KEY, msgspec.json.encode(marker))], [])
+
+
+def _epochs_in(marker: Marker) -> tuple[Epoch, Epoch]:
+    return marker.applied, marker.applying
 
 
 def _lies_on(lineage: Lineage, timeline: Timeline, epoch: Epoch, target: Epoch) -> bool:

@@ -161,3 +161,14 @@ class TestRewinds:
         written = self.rewound()
         written.rewind(2, "d2", 204, base_epoch=1)
         assert written.found == ["I6 generations"]
+
+
+class TestSweep:
+    def test_what_no_retained_epoch_needs_is_gone_after_it(self) -> None:
+        written = started()
+        for epoch in ("segments/00000001/000000000001", "staged/00000001/000000000009", "merged/00000001/000000000001"):
+            written.objects.put(f"{epoch}/w1", b"it")
+        written.history.swept(1, {2}, written.objects)
+        assert written.found == ["I8 orphans"]  # an epoch that is open, and a merge, may still be named
+        written.history.swept(2, {2}, written.objects)
+        assert written.found == ["I8 orphans"] * 4

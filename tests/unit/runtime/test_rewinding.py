@@ -192,6 +192,32 @@ class TestRequest:
             assert t.cluster.driver.outcome == ("stopped", None)
             assert totals(t) == {1: (1, 10)}
 
+    def test_while_it_goes_back_to_stop_then_no_savepoint_is_accepted_and_no_other_end(self) -> None:
+        with TestDriver(counted()) as t:
+            base = self.with_a_checkpoint(t)
+            assert self.refused(t, epoch=base, timeline=1, stop=True) is None
+            driver, reason = t.cluster.driver, "the job goes back and stops there"
+            for _ in range(2):  # before the record, and after it
+                generation = driver.state.job.generation
+                for kind, args in (("savepoint", {"name": "v1"}), ("stop", {"how": "finish"})):
+                    answer = driver.asked(kind, args, generation, generation)
+                    assert answer is not None and reason in str(answer["reason"])
+                while t.cluster.repository.read_log().timeline == 1:  # type: ignore[union-attr]
+                    t.cluster.step()
+
+    def test_one_with_stop_is_refused_while_a_savepoint_is_still_to_be_taken(self) -> None:
+        with TestDriver(counted()) as t:
+            base = self.with_a_checkpoint(t)
+            generation = t.cluster.driver.state.job.generation
+            t.cluster.driver.asked("savepoint", {"name": "v1"}, generation, generation)
+            reason = self.refused(t, epoch=base, timeline=1, stop=True)
+            assert reason == "savepoint 'v1' is still to be taken; go back then"
+            assert self.refused(t, epoch=base, timeline=1) is None
+
+    def with_a_checkpoint(self, t: TestDriver) -> int:
+        t.push("bids", [bid(1, 10)])
+        return t.checkpoint()
+
     def test_a_worker_refused_by_a_target_that_its_own_job_has_rewound_is_no_failure(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])

@@ -1,0 +1,48 @@
+"""What drivers said yes to must be in the job log when their run ends in order.
+
+A driver that dies or is fenced owes nothing any more: who asked sees that in the log, and asks the next one.
+
+Invariants
+    - Of a run that finishes or stops, every savepoint that it accepted has its name on a checkpoint.
+    - Every rewind that it accepted is a record, or has become impossible since: its checkpoint expired.
+
+Source: PROTOCOL P6, P13; DESIGN section 13 (requests).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.chaos.history import History
+
+
+class Accepted:
+    """The requests that were accepted, by owner token of the driver."""
+
+    def __init__(self, history: History, fail: Callable[[str, str], None]) -> None:
+        self._history, self._fail = history, fail
+        self._savepoints: defaultdict[str, list[str]] = defaultdict(list)
+        self._rewinds: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        """Epoch to go back to, and the timeline to leave."""
+
+    def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any] | None) -> None:
+        """A driver answered a request."""
+        if answer is None or not answer["accepted"]:
+            return
+        if kind == "savepoint":
+            self._savepoints[owner].append(args["name"])
+        elif kind == "rewind":
+            self._rewinds[owner].append((args["epoch"], args["timeline"]))
+
+    def over(self, owner: str, name: str, outcome: str) -> None:
+        """A run ended."""
+        if outcome not in ("finished", "stopped"):
+            return
+        for savepoint in self._savepoints[owner]:
+            if savepoint not in self._history.savepoints:
+                self._fail("P13 savepoint", f"{name} accepted savepoint {savepoint}, {outcome}, and did not take it")
+        for epoch, timeline in self._rewinds[owner]:
+            if self._history.bases.get(timeline + 1) != epoch and self._history.is_kept(epoch):
+                self._fail("P6 rewind", f"{name} accepted to go back to epoch {epoch}, {outcome}, and did not")

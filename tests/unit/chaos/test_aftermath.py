@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.chaos.mutation import Mutant, Right, Swap, applied
+from holdfast.chaos.report import failure_lines
+from holdfast.chaos.schedule import Schedule
+from holdfast.chaos.simulator import play, simulate
+from holdfast.chaos.workload import scenario
+from holdfast.chaos.world import World
+from holdfast.state.store import StateStore
+
+
+def restores_for_workers_only(right: Right) -> Right:
+    def restore(store: StateStore, *rest: Any) -> None:
+        assert store.identity.worker != "checker", "more segments than ever"
+        right(store, *rest)
+
+    return restore
+
+
+class TestLanding:
+    def test_it_is_under_way_until_it_has_landed(self) -> None:
+        schedule, seen = Schedule(), list[int]()
+        schedule.land(2.0, "a delivery lands late", lambda: seen.append(schedule.under_way))
+        assert schedule.under_way == 1
+        schedule.step()
+        assert seen == [0]
+
+
+class TestAftermath:
+    @pytest.mark.parametrize("seed", [12, 27])
+    def test_a_run_is_not_over_before_everything_under_way_has_landed(self, seed: int) -> None:
+        world = World(scenario(seed))
+        assert play(world).passed
+        assert world.checks.finished
+        assert world.schedule.under_way == 0
+
+    @pytest.mark.parametrize("seed", [3, 4])
+    def test_every_checkpoint_that_is_retained_was_restored(self, seed: int) -> None:
+        world = World(scenario(seed))
+        assert play(world).passed
+        retained = set(world.checks.history.named)
+        assert len(retained) > 1
+        assert retained <= set(world.checks.restored)
+
+    def test_a_broken_invariant_that_only_the_last_check_meets_names_its_seed(self) -> None:
+        planted = Swap(StateStore, "restore", restores_for_workers_only)
+        with applied(Mutant("unrestorable-at-the-end", "I9", "nobody but the last check meets it", (planted,))):
+            run = simulate(0)
+        [violation] = run.violations
+        assert violation.startswith("raised: AssertionError in restore")
+        assert failure_lines(run)[0].startswith("seed 0 failed")
