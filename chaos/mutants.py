@@ -8,6 +8,7 @@ Source: PROTOCOL, list of mutants; research section 2b, checker validation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -110,6 +111,18 @@ def _leaves_batches_half_done(right: Right) -> Right:
             backlog._stack[:] = [each for each in backlog._stack if each is not work]
 
     return work_on
+
+
+def _never_midway(_: Right) -> Right:
+    return lambda run: False
+
+
+def _forgets_what_waits(right: Right) -> Right:
+    def once_through(run: subtask.SubtaskRun, index: int, then: Callable[[], None]) -> None:
+        right(run, index, then)
+        run._fragments[index].backlog._stack.clear()
+
+    return once_through
 
 
 # Job log and generations
@@ -332,5 +345,9 @@ MUTANTS = (
            (Swap(Disk, "_is_of_now", wrong_reads.takes_any_boot),), needs="loses_power", first=500),
     Mutant("failed-batch-half-kept", "DESIGN 4.2", "a batch is left where a function failed, and the worker goes on",
            (Swap(Backlog, "_work_on", _leaves_batches_half_done),), needs="functions"),
+    Mutant("epoch-closed-midway", "P8, DESIGN 4.2", "a barrier passes rows that wait for a slow function",
+           (Swap(subtask.SubtaskRun, "midway", _never_midway),), needs="slow_functions"),
+    Mutant("waiting-rows-forgotten", "P8, DESIGN 4.2", "what a turn left off is not gone on with",
+           (Swap(subtask.SubtaskRun, "_once_through", _forgets_what_waits),), needs="slow_functions"),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""
