@@ -1,9 +1,10 @@
-"""Python functions in the simulated job that fail whenever the world says so.
+"""Python functions in the simulated job that fail whenever the world says so, and in some seeds take their time.
 
 Plans are shared by worlds, so a plan holds a stand-in, which passes every row; each worker calls one of its own in its
 place, which asks the world before every row. A run that ends as failed with such an error has kept the promise; the
 next run must go on as if nothing had been done with the batch. Aims wait here for a call by a worker at their point:
-what a function fails at is decided within an event, not between two.
+what a function fails at is decided within an event, not between two. A slow function moves its worker's clock on, so
+that turns are over midway in a batch, and barriers, stops and failures come while rows wait for it.
 
 Invariants
     - A failure explains the end of one run: what is told again elsewhere is a finding.
@@ -46,24 +47,30 @@ class Functions:
 
     Args:
         aims: Each waits for the so-many-th call by a worker that is at its point.
+        call_s: Seconds that every third call takes; so batches grow again between two that are left off.
     """
 
-    def __init__(self, faults: Faults, aims: Iterable[Aim]) -> None:
-        self._faults = faults
+    def __init__(self, faults: Faults, aims: Iterable[Aim], call_s: float) -> None:
+        self._faults, self._call_s = faults, call_s
         self._aims = [(number, aim) for number, aim in enumerate(aims) if aim.fault is Fault.FUNCTION_FAILED]
         self._calls: Counter[Point] = Counter()
-        self._failures = 0
+        self._failures = self._made = 0
         self._unexplained: set[str] = set()
         """What was raised and has not ended a run yet."""
 
-    def bound(self, plan: Plan, who: str, at: Callable[[], Iterable[Point]]) -> Plan:
+    def bound(
+        self, plan: Plan, who: str, at: Callable[[], Iterable[Point]], spend: Callable[[float], None]
+    ) -> Plan:
         """Return the plan with functions that fail in the hands of this worker.
 
         Args:
             at: Returns the protocol points at which the worker is.
+            spend: Lets time pass for this worker.
         """
 
         def passes_or_fails(row: Any) -> bool:
+            self._made += 1
+            spend(self._call_s if self._made % 3 == 0 else 0.0)
             if self._faults.strikes(Fault.FUNCTION_FAILED, at, who) or self._aimed(at):
                 raise self._failure(who)
             return passes(row)

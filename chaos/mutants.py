@@ -8,7 +8,7 @@ Source: PROTOCOL, list of mutants; research section 2b, checker validation.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +49,7 @@ from holdfast.runtime import (
 )
 from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.loop import WorkerLoop
-from holdfast.runtime.operators.fragment import FragmentRuntime
+from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.window import WindowOperator
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
@@ -114,11 +114,25 @@ def _rolls_back_too_far(_: Right) -> Right:
 
 
 def _leaves_batches_half_done(right: Right) -> Right:
-    def on_batch(run: FragmentRuntime, *batch: Any) -> None:
-        with suppress(JobFailed):
-            right(run, *batch)
+    def work_on(backlog: Backlog, work: Any) -> None:
+        try:
+            right(backlog, work)
+        except JobFailed:
+            backlog._stack[:] = [each for each in backlog._stack if each is not work]
 
-    return on_batch
+    return work_on
+
+
+def _never_midway(_: Right) -> Right:
+    return lambda run: False
+
+
+def _forgets_what_waits(right: Right) -> Right:
+    def once_through(run: subtask.SubtaskRun, index: int, then: Callable[[], None]) -> None:
+        right(run, index, then)
+        run._fragments[index].backlog._stack.clear()
+
+    return once_through
 
 
 # Job log and generations
@@ -359,6 +373,10 @@ MUTANTS = (
     Mutant("folder-of-earlier-boot", "P15, DESIGN 5", "a folder is used although the power was lost since",
            (Swap(Disk, "_is_of_now", wrong_reads.takes_any_boot),), needs="loses_power", first=500),
     Mutant("failed-batch-half-kept", "DESIGN 4.2", "a batch is left where a function failed, and the worker goes on",
-           (Swap(FragmentRuntime, "on_batch", _leaves_batches_half_done),), needs="functions"),
+           (Swap(Backlog, "_work_on", _leaves_batches_half_done),), needs="functions"),
+    Mutant("epoch-closed-midway", "P8, DESIGN 4.2", "a barrier passes rows that wait for a slow function",
+           (Swap(subtask.SubtaskRun, "midway", _never_midway),), needs="slow_functions"),
+    Mutant("waiting-rows-forgotten", "P8, DESIGN 4.2", "what a turn left off is not gone on with",
+           (Swap(subtask.SubtaskRun, "_once_through", _forgets_what_waits),), needs="slow_functions"),
 )  # fmt: skip
 """Those that the tests must catch; each line names the rule it negates."""

@@ -28,7 +28,7 @@ from holdfast.chaos.stores import ProcessStore
 from holdfast.chaos.streams import ControlStream
 from holdfast.chaos.targets import ProcessSink
 from holdfast.model import Generation, WorkerId
-from holdfast.ports import Clock, Lane, ObjectStore
+from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import messages as m
 from holdfast.runtime.channels import Network
 from holdfast.runtime.cluster import InlineLane
@@ -58,6 +58,10 @@ class ProcessClock:
     def monotonic(self) -> float:
         """Seconds, never going back."""
         return self._world.schedule.now + self._offset
+
+    def spend(self, seconds: float) -> None:
+        """Let time pass for this process alone, within one event: it computes."""
+        self._offset += seconds
 
     def wall_us(self) -> int:
         """Microseconds since 1970; jumps by up to an hour."""
@@ -112,7 +116,7 @@ class WorkerPorts:
 
     def __init__(self, world: World, process: WorkerProcess) -> None:
         self._process = process
-        self.clock: Clock = ProcessClock(world, process)
+        self.clock = ProcessClock(world, process)
         self.store: ObjectStore = ProcessStore(world, process)
         self.network: Network = process.endpoint
         self.local: LocalState = DiskState(world, process) if world.scenario.folders else MemoryState()
@@ -138,7 +142,8 @@ class WorkerProcess(Process):
         self.endpoint = Endpoint(world, self)
         world.endpoints[self.address] = self.endpoint
         self.ports = WorkerPorts(world, self)
-        plan = world.functions.bound(world.plan, name, lambda: points.of_worker(self))
+        spend = self.ports.clock.spend
+        plan = world.functions.bound(world.plan, name, lambda: points.of_worker(self), spend)
         sinks = tuple(
             replace(spec, sink=ProcessSink(world, self, spec.name) if spec.path is None else ProcessTable(world, self))
             for spec in plan.sinks

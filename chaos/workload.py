@@ -132,6 +132,8 @@ class Scenario:
     armed: dict[Fault, float]
     moments: tuple[Moment, ...]
     aims: tuple[Aim, ...]
+    call_s: float
+    """Seconds that every third call of a Python function takes."""
     heal_at: float
 
     @property
@@ -154,6 +156,11 @@ class Scenario:
     def functions(self) -> bool:
         """Return whether there are Python functions, which then fail."""
         return Fault.FUNCTION_FAILED in self.armed
+
+    @property
+    def slow_functions(self) -> bool:
+        """Return whether the turns of a worker are over before its functions are through."""
+        return self.functions and self.call_s > 0.0
 
     @property
     def loses_power(self) -> bool:
@@ -219,6 +226,7 @@ def scenario(seed: int) -> Scenario:
         moments=tuple(sorted([*_moments(rng, armed, heal_at), *cut_short], key=lambda moment: moment.at)),
         heal_at=heal_at,
         aims=(),
+        call_s=0.0,
     )
     return _with_functions(_with_more(whole))
 
@@ -249,7 +257,8 @@ def _with_functions(whole: Scenario) -> Scenario:
     failing = faults.draw_functions(rng)
     if not failing:
         return whole
-    return replace(whole, armed={**whole.armed, **failing}, aims=(*whole.aims, *aims.draw_at_calls(rng)))
+    armed, aimed = {**whole.armed, **failing}, (*whole.aims, *aims.draw_at_calls(rng))
+    return replace(whole, armed=armed, aims=aimed, call_s=rng.choice((0.0, 0.03, 0.07, 0.15)))
 
 
 def _windowing(rng: random.Random) -> Windowing | None:

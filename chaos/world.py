@@ -69,7 +69,7 @@ class World:
         self.workers: list[WorkerProcess] = []
         self.endpoints: dict[Address, Endpoint] = {}
         self.disk, self.damage = Disk(self), Damage(self.faults, self.random)
-        self.functions = Functions(self.faults, scenario.aims)
+        self.functions = Functions(self.faults, scenario.aims, scenario.call_s)
         self._start = self.schedule.now
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max

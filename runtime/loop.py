@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.checkpoint.bases import Thresholds, pieces
@@ -82,6 +83,8 @@ class Active:
     machine: worker.Worker
     run: SubtaskRun
     broken: bool = False
+    triggers: deque[m.Trigger] = field(default_factory=deque)
+    """Not begun yet, as a source stands midway in a batch."""
     first_record_at: int | None = None
 
 
@@ -113,11 +116,10 @@ class WorkerLoop:
                     self._deploy(message)
                 elif message.generation == active.deploy.generation and not active.broken:
                     self._ports.send(m.Ready(self.worker_id, message.generation, "already running", 0))
-            case m.Trigger(generation, barrier, finishing) if self._is_current(generation):
+            case m.Trigger(generation) if self._is_current(generation):
                 assert active is not None
-                if finishing:
-                    active.run.finish_time()
-                self._perform(*worker.triggered(active.machine, barrier))
+                active.triggers.append(message)
+                self._close_epochs(active)
             case m.Committed(generation, epoch) if active is not None and active.deploy.generation == generation:
                 self._perform(*worker.committed(active.machine, epoch))
             case m.EndInput(generation) if self._is_current(generation):
@@ -149,12 +151,20 @@ class WorkerLoop:
         except HoldfastError as error:
             self._fail(error)
             return True
+        self._close_epochs(active)
         if taken == 0 and active.run.records_in and active.first_record_at is None:
             active.first_record_at = self._ports.clock.wall_us()
             self.beat()
         if not worked and not active.machine.halted and active.run.caught_up() and not self._shown.caught_up:
             self.beat()
         return self._apply_some(worked) or worked
+
+    def _close_epochs(self, active: Active) -> None:
+        while active.triggers and not active.broken and not active.run.midway():
+            trigger = active.triggers.popleft()
+            if trigger.finishing:
+                active.run.finish_time()
+            self._perform(*worker.triggered(active.machine, trigger.barrier))
 
     def _apply_some(self, worked: bool) -> bool:
         try:

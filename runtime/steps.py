@@ -162,6 +162,10 @@ class Fragment:
     """What enters."""
     steps: tuple[Step, ...]
 
+    def calls(self) -> bool:
+        """Return whether Python functions are among its steps."""
+        return any(isinstance(step.kind, Call) for step in self.steps)
+
 
 @dataclass(frozen=True)
 class Edge:

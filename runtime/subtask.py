@@ -2,13 +2,14 @@
 
 What runtime/worker.py decides about epochs is carried out here, in the operator thread, which owns
 all state. Later fragments are served before sources, so an acyclic graph always drains; a fragment
-is served only while its output channels have room.
+is served only while its output channels have room. One whose Python functions are not through when the
+turn is over goes on in the next one and takes nothing else before; a source then stands midway.
 
 Invariants
     - A barrier goes into an output channel after every row that its fragment emitted before it.
     - Output of a fragment belongs to the epoch that the fragment is in; another fragment may be in another.
     - Tables are frozen after operators have emitted for the epoch, and before any later row.
-    - Source positions are noted at the barrier, by the thread that reads.
+    - Source positions are noted at the barrier, by the thread that reads; never while a source stands midway.
     - A watermark goes into an output channel after the rows that it covers or that it made operators emit.
 
 Source: DESIGN sections 3 to 5; PROTOCOL P8, P9, P11, P13; docs/design/0006-watermarks.md.
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import pyarrow as pa
 
 from holdfast.checkpoint.audit import PartAudit
@@ -34,42 +34,17 @@ from holdfast.runtime.immediate import ImmediateWrites
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.intake import Intake
 from holdfast.runtime.operators.window import KeyGroups
-from holdfast.runtime.plan import Edge, Plan, SourceSpec
+from holdfast.runtime.plan import Plan, SourceSpec
 from holdfast.runtime.reading import Reading, Throttle, arrived
+from holdfast.runtime.routing import Router
 from holdfast.runtime.sources.source import OpenSource
+from holdfast.runtime.turns import Turn
 from holdfast.sinks.staging import Stage
-from holdfast.state.keygroups import owners
-from holdfast.state.keys import KeyType
 from holdfast.state.store import StateStore
 
 READ_BYTES_MAX = 2 << 20
 UNAVAILABLE_PAUSE_S = 0.5
 """How long a source that is away is left alone."""
-
-
-class Router:
-    """Splits the rows of one edge by who owns their key."""
-
-    def __init__(self, edge: Edge, parallelism: int, key_groups: int) -> None:
-        self._columns = [edge.schema.get_field_index(name) for name in edge.key]
-        self._key = KeyType.of(edge.schema.field(i) for i in self._columns)
-        self._parallelism, self._key_groups = parallelism, key_groups
-        self._owners = owners(parallelism, key_groups)
-
-    def split(self, batch: pa.RecordBatch) -> list[tuple[Subtask, pa.RecordBatch]]:
-        """Return the rows of each subtask that gets any, in their order."""
-        if self._parallelism == 1:
-            return [(Subtask(0), batch)]
-        keys = self._key.encode([batch.column(i) for i in self._columns])
-        owner = self._owners[keys.key_groups(self._key_groups)]
-        parts = []
-        for subtask in range(self._parallelism):
-            rows = np.flatnonzero(owner == subtask)
-            if len(rows) == batch.num_rows:
-                return [(Subtask(subtask), batch)]
-            if len(rows):
-                parts.append((Subtask(subtask), batch.take(pa.array(rows))))
-        return parts
 
 
 class SubtaskRun:
@@ -98,21 +73,37 @@ class SubtaskRun:
         self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
         self._closed: dict[Epoch, dict[str, Stage]] = {}
         self._letters = {f.index: Letters() for f in plan.fragments}
+        self._limit = Turn(throttle.clock)
+        self._paces = {f.index: self._limit.pace() for f in plan.fragments if f.calls()}
         self._intakes = {s.fragment: self._intake(s) for s in plan.sources}
         self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
         self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
         self._watermarks = {i: watermark.begin(channels) for i, channels in self._inputs.items() if channels}
         self._times = self._event_times(opened)
         self._together, self._turn = plan.read_together(), 0
+        self._behind: dict[int, Callable[[], None]] = {}
+        """What follows once a fragment's functions are through what it took last."""
         self.records_in = 0
         self._away_until = 0.0
 
     def advance(self, arrived: Callable[[int, ChannelId, Barrier], None], may_read: bool) -> bool:
-        """Take one frame or read one batch; return whether there was anything to do."""
+        """Take one frame, read one batch, or go on with one; return whether there was anything to do."""
+        self._limit.begin()
         for index in self._later_first:
             if self._has_room(index) and self._take_one(index, arrived):
                 return True
+        for index in self._intakes:
+            if index in self._behind:  # nothing else is read meanwhile: what a sink collects is of one arrival
+                return self._has_room(index) and self._go_on(index)
         return may_read and self._read_one()
+
+    def midway(self) -> bool:
+        """Return whether a source has given records that are not through yet: no epoch can be closed here."""
+        return any(index in self._behind for index in self._intakes)
+
+    def at_work(self) -> str | None:
+        """Return which Python function is at work, if one is; any thread may ask."""
+        return next((name for run in self._fragments.values() if (name := run.backlog.at_work) is not None), None)
 
     def close_fragment(
         self, index: int, barrier: Barrier
@@ -212,8 +203,8 @@ class SubtaskRun:
         fragment = self._plan.fragments[index]
         tables = {o.name: self._state.table(o.id) for o in self._plan.operators if o.fragment == index}
         groups = KeyGroups(self._plan.key_groups, *self._state.owned)
-        letters = self._letters[index]
-        return FragmentRuntime(fragment, tables, self._send, self._write, key_groups=groups, letters=letters)
+        letters, turn = self._letters[index], self._limit
+        return FragmentRuntime(fragment, tables, self._send, self._write, None, groups, letters, turn)
 
     def _intake(self, spec: SourceSpec) -> Intake:
         return Intake(spec, self._plan.fragments[spec.fragment].schema, self._letters[spec.fragment])
@@ -240,7 +231,7 @@ class SubtaskRun:
         state, changed = watermark.told(self._watermarks[index], channel, at)
         if changed:
             self._fragments[index].on_watermark(state.now.at_us)
-            self._forward(index, state.now)
+            self._once_through(index, lambda: self._forward(index, state.now))
         self._watermarks[index] = state
 
     def _position(self, reading: Reading) -> SourcePosition:
@@ -280,7 +271,21 @@ class SubtaskRun:
     def _has_room(self, index: int) -> bool:
         return all(self.links.room(channel) for channel in self._outputs[index])
 
+    def _once_through(self, index: int, then: Callable[[], None]) -> None:
+        """Do this when the fragment's functions are through what it took: now, or some turns later."""
+        if self._fragments[index].backlog:
+            self._behind[index] = then
+        else:
+            then()
+
+    def _go_on(self, index: int) -> bool:
+        self._fragments[index].backlog.go_on()
+        self._once_through(index, self._behind.pop(index))
+        return True
+
     def _take_one(self, index: int, arrived: Callable[[int, ChannelId, Barrier], None]) -> bool:
+        if index in self._behind:
+            return self._go_on(index)
         channels = self._inputs[index]
         self._turn += 1
         for i in range(len(channels)):
@@ -294,6 +299,7 @@ class SubtaskRun:
             else:
                 self._audit.received(channel.edge, frame.num_rows)
                 self._fragments[index].on_batch(frame)
+                self._once_through(index, lambda: None)
             return True
         return False
 
@@ -341,21 +347,30 @@ class SubtaskRun:
         return sorted(rotated, key=before)
 
     def _emit(self, reading: Reading, time: EventTime | None, batch: pa.RecordBatch, following: int) -> None:
-        batch, arrival = arrived(reading, batch, following, self._throttle.rows_max())
+        pace, began = self._paces.get(reading.fragment), self._limit.now()
+        limits = [self._throttle.rows_max(), None if pace is None else pace.rows]
+        batch, arrival = arrived(reading, batch, following, min((n for n in limits if n is not None), default=None))
         assert arrival.following is not None
         self._audit.took(reading, batch)
         reading.offset = following = arrival.following
         if reading.caught_up():
             reading.ended = reading.opened.ended(reading.partition, following)
-        self._throttle.took(batch.num_rows)
-        self.records_in += batch.num_rows
+        taken = batch.num_rows
+        self._throttle.took(taken)
+        self.records_in += taken
         if time is not None:
             time.woke(reading.partition)
-        batch, arrival = self._intakes[reading.fragment].take(batch, arrival)
-        self._fragments[reading.fragment].on_batch(batch, arrival)
-        self._immediate.arrived(reading.source, reading.partition, following)
-        if time is not None:
-            time.emitted(reading.partition, batch, following)
+        rows, arrival = self._intakes[reading.fragment].take(batch, arrival)
+
+        def through() -> None:
+            self._immediate.arrived(reading.source, reading.partition, following)
+            if time is not None:
+                time.emitted(reading.partition, rows, following)
+            if pace is not None:
+                pace.took(taken, self._limit.now() - began)
+
+        self._fragments[reading.fragment].on_batch(rows, arrival)
+        self._once_through(reading.fragment, through)
 
 
 def inputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:

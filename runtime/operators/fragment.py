@@ -4,12 +4,13 @@ Between two barriers rows flow through the steps batch by batch. At a barrier ev
 the keys that changed in the epoch, before the loop freezes the tables, and these rows take the same way.
 
 Consecutive filters and projections run as one Polars call. What several steps read is computed once. A Python function
-is told nothing of this; it gets rows.
+is told nothing of this; it gets rows, and they wait in `backlog` if the turn is over before it is through.
 
 Invariants
     - Rows of one input batch leave in their order; an epoch's results leave at its barrier, never later.
     - Only columns that a later step needs are computed or sent.
     - A batch without rows changes nothing and sends nothing.
+    - While `backlog` holds rows nothing else enters; its owner calls `backlog.go_on` until it holds none.
 
 Pure: the tables and what becomes of the output belong to the caller.
 Source: DESIGN section 4 (steps 2 to 4).
@@ -24,6 +25,7 @@ import pyarrow as pa
 from holdfast.runtime.dead_letters import Form, Letters
 from holdfast.runtime.messages import OperatorProgress
 from holdfast.runtime.operators.aggregate import AggregateOperator
+from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.checks import checking, relabelling
 from holdfast.runtime.operators.functions import Arrival, FunctionOperator
 from holdfast.runtime.operators.stateless import OP_FIELD, Chain, Origin
@@ -43,6 +45,7 @@ from holdfast.runtime.steps import (
     Union,
     WindowAggregate,
 )
+from holdfast.runtime.turns import Turn
 from holdfast.state.table import Table
 
 Consumer = Callable[[pa.RecordBatch], None]
@@ -73,6 +76,7 @@ class FragmentRuntime:
         job: str | None = None,
         key_groups: KeyGroups | None = None,
         letters: Letters | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self._key_groups = key_groups
         self.letters = letters or Letters()
@@ -83,6 +87,8 @@ class FragmentRuntime:
                 self._readers.setdefault(point, []).append(step)
         self._steps = {step.id: step for step in fragment.steps}
         self._arrival = Arrival()
+        self._turn = turn or Turn()
+        self.backlog = Backlog(self._turn)
         self._functions: list[FunctionOperator] = []
         self._unions: dict[int, tuple[list[Consumer], frozenset[str]]] = {}
         self._aggregates: list[tuple[AggregateOperator, list[Consumer]]] = []
@@ -99,8 +105,10 @@ class FragmentRuntime:
             JobFailed: an expression cannot be computed, a sum overflows, or a function fails.
         """
         if batch.num_rows:
+            assert not self.backlog
             self._arrival.take(arrival or Arrival())
             _give(self._consumers, batch)
+            self.backlog.go_on()
 
     def on_barrier(self) -> None:
         """Give the results of the epoch; the tables are not frozen yet.
@@ -108,6 +116,7 @@ class FragmentRuntime:
         Raises:
             JobFailed: an expression cannot be computed, or a function fails.
         """
+        assert not self.backlog, "a barrier passes no row"
         self._arrival.take(Arrival())
         for aggregate, consumers in self._aggregates:
             if consumers and (changes := aggregate.changes()) is not None:
@@ -119,11 +128,12 @@ class FragmentRuntime:
         """Event time has come this far: windows close.
 
         Raises:
-            JobFailed: an expression cannot be computed.
+            JobFailed: an expression cannot be computed, or a function fails.
         """
         self._arrival.take(Arrival())
         for window in self._windows:
             window.advance(at_us)
+        self.backlog.go_on()
 
     def progress(self) -> list[OperatorProgress]:
         """Return what every operator has taken, given and left out since it was deployed."""
@@ -180,14 +190,10 @@ class FragmentRuntime:
         untouched = step.input == INPUT and origin.source is not None
         letters: tuple[Letters, Form] = self.letters, "record" if untouched else "row"
         aligned = self._one_to_one(step.input)
-        operator = FunctionOperator(call, schema, step.schema, origin, self._arrival, aligned, letters)
+        operator = FunctionOperator(call, schema, step.schema, origin, self._arrival, aligned, letters, self._turn)
         self._functions.append(operator)
-
-        def run(batch: pa.RecordBatch) -> None:
-            for result in operator.run(batch):
-                _give(consumers, result)
-
-        return run, frozenset(schema.names)
+        give = _to(consumers)
+        return lambda batch: self.backlog.add(operator, give, batch), frozenset(schema.names)
 
     def _one_to_one(self, point: int) -> bool:
         """Say whether every row at this point is the record of the same number that entered."""

@@ -1,7 +1,8 @@
 """Python functions over the rows of a stream.
 
 The function is called row by row; around the calls everything is done for many rows at once. A batch is taken in pieces
-of `PIECE_ROWS`, so that a function that gives many rows for one does not fill the memory.
+of at most `PIECE_ROWS`, so that a function that gives many rows for one does not fill the memory, and a piece is left
+off when the turn is over; `backlog.py` sees to the rest. For `map_batches` pieces have as many rows as `Pace` says.
 
 With on_error="fail" the first failure ends the job; the epoch is never completed, so state and output stay as they
 were. With on_error="drop" a row whose call fails is left out, a row that was given and does not fit the columns is left
@@ -39,10 +40,12 @@ from holdfast.runtime.operators.stateless import Origin
 from holdfast.runtime.rows import WrongRow, batch_of_columns, batch_of_rows
 from holdfast.runtime.rowtypes import RowMaker
 from holdfast.runtime.steps import Call
+from holdfast.runtime.turns import Turn
 
 PIECE_ROWS = 4_096
-OUTPUT_ROWS = 65_536
-"""Rows that are given on at once, as soon as there are as many."""
+LOOK_EVERY = 8
+"""Rows after which a function that was never slow looks whether the turn is over; a power of two. One that was slow
+looks after each."""
 _NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
 
 
@@ -81,6 +84,7 @@ class FunctionOperator:
         arrival: What is in the fragment; kept up to date by it.
         one_to_one: Row i that enters is record i of the arrival.
         letters: Where dead letters go, and what their `raw` then is.
+        turn: Says when to leave off.
     """
 
     def __init__(
@@ -92,13 +96,15 @@ class FunctionOperator:
         arrival: Arrival,
         one_to_one: bool,
         letters: tuple[Letters, Form],
+        turn: Turn,
     ) -> None:
         self._call, self._given, self._gives = call, given, gives
         self._origin, self._arrival, self._one_to_one, self._letters = origin, arrival, one_to_one, letters
         self._rows = None if call.how == "map_batches" else RowMaker(given, call.row_type)
         self._function = self._listed if call.how == "flat_map" else call.function
-        self._at = 0
-        """Where the piece that is worked on begins in its batch."""
+        self._turn, self._piece_rows, self._pace = turn, PIECE_ROWS, turn.pace()
+        self._at = self._base = 0
+        """Where the piece that is worked on begins in its batch, and the batch in what entered the fragment."""
         self._batch: pa.RecordBatch | None = None
         """The batch that is worked on."""
         self.name = call.operator
@@ -109,83 +115,90 @@ class FunctionOperator:
         dlq = self.dlq if self._call.on_error == "dlq" else None
         return OperatorProgress(self.name, self.rows_in, self.rows_out, 0, dropped=self.dropped, dlq=dlq)
 
-    def run(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Give what comes out for a batch.
+    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+        """Work on rows from the row `at` on; return how many, at least one, and what comes out for them.
+
+        Args:
+            base: Of what entered the fragment, row 0 of the batch is this record, if they correspond.
 
         Raises:
             JobFailed: the function raised, or what it gave does not fit, and on_error is "fail".
         """
-        self.rows_in += batch.num_rows
-        self._batch = batch
-        waiting: list[pa.RecordBatch] = []
-        for part in self._parts(batch):
-            self.rows_out += part.num_rows
-            waiting.append(part)
-            if sum(each.num_rows for each in waiting) >= OUTPUT_ROWS:
-                yield _joined(waiting)
-                waiting = []
-        if waiting:
-            yield _joined(waiting)
+        self._batch, self._at, self._base = batch, at, base
+        done, parts = self._whole() if self._rows is None else self._piece()
+        parts = [part for part in parts if part.num_rows]
+        self.rows_in += done
+        self.rows_out += sum(part.num_rows for part in parts)
+        return done, parts
 
-    def _parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        parts: Iterable[pa.RecordBatch]
-        if self._rows is None:
-            self._at = 0
-            whole = pa.RecordBatch.from_arrays([batch.column(name) for name in self._given.names], schema=self._given)
-            parts = self._mapped_whole(whole, 0)
-        else:
-            parts = (part for at in range(0, batch.num_rows, PIECE_ROWS) for part in self._piece(batch, at))
-        return (part for part in parts if part.num_rows)
+    def _whole(self) -> tuple[int, list[pa.RecordBatch]]:
+        assert self._batch is not None
+        piece = self._batch.slice(self._at, self._pace.rows)
+        given = pa.RecordBatch.from_arrays([piece.column(name) for name in self._given.names], schema=self._given)
+        began = self._turn.now()
+        parts = self._mapped_whole(given, 0)
+        self._pace.took(piece.num_rows, self._turn.now() - began)
+        return piece.num_rows, parts
 
-    def _piece(self, batch: pa.RecordBatch, at: int) -> list[pa.RecordBatch]:
-        self._at = at
-        piece = batch.slice(at, PIECE_ROWS)
-        results, numbers = self._called(piece)
+    def _piece(self) -> tuple[int, list[pa.RecordBatch]]:
+        assert self._batch is not None
+        piece = self._batch.slice(self._at, self._piece_rows)
+        results, numbers, done = self._called(piece)
+        # Of a slow function few rows are made at once: all others would have to be made again for the next turn.
+        self._piece_rows = min(2 * self._piece_rows, PIECE_ROWS) if done == piece.num_rows else done
         match self._call.how:
             case "filter":
-                return [self._kept(piece, results, numbers)]
+                return done, [self._kept(piece.slice(0, done), results, numbers)]
             case "map" | "flat_map" if self._call.on_error == "dlq":
                 given = results if self._call.how == "flat_map" else [[result] for result in results]
-                return self._all_fitting(given, numbers)
+                return done, self._all_fitting(given, numbers)
             case "flat_map":
                 bounds = list(accumulate(map(len, results)))
-                return self._fitting(list(chain.from_iterable(results)), bounds)
+                return done, self._fitting(list(chain.from_iterable(results)), bounds)
             case _:
-                return self._fitting(results, None)
+                return done, self._fitting(results, None)
 
-    def _called(self, piece: pa.RecordBatch) -> tuple[list[Any], Sequence[int]]:
-        """Return what the function gave, and for which rows of the piece."""
-        rows, numbers = self._made(piece)
-        function, results, failed = self._function, list[Any](), set[int]()
-        for number, row in zip(numbers, rows, strict=True):
+    def _called(self, piece: pa.RecordBatch) -> tuple[list[Any], Sequence[int], int]:
+        """Return what the function gave, for which rows of the piece, and how many rows were done."""
+        function, results, left_out = self._function, list[Any](), set[int]()
+        look = LOOK_EVERY - 1 if self._piece_rows == PIECE_ROWS else 0
+        done = piece.num_rows
+        for number, row in self._made(piece, left_out):
             try:
                 results.append(function(row))
             except _NOT_THE_ROWS_FAULT:
                 raise
             except WrongRow as wrong:
                 self._drop_or_fail(1, number, f"gave {wrong.what}", wrong)
-                failed.add(number)
+                left_out.add(number)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - users' code may raise anything
                 self._drop_or_fail(1, number, self._told(error), error)
-                failed.add(number)
-        return results, [number for number in numbers if number not in failed] if failed else numbers
+                left_out.add(number)
+            if number & look == look and self._turn.over():
+                done = number + 1
+                break
+        return results, [n for n in range(done) if n not in left_out] if left_out else range(done), done
 
-    def _made(self, piece: pa.RecordBatch) -> tuple[list[Any], Sequence[int]]:
+    def _made(self, piece: pa.RecordBatch, left_out: set[int]) -> Iterable[tuple[int, Any]]:
         """Make the rows; a dataclass that refuses its values fails as the function would."""
         assert self._rows is not None
         with suppress(Exception):  # then one by one, to find the row at fault
-            return list(self._rows.rows(piece)), range(piece.num_rows)
-        made, rows, numbers = self._rows.rows(piece), list[Any](), list[int]()
+            return enumerate(list(self._rows.rows(piece)))
+        return self._made_singly(piece, left_out)
+
+    def _made_singly(self, piece: pa.RecordBatch, left_out: set[int]) -> Iterator[tuple[int, Any]]:
+        assert self._rows is not None
+        made = self._rows.rows(piece)
         for number in range(piece.num_rows):
             try:
-                rows.append(next(made))
+                row = next(made)
             except _NOT_THE_ROWS_FAULT:
                 raise
             except Exception as error:  # noqa: BLE001 - users' code may raise anything
                 self._drop_or_fail(1, number, f"was not called: making its row {self._told(error)}", error)
+                left_out.add(number)
             else:
-                numbers.append(number)
-        return rows, numbers
+                yield number, row
 
     def _listed(self, row: Any) -> list[Any]:
         given = self._call.function(row)
@@ -264,7 +277,7 @@ class FunctionOperator:
             self.dropped += rows
             return
         call, at = self._call, self._arrival
-        first = at.offset_of(self._at + number) if number is not None and self._one_to_one else None
+        first = at.offset_of(self._base + self._at + number) if number is not None and self._one_to_one else None
         if call.on_error == "dlq":
             assert rows == 1 and number is not None and self._batch is not None
             row = encode_row(self._batch.select(self._given.names), self._at + number)
@@ -296,10 +309,6 @@ class FunctionOperator:
         where += f" `{frame.line}`" if frame is not None and frame.line else ""
         shown = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return f"raised {shown:.300}{where}"
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _short(value: object) -> str:

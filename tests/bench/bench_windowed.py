@@ -26,7 +26,8 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.window import KeyGroups
-from holdfast.runtime.subtask import READ_BYTES_MAX, Router
+from holdfast.runtime.routing import Router
+from holdfast.runtime.subtask import READ_BYTES_MAX
 from holdfast.sinks.staging import Stage
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.store import Identity, StateStore

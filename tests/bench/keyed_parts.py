@@ -13,7 +13,8 @@ from keyed_job import SCHEMA, make
 from numpy.typing import NDArray
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.runtime.subtask import READ_BYTES_MAX, Router
+from holdfast.runtime.routing import Router
+from holdfast.runtime.subtask import READ_BYTES_MAX
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.table import Table
 from holdfast.storage.log import LogReader

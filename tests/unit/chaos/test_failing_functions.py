@@ -26,12 +26,15 @@ def functions_of(plan: Plan) -> list[Any]:
 class Played:
     """A world's functions in the hands of one worker that is at some point."""
 
-    def __init__(self, rate: float = 0.0, aims: tuple[Aim, ...] = ()) -> None:
+    def __init__(self, rate: float = 0.0, aims: tuple[Aim, ...] = (), call_s: float = 0.0) -> None:
         self.faults = Faults({Fault.FUNCTION_FAILED: rate}, random.Random(0), Schedule())
-        self.functions = Functions(self.faults, aims)
-        self.at = Point.BETWEEN
-        self.plan = self.functions.bound(SHARED, "w1", lambda: (self.at,))
+        self.functions = Functions(self.faults, aims, call_s)
+        self.at, self.spent = Point.BETWEEN, 0.0
+        self.plan = self.functions.bound(SHARED, "w1", lambda: (self.at,), self.spend)
         self.function = functions_of(self.plan)[0]
+
+    def spend(self, seconds: float) -> None:
+        self.spent += seconds
 
     def fails(self, at: Point) -> bool:
         self.at = at
@@ -56,6 +59,12 @@ class TestFunctionsOfAWorld:
         assert [new is old for new, old in zip(bound, before, strict=True)] == [old is not passes for old in before]
         assert before.count(passes) == 2
         assert functions_of(SHARED) == before
+
+    def test_every_third_call_takes_its_worker_some_time(self) -> None:
+        played = Played(call_s=0.25)
+        for _ in range(6):
+            played.function(None)
+        assert played.spent == 0.5
 
     def test_a_failure_counts_at_the_point_where_the_worker_is(self) -> None:
         played = Played(rate=1.0)

@@ -1,0 +1,96 @@
+"""What the Python functions of one fragment have still to work on.
+
+A batch that reaches a function waits here, and is worked on in pieces until the turn is over; the rest waits for the
+next turn. The deepest function goes first, so what waits stays as little as it can be. Whoever owns the fragment gives
+it nothing else before nothing waits: then a barrier or watermark stands behind every row that came before it.
+
+Invariants
+    - Rows leave in the order of the rows that they were computed from.
+    - Every call of `go_on` finishes at least one row, if any waits.
+
+Pure, as far as the user's functions are. Source: docs/design/0004-python-functions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from holdfast.runtime.operators.functions import FunctionOperator
+from holdfast.runtime.turns import Turn
+
+OUTPUT_ROWS = 65_536
+"""Rows that are given on at once, as soon as there are as many."""
+
+
+@dataclass
+class _Work:
+    """One batch on its way through one function."""
+
+    operator: FunctionOperator
+    give: Callable[[pa.RecordBatch], None]
+    batch: pa.RecordBatch
+    base: int
+    """Row i is record `base + i` of what entered the fragment, where rows and records correspond at all."""
+    done: int = 0
+    given: int = 0
+    """Rows whose results were given on."""
+    results: list[pa.RecordBatch] = field(default_factory=list)
+
+
+class Backlog:
+    """The work of one fragment's functions."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._stack: list[_Work] = []
+        self._added: list[_Work] = []
+        self._base = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._stack or self._added)
+
+    @property
+    def at_work(self) -> str | None:
+        """The name of the function whose turn it is; any thread may ask."""
+        top = self._stack[-1:]
+        return top[0].operator.name if top else None
+
+    def add(self, operator: FunctionOperator, give: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> None:
+        """Let a function work on a batch, behind what waits for it already."""
+        if batch.num_rows:
+            self._added.append(_Work(operator, give, batch, self._base))
+
+    def go_on(self) -> None:
+        """Work until nothing is left or the turn is over.
+
+        Raises:
+            JobFailed: a function raised, or what it gave does not fit, and its on_error is "fail".
+        """
+        self._put_on_top()
+        while self._stack:
+            self._work_on(self._stack[-1])
+            if self._turn.over():
+                return
+
+    def _work_on(self, work: _Work) -> None:
+        done, results = work.operator.some(work.batch, work.done, work.base)
+        work.done += done
+        work.results += results
+        finished = work.done == work.batch.num_rows
+        if not finished and sum(each.num_rows for each in work.results) < OUTPUT_ROWS:
+            return
+        if finished:
+            self._stack.pop()
+        results, work.results = work.results, []
+        self._base, work.given = work.base + work.given, work.done
+        if results:
+            work.give(results[0] if len(results) == 1 else pa.concat_batches(results))
+        self._base = 0
+        self._put_on_top()
+
+    def _put_on_top(self) -> None:
+        self._stack.extend(reversed(self._added))
+        self._added.clear()

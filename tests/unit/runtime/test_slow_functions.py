@@ -1,0 +1,252 @@
+"""Python functions that take their time, which is to say move the clock: turns stay short, a stop is heard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.errors import JobFailed
+from holdfast.runtime.cluster import Cluster
+from holdfast.runtime.dataflow import Stream
+from holdfast.runtime.turns import LONG_S, ROWS_FIRST, Pace
+from holdfast.sinks.memory import MemorySink
+from holdfast.storage.objects import MemoryObjects
+from holdfast.testing import TestDriver
+
+HEARTBEAT_S = 0.5
+TURN_MAX_S = 0.5
+
+
+@dataclass
+class Row:
+    k: int
+    at: int = 0
+
+
+def numbers(count: int, first: int = 0) -> hf.Generator:
+    def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
+        return {"k": i + first, "at": i}
+
+    return hf.Generator(Row, rows, count=count, vectorised=True)
+
+
+class Played:
+    """A job on one worker whose functions take virtual time; heartbeats go out between turns."""
+
+    def __init__(self, build: Callable[[hf.App, Callable[[float], None]], Stream], sources: tuple[str, ...] = ("s",)):
+        app = hf.App("slow", checkpoint_every="1s")
+        self.sink = MemorySink()
+        self.epochs = 0
+        stream = build(app, self.takes)
+        self.sink.prepare(stream.schema, None)
+        stream.sink("out", self.sink)
+        self.cluster = Cluster(app.plan(), 1, 0, MemoryObjects(), 1.0, dict.fromkeys(sources, (0,)))
+        self.longest = 0.0
+        self.cluster.begin()
+
+    def takes(self, seconds: float) -> None:
+        self.cluster.clock.now += seconds
+
+    def run(self, seconds: float) -> Played:
+        """Let the job run for so much virtual time, or until it is over."""
+        clock, driver = self.cluster.clock, self.cluster.driver
+        end, beat = clock.now + seconds, clock.now
+        while clock.now < end and driver.outcome is None:
+            began = clock.now
+            worked = self.cluster.step()
+            self.longest = max(self.longest, clock.now - began)
+            if not worked or clock.now - beat > HEARTBEAT_S:
+                clock.now, beat = max(clock.now, min(end, beat + HEARTBEAT_S)), clock.now
+                for member in list(self.cluster.members.values()):
+                    member.loop.beat()
+        return self
+
+    def completed(self) -> int:
+        return len(self.cluster.driver.state.job.completed)
+
+    def keys(self) -> list[int]:
+        return [row["k"] for row in self.sink.rows()]
+
+
+def slow_map(seconds: float, count: int = 400_000) -> Callable[[hf.App, Callable[[float], None]], Stream]:
+    def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+        def fn(row: Row) -> Row:
+            takes(seconds)
+            return row
+
+        return app.source("s", numbers(count)).map(fn, to=Row)
+
+    return build
+
+
+class TestASlowFunctionOfASource:
+    def test_leaves_turns_short_and_epochs_complete_at_their_interval(self) -> None:
+        played = Played(slow_map(0.0025)).run(20)
+        assert played.longest < TURN_MAX_S
+        assert played.completed() >= 15
+        assert not played.cluster.driver.state.restarts
+        assert played.keys() == list(range(len(played.keys()))) != []
+
+    def test_a_stop_is_heard_at_once(self) -> None:
+        played = Played(slow_map(0.0025)).run(5)
+        asked = played.cluster.clock.now
+        played.cluster.driver.stop()
+        played.run(20)
+        assert (played.cluster.driver.outcome or ("",))[0] == "stopped"
+        assert played.cluster.clock.now - asked < 1.0
+
+    def test_one_second_per_row_is_a_turn_per_row(self) -> None:
+        played = Played(slow_map(1.0, count=60)).run(600)
+        assert played.keys() == list(range(60))
+        assert played.completed() >= 8
+
+    def test_rows_that_become_slow_in_the_middle_of_a_batch_do_not_hold_the_worker(self) -> None:
+        """Few of many rows get as far as the function, then all: what was read is more than a turn can do."""
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def fn(row: Row) -> Row:
+                takes(0.01)
+                return row
+
+            read = app.source("s", numbers(170_000))
+            return read.filter(pl.col("k") >= 150_000).map(fn, to=Row).filter(pl.col("k") % 1_000 == 0)
+
+        played = Played(build).run(2_000)
+        assert played.longest < TURN_MAX_S
+        assert not played.cluster.driver.state.restarts
+        assert played.keys() == list(range(150_000, 170_000, 1_000))
+
+    def test_map_batches_is_given_as_many_rows_as_it_can_do(self) -> None:
+        sizes: list[int] = []
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def fn(batch: pa.RecordBatch) -> pa.RecordBatch:
+                takes(0.0025 * batch.num_rows)
+                sizes.append(batch.num_rows)
+                return batch
+
+            return app.source("s", numbers(400_000)).map_batches(fn, to=Row)
+
+        played = Played(build).run(20)
+        assert played.completed() >= 15
+        assert max(sizes) <= 2 * ROWS_FIRST
+        assert played.keys() == list(range(len(played.keys()))) != []
+
+
+class TestASlowFunctionBehindChannels:
+    def test_of_a_union_leaves_turns_short(self) -> None:
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def fn(row: Row) -> Row:
+                takes(0.0025)
+                return row
+
+            left, right = app.source("s", numbers(70_000)), app.source("t", numbers(70_000, 1_000_000))
+            return left.union(right).map(fn, to=Row)
+
+        played = Played(build, ("s", "t")).run(20)
+        assert played.longest < TURN_MAX_S
+
+        played.run(1_000)
+        assert (played.cluster.driver.outcome or ("",))[0] == "finished"
+        assert sorted(played.keys()) == [*range(70_000), *range(1_000_000, 1_070_000)]
+
+    def test_of_windows_that_close_together_leaves_turns_short(self) -> None:
+        """One watermark closes all; it goes on only behind what the function makes of them."""
+
+        @dataclass
+        class Count:
+            k: int
+            n: int
+
+        @dataclass
+        class Timed:
+            k: int
+            at: datetime
+
+        def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
+            return {"k": i, "at": pa.array(i).cast(pa.timestamp("us", "UTC"))}
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def fn(row: hf.Row) -> Count:
+                takes(0.0025)
+                return Count(row.k, row.n)
+
+            source = hf.Generator(Timed, rows, count=4_000, vectorised=True)
+            counts = app.source("s", source, event_time="at").key_by("k").window(hf.tumbling("10s"))
+            return counts.agg("counts", emit="final", n=hf.count()).map(fn, to=Count)
+
+        played = Played(build).run(100)
+        assert (played.cluster.driver.outcome or ("",))[0] == "finished"
+        assert played.longest < TURN_MAX_S
+        assert sorted(played.keys()) == list(range(4_000))
+
+
+class TestAFastFunction:
+    def test_gets_batches_of_the_size_that_is_read(self) -> None:
+        sizes: list[int] = []
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def fn(batch: pa.RecordBatch) -> pa.RecordBatch:
+                takes(batch.num_rows * 5e-7)
+                sizes.append(batch.num_rows)
+                return batch
+
+            return app.source("s", numbers(1_000_000)).map_batches(fn, to=Row)
+
+        Played(build).run(100)
+        assert max(sizes) == 65_536
+        assert len(sizes) < 40
+
+
+class TestADeadLetter:
+    def test_of_a_slow_function_names_the_records_own_offset(self) -> None:
+        app = hf.App("slow")
+
+        def fn(row: Row) -> Row:
+            t.cluster.clock.now += 0.03
+            if row.k == 47:
+                raise ValueError("47")
+            return row
+
+        s = app.source("s", hf.Log("/nowhere/s", Row))
+        s.map(lambda row: row, to=Row).map(fn, to=Row).sink("out", hf.SQLite("unused.db", "out"))
+        with TestDriver(app, parallelism=1) as t, pytest.raises(JobFailed, match="at offset 47 of partition 0"):
+            t.push("s", [Row(n) for n in range(60)])
+
+
+class TestPace:
+    def played(self, seconds: Callable[[int], float], turns: int = 40, pace: Pace | None = None) -> Pace:
+        pace = pace or Pace()
+        for _ in range(turns):
+            pace.took(pace.rows, seconds(pace.rows))
+        return pace
+
+    def test_takes_as_many_rows_as_are_done_in_a_short_time(self) -> None:
+        assert self.played(lambda rows: rows * 0.0025).rows * 0.0025 <= LONG_S
+
+    def test_takes_few_when_rows_become_slow(self) -> None:
+        fast = self.played(lambda rows: rows * 1e-6)
+        assert fast.rows > 30_000
+        assert self.played(lambda rows: rows * 0.03, pace=fast).rows <= 8
+
+    def test_takes_many_when_rows_become_fast_again(self) -> None:
+        slow = self.played(lambda rows: rows * 1.0)
+        assert slow.rows == 1
+        assert self.played(lambda rows: rows * 1e-6, pace=slow).rows > 30_000
+
+    def test_a_time_that_every_call_takes_does_not_make_calls_small(self) -> None:
+        pace = self.played(lambda rows: 0.5 + rows * 1e-5)
+        assert pace.rows >= 16_384
+
+    def test_few_rows_at_the_end_of_a_log_are_no_reason_to_take_fewer(self) -> None:
+        pace = self.played(lambda rows: rows * 1e-6)
+        before = pace.rows
+        pace.took(3, 0.0001)
+        assert pace.rows == before
