@@ -182,6 +182,10 @@ class WorkerLoop:
             waits.append(throttle)
         return max(0.0, min(waits))
 
+    def at_work(self) -> str | None:
+        """Return which Python function is at work, if one is; safe to call from any thread."""
+        return None if (active := self._active) is None else active.run.at_work()
+
     def heartbeat(self) -> m.Heartbeat:
         """Return what was last shown; safe to call from any thread."""
         return self._shown

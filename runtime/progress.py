@@ -21,7 +21,6 @@ from holdfast.runtime.subtask import SubtaskRun
 if TYPE_CHECKING:
     from holdfast.runtime.loop import Active
 
-
 def heartbeat_of(
     worker_id: WorkerId,
     active: Active | None,
