@@ -22,7 +22,6 @@ from __future__ import annotations
 import traceback
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -45,7 +44,8 @@ from holdfast.runtime.turns import Turn
 PIECE_ROWS = 4_096
 LOOK_EVERY = 16
 """Rows after which it is looked whether the turn is overdue; after each, if a piece was left off lately."""
-_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
+_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError, KeyboardInterrupt, GeneratorExit)
+"""All else is, also what is no Exception: sys.exit, and panics of native code (Polars, RocksDB)."""
 
 
 @dataclass
@@ -172,7 +172,7 @@ class FunctionOperator:
                 except WrongRow as wrong:
                     self._drop_or_fail(1, number, f"gave {wrong.what}", wrong)
                     left_out.add(number)
-                except (Exception, SystemExit) as error:  # noqa: BLE001 - users' code may raise anything
+                except BaseException as error:  # noqa: BLE001 - users' code may raise anything
                     self._drop_or_fail(1, number, self._told(error), error)
                     left_out.add(number)
             over = self._turn.overdue()
@@ -183,9 +183,12 @@ class FunctionOperator:
     def _made(self, piece: pa.RecordBatch, left_out: set[int]) -> Iterable[tuple[int, Any]]:
         """Make the rows; a dataclass that refuses its values fails as the function would."""
         assert self._rows is not None
-        with suppress(Exception):  # then one by one, to find the row at fault
+        try:
             return enumerate(list(self._rows.rows(piece)))
-        return self._made_singly(piece, left_out)
+        except _NOT_THE_ROWS_FAULT:
+            raise
+        except BaseException:  # noqa: BLE001 - one by one, to find the row at fault
+            return self._made_singly(piece, left_out)
 
     def _made_singly(self, piece: pa.RecordBatch, left_out: set[int]) -> Iterator[tuple[int, Any]]:
         assert self._rows is not None
@@ -195,7 +198,7 @@ class FunctionOperator:
                 row = next(made)
             except _NOT_THE_ROWS_FAULT:
                 raise
-            except Exception as error:  # noqa: BLE001 - users' code may raise anything
+            except BaseException as error:  # noqa: BLE001 - users' code may raise anything
                 self._drop_or_fail(1, number, f"was not called: making its row {self._told(error)}", error)
                 left_out.add(number)
             else:
@@ -247,7 +250,7 @@ class FunctionOperator:
             raise
         except WrongRow as wrong:
             did, cause = f"gave a wrong batch: {wrong.what}", wrong
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - users' code may raise anything
+        except BaseException as error:  # noqa: BLE001 - users' code may raise anything
             did, cause = self._told(error), error
         if batch.num_rows == 1 or self._call.on_error == "fail":
             self._drop_or_fail(batch.num_rows, first if batch.num_rows == 1 else None, did, cause)

@@ -106,8 +106,8 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
             mailbox.drain()
             if loop.exited is None and not loop.turn():
                 mailbox.wait(loop.idle_s())
-    except Exception as error:
-        # A broken invariant ends this process; the driver should know why, not just that it is gone.
+    except BaseException as error:
+        # A broken invariant, or a panic of native code, ends this process; the driver should know why it is gone.
         ports.send(m.Failed(worker, loop.heartbeat().generation, unexpected(error), permanent=False))
         raise
     finally:
