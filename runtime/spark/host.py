@@ -108,7 +108,8 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
                 mailbox.wait(loop.idle_s())
     except BaseException as error:
         # A broken invariant, or a panic of native code, ends this process; the driver should know why it is gone.
-        ports.send(m.Failed(worker, loop.heartbeat().generation, unexpected(error), permanent=False))
+        if ports.client is not None:  # else the driver is not reached, and learns it from Spark
+            ports.send(m.Failed(worker, loop.heartbeat().generation, unexpected(error), permanent=False))
         raise
     finally:
         session.over.set()
