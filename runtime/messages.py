@@ -95,6 +95,8 @@ class Progress(msgspec.Struct, frozen=True):
     or a Python function."""
     first_record_at: int | None = None
     """When the first record of this generation was taken; microseconds since 1970, UTC."""
+    merge_refused: str = ""
+    """Why a merge of stored segments could not be read or stored, at the last attempt."""
     refused: str = ""
     """Why the root did not take what this worker has to store, at its last attempt."""
     local_refused: LocalRefusal | None = None
