@@ -87,7 +87,7 @@ class InlineLane:
         result: object
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - handed to the loop, as a real lane does
+        except BaseException as error:  # noqa: BLE001 - handed to the loop, as a real lane does
             result = error
         return lambda: done(result)
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.runtime.status import LOCAL_STATE_REFUSED
+from holdfast.runtime.messages import FUNCTION
+from holdfast.runtime.status import LOCAL_STATE_REFUSED, MERGE_REFUSED
 
 Status = Mapping[str, Any]
 SLOW_EPOCHS = 3
@@ -120,7 +121,7 @@ def _workers(shown: Status) -> Iterator[Finding]:
 
 def _local(shown: Status) -> Iterator[Finding]:
     for problem in shown["problems"]:
-        if problem["code"] == LOCAL_STATE_REFUSED:
+        if problem["code"] in (LOCAL_STATE_REFUSED, MERGE_REFUSED):
             yield Finding(problem["code"], problem["what"], problem["next"])
 
 
@@ -189,6 +190,12 @@ def _delivery(shown: Status) -> Iterator[Finding]:
 def _sources(shown: Status) -> Iterator[Finding]:
     held = {reason for each in shown.get("waiting", []) for reason in each["held_by"]}
     lag = [row["lag"] for row in shown["sources"]]
+    for name in sorted(reason.removeprefix(FUNCTION) for reason in held if reason.startswith(FUNCTION)):
+        yield Finding(
+            "slow_function",
+            f"a worker waits for the Python function of {name}, which takes seconds for one row or batch",
+            "see what it waits for; a worker that waits for two minutes at a time is replaced",
+        )
     if "delivery" in held:
         yield Finding(
             "delivery_full", "sources are not read, because too much output waits for its sink", "see to the sink first"

@@ -102,7 +102,7 @@ class WorkerLoop:
         self._timer_ids = itertools.count()
         self._deliveries = Deliveries(plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
-        self._applying, self._refused = Applying(ports.clock, limits.apply_after_idle), ""
+        self._applying, self._refused = Applying(ports.clock, limits.apply_after_idle), dict[str, str]()
         self.exited: str | None = None
 
     # Events
@@ -182,6 +182,10 @@ class WorkerLoop:
             waits.append(throttle)
         return max(0.0, min(waits))
 
+    def at_work(self) -> str | None:
+        """Return which Python function is at work, if one is; safe to call from any thread."""
+        return None if (active := self._active) is None else active.run.at_work()
+
     def heartbeat(self) -> m.Heartbeat:
         """Return what was last shown; safe to call from any thread."""
         return self._shown
@@ -221,7 +225,7 @@ class WorkerLoop:
         began = clock.monotonic()
         if self._active is not None:
             self._active.run.close()
-        self._active = None
+        self._active, self._refused = None, {}
         try:
             how = self._bring_state(deploy)
             self._active = self._start(deploy)
@@ -348,8 +352,9 @@ class WorkerLoop:
         def ended(result: object) -> None:
             if not self._is_current(generation):
                 return
-            self._refused = result.what if isinstance(result, Unavailable) else ""
+            self._refused.pop(lane, None)
             if isinstance(result, Unavailable):
+                self._refused[lane] = result.what
                 self._after(SEAL_RETRY_S, lambda: self._store(generation, lane, run, done))
             elif isinstance(result, BaseException):
                 self._fail(result)

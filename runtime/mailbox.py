@@ -88,6 +88,6 @@ class _ThreadLane:
             result: object
             try:
                 result = work()
-            except Exception as error:  # noqa: BLE001 - handed to the loop, which decides
+            except BaseException as error:  # noqa: BLE001 - handed to the loop, which decides; panics are no Exception
                 result = error
             self._mailbox.post(lambda done=done, result=result: done(result))  # type: ignore[misc]

@@ -74,6 +74,10 @@ class LocalRefusal(msgspec.Struct, frozen=True):
     bytes: int
 
 
+FUNCTION = "function: "
+"""Begins what `held_by` says of a Python function that the worker has been busy with for a while; its step follows."""
+
+
 class Progress(msgspec.Struct, frozen=True):
     """What a worker has done in this generation, for people."""
 
@@ -87,9 +91,12 @@ class Progress(msgspec.Struct, frozen=True):
     ended: tuple[SourcePosition, ...] = ()
     """Partitions of which nothing more will come."""
     held_by: tuple[str, ...] = ()
-    """What keeps sources from being read at this moment: throttle, delivery, channel, last barrier."""
+    """What keeps sources from being read at this moment: throttle, delivery, channel, last barrier,
+    or a Python function."""
     first_record_at: int | None = None
     """When the first record of this generation was taken; microseconds since 1970, UTC."""
+    merge_refused: str = ""
+    """Why a merge of stored segments could not be read or stored, at the last attempt."""
     refused: str = ""
     """Why the root did not take what this worker has to store, at its last attempt."""
     local_refused: LocalRefusal | None = None

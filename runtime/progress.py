@@ -7,6 +7,7 @@ Source: DESIGN section 13 (status).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,18 +22,17 @@ from holdfast.runtime.subtask import SubtaskRun
 if TYPE_CHECKING:
     from holdfast.runtime.loop import Active
 
-
 def heartbeat_of(
     worker_id: WorkerId,
     active: Active | None,
     deliveries: Deliveries,
-    refused: str,
+    refused: Mapping[str, str],
     local_refused: m.LocalRefusal | None,
 ) -> m.Heartbeat:
     """Return what a worker tells of itself.
 
     Args:
-        refused: Why the store did not take its part of an epoch; empty if it did.
+        refused: Why the store took nothing of a lane, "upload" or "merge", at its last attempt; empty if it did.
         local_refused: Why the local disk takes no state, and since when; None if it does.
 
     Raises:
@@ -50,7 +50,8 @@ def heartbeat_of(
         sink_errors=deliveries.errors(),
         first_record_at=active.first_record_at,
         held_by=_held_by(run, active.machine, deliveries),
-        refused=refused,
+        refused=refused.get("upload", ""),
+        merge_refused=refused.get("merge", ""),
         local_refused=local_refused,
     )
     return m.Heartbeat(

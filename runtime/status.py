@@ -18,6 +18,7 @@ from holdfast.runtime.rewinding import no_way_back
 SCHEMA = 1
 ENDED_NOW = "it was ended at once, without a last checkpoint"
 LOCAL_STATE_REFUSED = "local_state_refused"
+MERGE_REFUSED = "merge_refused"
 """Code of the problem that a worker's disk takes nothing; nothing else stops for it."""
 STALE_AFTER_MS = 5_000
 """A `live.json` older than this says that its driver cannot be reached."""
@@ -70,7 +71,7 @@ def of_run(state: master.Master, root: str, mode: str, driver: Mapping[str, Any]
     if isinstance(state.phase, master.Over) and state.phase.error is not None:
         status["problems"] = [{"code": state.phase.outcome, **state.phase.error}]
     elif not isinstance(state.phase, master.Over):
-        status["problems"] = _local_refusals(state)
+        status["problems"] = [*_local_refusals(state), *_merge_refusals(state)]
     return status
 
 
@@ -144,6 +145,21 @@ def _local_refusals(state: master.Master) -> list[dict[str, Any]]:
         }
         for worker, hosted in state.workers.items()
         if (told := hosted.progress.local_refused) is not None
+    ]
+
+
+def _merge_refusals(state: master.Master) -> list[dict[str, Any]]:
+    """Return a problem for every worker that cannot merge what it has stored."""
+    return [
+        {
+            "code": MERGE_REFUSED,
+            "what": f"worker {worker} on {hosted.host} cannot merge its stored segments: "
+            f"{hosted.progress.merge_refused}. The job goes on, and its checkpoints hold everything; until then they "
+            "name ever more segments, and a restore takes longer",
+            "next": "see that the worker can read and write the root; it tries again by itself",
+        }
+        for worker, hosted in state.workers.items()
+        if hosted.progress.merge_refused
     ]
 
 

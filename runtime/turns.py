@@ -15,7 +15,7 @@ Invariants
     - At least one row is begun, whatever it costs, so work goes on.
     - Where time stands still, as in simulations, everything is done in the turn that it comes in.
 
-Pure but for the clock that it is given.
+Pure; the clock is given.
 Source: docs/design/0004-python-functions.md.
 """
 
@@ -25,6 +25,8 @@ from holdfast.ports import Clock
 
 TURN_S = 0.1
 """Work on functions is left off when a turn has lasted so long."""
+GRACE_S = 0.05
+"""How much longer a piece that is under way may take: the rows that are made for it would have to be made again."""
 SHORT_S, LONG_S = 0.05, 0.2
 ROWS_FIRST = 32
 ROWS_MAX = 1 << 20
@@ -45,6 +47,10 @@ class Turn:
     def over(self) -> bool:
         """Return whether it has lasted long enough."""
         return self._clock is not None and self._clock.monotonic() >= self._until
+
+    def overdue(self) -> bool:
+        """Return whether it has lasted so long that also what costs to break off has to end."""
+        return self._clock is not None and self._clock.monotonic() >= self._until + GRACE_S
 
     def now(self) -> float:
         """Return the time, in seconds since some start."""

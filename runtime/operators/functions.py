@@ -22,9 +22,8 @@ from __future__ import annotations
 import traceback
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
@@ -43,10 +42,10 @@ from holdfast.runtime.steps import Call
 from holdfast.runtime.turns import Turn
 
 PIECE_ROWS = 4_096
-LOOK_EVERY = 8
-"""Rows after which a function that was never slow looks whether the turn is over; a power of two. One that was slow
-looks after each."""
-_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
+LOOK_EVERY = 16
+"""Rows after which it is looked whether the turn is overdue; after each, if a piece was left off lately."""
+_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError, KeyboardInterrupt, GeneratorExit)
+"""All else is, also what is no Exception: sys.exit, and panics of native code (Polars, RocksDB)."""
 
 
 @dataclass
@@ -161,30 +160,35 @@ class FunctionOperator:
     def _called(self, piece: pa.RecordBatch) -> tuple[list[Any], Sequence[int], int]:
         """Return what the function gave, for which rows of the piece, and how many rows were done."""
         function, results, left_out = self._function, list[Any](), set[int]()
-        look = LOOK_EVERY - 1 if self._piece_rows == PIECE_ROWS else 0
-        done = piece.num_rows
-        for number, row in self._made(piece, left_out):
-            try:
-                results.append(function(row))
-            except _NOT_THE_ROWS_FAULT:
-                raise
-            except WrongRow as wrong:
-                self._drop_or_fail(1, number, f"gave {wrong.what}", wrong)
-                left_out.add(number)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - users' code may raise anything
-                self._drop_or_fail(1, number, self._told(error), error)
-                left_out.add(number)
-            if number & look == look and self._turn.over():
-                done = number + 1
-                break
+        look = LOOK_EVERY if self._piece_rows == PIECE_ROWS else 1
+        made, number, before, over = iter(self._made(piece, left_out)), -1, -2, False
+        while number != before and not over:
+            before = number
+            for number, row in islice(made, look):
+                try:
+                    results.append(function(row))
+                except _NOT_THE_ROWS_FAULT:
+                    raise
+                except WrongRow as wrong:
+                    self._drop_or_fail(1, number, f"gave {wrong.what}", wrong)
+                    left_out.add(number)
+                except BaseException as error:  # noqa: BLE001 - users' code may raise anything
+                    self._drop_or_fail(1, number, self._told(error), error)
+                    left_out.add(number)
+            over = self._turn.overdue()
+        # If nothing more was made, the last rows are among those left out.
+        done = piece.num_rows if number == before else number + 1
         return results, [n for n in range(done) if n not in left_out] if left_out else range(done), done
 
     def _made(self, piece: pa.RecordBatch, left_out: set[int]) -> Iterable[tuple[int, Any]]:
         """Make the rows; a dataclass that refuses its values fails as the function would."""
         assert self._rows is not None
-        with suppress(Exception):  # then one by one, to find the row at fault
+        try:
             return enumerate(list(self._rows.rows(piece)))
-        return self._made_singly(piece, left_out)
+        except _NOT_THE_ROWS_FAULT:
+            raise
+        except BaseException:  # noqa: BLE001 - one by one, to find the row at fault
+            return self._made_singly(piece, left_out)
 
     def _made_singly(self, piece: pa.RecordBatch, left_out: set[int]) -> Iterator[tuple[int, Any]]:
         assert self._rows is not None
@@ -194,7 +198,7 @@ class FunctionOperator:
                 row = next(made)
             except _NOT_THE_ROWS_FAULT:
                 raise
-            except Exception as error:  # noqa: BLE001 - users' code may raise anything
+            except BaseException as error:  # noqa: BLE001 - users' code may raise anything
                 self._drop_or_fail(1, number, f"was not called: making its row {self._told(error)}", error)
                 left_out.add(number)
             else:
@@ -246,7 +250,7 @@ class FunctionOperator:
             raise
         except WrongRow as wrong:
             did, cause = f"gave a wrong batch: {wrong.what}", wrong
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - users' code may raise anything
+        except BaseException as error:  # noqa: BLE001 - users' code may raise anything
             did, cause = self._told(error), error
         if batch.num_rows == 1 or self._call.on_error == "fail":
             self._drop_or_fail(batch.num_rows, first if batch.num_rows == 1 else None, did, cause)

@@ -16,16 +16,17 @@ import os
 import signal
 import socket
 import threading
-import time
 import traceback
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from holdfast.model import WorkerId
-from holdfast.ports import Lane
+from holdfast.ports import Clock, Lane
 from holdfast.runtime import messages as m
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.local import LocalFolders
@@ -42,7 +43,9 @@ from holdfast.storage.objects import open_objects
 _PR_SET_PDEATHSIG = 1
 EXIT_SESSION_LOST = 75
 HUNG_AFTER_S = 120.0
-"""How long the loop may be busy with one thing, a restore for instance, before the worker falls silent."""
+"""How long the loop may be busy with one thing, a restore for instance, before the worker gives itself up."""
+BUSY_AFTER_S = 2.0
+"""After which heartbeats name the Python function that the loop is busy with."""
 _log = logging.getLogger("holdfast.worker")
 
 
@@ -103,9 +106,10 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
             mailbox.drain()
             if loop.exited is None and not loop.turn():
                 mailbox.wait(loop.idle_s())
-    except Exception as error:
-        # A broken invariant ends this process; the driver should know why, not just that it is gone.
-        ports.send(m.Failed(worker, loop.heartbeat().generation, unexpected(error), permanent=False))
+    except BaseException as error:
+        # A broken invariant, or a panic of native code, ends this process; the driver should know why it is gone.
+        if ports.client is not None:  # else the driver is not reached, and learns it from Spark
+            ports.send(m.Failed(worker, loop.heartbeat().generation, unexpected(error), permanent=False))
         raise
     finally:
         session.over.set()
@@ -131,18 +135,32 @@ def unexpected(error: BaseException) -> dict[str, Any]:
     }
 
 
+def hung(busy_s: float, doing: str | None) -> dict[str, Any]:
+    """Return what is told of a loop that hangs."""
+    what = "one thing" if doing is None else f"the Python function of step {doing!r}, for one row or batch,"
+    return {
+        "kind": "unavailable",
+        "what": f"a worker was busy with {what} for {busy_s:.0f} s, and was given up",
+        "not_done": "the epoch in progress was not completed; state and output stay as of the last checkpoint",
+        "next": "see the load of the worker and its log"
+        if doing is None
+        else "let the function give up in time, by a timeout of what it calls for one; the worker is replaced",
+    }
+
+
 class Session:
     """What the worker's other threads do: hear the driver, show signs of life."""
 
-    def __init__(self, task: WorkerTask, loop: WorkerLoop, mailbox: Mailbox) -> None:
-        self._task, self._loop, self._mailbox = task, loop, mailbox
-        self._heard = self._turned = time.monotonic()
+    def __init__(self, task: WorkerTask, loop: WorkerLoop, mailbox: Mailbox, clock: Clock | None = None) -> None:
+        self._task, self._loop, self._mailbox, self._clock = task, loop, mailbox, clock or SystemClock()
+        self._heard = self._turned = self._clock.monotonic()
+        self._hangs = False
         self._refused: m.LocalRefusal | None = None
         self.over = threading.Event()
 
     def received(self, message: m.FromDriver) -> None:
         """The driver said something."""
-        self._heard = time.monotonic()
+        self._heard = self._clock.monotonic()
         if not isinstance(message, m.Pulse):
             self._mailbox.post(lambda: self._loop.received(message))
 
@@ -153,18 +171,30 @@ class Session:
     def watch(self, ports: _Ports) -> None:
         """Show signs of life until the worker leaves, or leave when the driver shows none."""
         while not self.over.wait(self._task.heartbeat_s):
-            silent = time.monotonic() - self._heard
+            silent = self._clock.monotonic() - self._heard
             if silent > self._task.session_timeout_s:
                 _log.error("no word from the driver for %.1f s: leaving", silent)
                 os._exit(EXIT_SESSION_LOST)
-            if time.monotonic() - self._turned > HUNG_AFTER_S:
-                continue  # the loop hangs: being silent lets the driver replace this worker
-            ports.send(self._loop.heartbeat())
-            self._mailbox.post(self.take_stock)
+            self.show_life(ports.send)
+
+    def show_life(self, send: Callable[[m.FromWorker], None]) -> None:
+        """Send a heartbeat; if the loop hangs, tell that once and then nothing, so that this worker is replaced."""
+        busy_s, doing = self._clock.monotonic() - self._turned, self._loop.at_work()
+        shown = self._loop.heartbeat()
+        if busy_s > HUNG_AFTER_S:
+            if not self._hangs:
+                self._hangs = True
+                send(m.Failed(shown.worker, shown.generation, hung(busy_s, doing), permanent=False))
+            return
+        if busy_s > BUSY_AFTER_S and doing is not None:
+            held = msgspec.structs.replace(shown.progress, held_by=(*shown.progress.held_by, f"{m.FUNCTION}{doing}"))
+            shown = msgspec.structs.replace(shown, progress=held)
+        send(shown)
+        self._mailbox.post(self.take_stock)
 
     def take_stock(self) -> None:
         """Renew what heartbeats show; runs in the thread of the loop."""
-        self._turned = time.monotonic()
+        self._turned, self._hangs = self._clock.monotonic(), False
         self._loop.take_stock()
         self._log_refusal(self._loop.heartbeat().progress.local_refused)
 

@@ -189,9 +189,18 @@ def _nothing(numbers: Iterable[int]) -> Iterator[int]:
 _CAUSE = re.compile(r"(?:[A-Za-z]\w*(?:Error|Exception)|exited)\b[^:]*: \S.*")
 
 
+_OWN = re.compile(r"\bholdfast\.errors\.([A-Z]\w*: \S.*)")
+_NEXT = "Next: "
+
+
 def _first_line(error: Exception) -> str:
-    """Return the line of a long Java or Python report that names the cause."""
+    """Return the line of a long Java or Python report that names the cause, with the advice of an error of ours."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for at in reversed(range(len(lines))):  # the last is what ended the worker; what led to it comes before
+        if found := _OWN.search(lines[at]):
+            advice = next((line for line in lines[at + 1 :] if line.startswith(_NEXT)), "")
+            what = found.group(1).rstrip(".")[:300]
+            return f"{what}; {advice.removeprefix(_NEXT)[:200]}" if advice else what
     causes = [m.group(0) for line in lines if "SparkException: Job aborted" not in line and (m := _CAUSE.search(line))]
     own = [cause for cause in causes if not cause.startswith("SparkException")]
     return (own or causes or lines or [type(error).__name__])[0][:300]

@@ -14,12 +14,15 @@ Source: DESIGN section 3 (control and data plane).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
+import logging
 import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from holdfast.errors import Unavailable
@@ -30,6 +33,11 @@ NONCE_BYTES = 32
 HELLO_BYTES_MAX = 4096
 FRAME_BYTES_MAX = 1 << 30
 HANDSHAKE_TIMEOUT_S = 5.0
+ACCEPT_PAUSE_S = 0.2
+"""How long to wait after a connection could not be taken: what is missing does not come back at once."""
+_CLOSED = (errno.EINVAL, errno.EBADF)
+"""What `accept` fails with on a listener that was shut down, or closed."""
+_log = logging.getLogger("holdfast.wire")
 
 
 class StreamClosed(Exception):
@@ -133,9 +141,19 @@ def _accept_all(listener: socket.socket, name: str, serve: Callable[[socket.sock
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:
-            return  # the listener was closed
-        threading.Thread(target=serve, args=(connection,), name=name, daemon=True).start()
+        except OSError as error:
+            if error.errno in _CLOSED:
+                return
+            # Out of file descriptors or memory, or a peer that was gone at once: nobody else takes connections.
+            _log.warning("a %s connection was not taken: %s", name, error)
+            time.sleep(ACCEPT_PAUSE_S)
+            continue
+        try:
+            threading.Thread(target=serve, args=(connection,), name=name, daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            _log.warning("a %s connection was not served: %s", name, error)
+            connection.close()
+            time.sleep(ACCEPT_PAUSE_S)
 
 
 def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes) -> Stream:

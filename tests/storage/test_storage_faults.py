@@ -20,7 +20,7 @@ from cases import Case, Cases, Fault, Result, rows
 
 SEEDS = 7
 FAULTS = ("kill", "power", "torn", "full", "broken")
-TOUCHED = ("root/life/log", "root/life/manifests", "root/life", "output", "target", "local")
+TOUCHED = ("root/life/log", "root/life/manifests", "root/life", "output", "target", "local", "root/life/base")
 """Where a fault that stays strikes: a disk of its own for each, or, with none of them, one for all."""
 ALLOWED = {
     "kill": {"killed"},

@@ -128,7 +128,12 @@ class TestOneLook:
 
     @pytest.mark.parametrize(
         ("reason", "code"),
-        [("delivery", "delivery_full"), ("channel", "backpressure"), ("last barrier", "ending")],
+        [
+            ("delivery", "delivery_full"),
+            ("channel", "backpressure"),
+            ("last barrier", "ending"),
+            ("function: map parse", "slow_function"),
+        ],
     )
     def test_what_keeps_sources_from_being_read(self, reason: str, code: str) -> None:
         told = shown(running())

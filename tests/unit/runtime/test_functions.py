@@ -235,6 +235,16 @@ class TestFailures:
         assert '`raise KeyError("no auction 2")`' in error.what
         assert (error.where.job, error.where.operator, error.where.source) == ("hot", "map fails_at_two", "bids")
 
+    @pytest.mark.parametrize("how", ["map", "map_batches"])
+    def test_a_panic_of_native_code_is_a_failure_like_any_other(self, how: str) -> None:
+        def panics(_: Any) -> Any:
+            raise pl.exceptions.PanicException("index out of bounds")
+
+        run = Run(lambda s: getattr(s, how)(panics, Bid, on_error="drop")).push(BIDS)
+        assert (run.rows, run.dropped()) == ([], {f"{how} panics": 3})
+        error = self.failed(lambda s: getattr(s, how)(panics, Bid))
+        assert "panics raised PanicException: index out of bounds" in error.what
+
     def test_the_line_is_the_users_own_also_when_a_library_raised(self) -> None:
         def parse(r: Bid) -> Total:
             return Total(r.auction, datetime.strptime(r.note, "%Y").timestamp())

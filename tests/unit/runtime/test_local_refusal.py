@@ -1,4 +1,4 @@
-"""A disk that takes no local state stops nothing, and is told: since when, why, what to do."""
+"""A disk that takes no local state, or no merged segment, stops nothing, and is told: why, and what to do."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.checkpoint.bases import Thresholds
 from holdfast.errors import Unavailable
 from holdfast.model import WorkerId
+from holdfast.ports import ObjectStore
 from holdfast.runtime import explain, status
 from holdfast.runtime.applying import RETRY_AFTER_S, TOLD_AFTER_S
 from holdfast.runtime.local import LocalFolders, LocalState, Opened, identity_of
+from holdfast.runtime.loop import Limits
 from holdfast.runtime.mailbox import Mailbox
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
@@ -225,6 +228,39 @@ class TestADiskThatRefuses:
                 step(t, range(100), 1)
             assert store.lag.epochs > 50
             assert store.lag.bytes == before
+
+
+class NoBases:
+    """A store that takes no base, and no merged segment, while it refuses."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store, self.refusing = store, True
+        self.create, self.get, self.list, self.delete = store.create, store.get, store.list, store.delete
+
+    def put(self, path: str, data: bytes) -> None:
+        if self.refusing and path.startswith(("base/", "merged/")):
+            raise Unavailable(f"{path} cannot be written: Input/output error", next_step="see to the disk")
+        self._store.put(path, data)
+
+
+class TestAMergeThatIsRefused:
+    def test_is_a_problem_until_one_succeeds_whatever_uploads_do_meanwhile(self) -> None:
+        with counting(OneDisk()) as t:
+            store = t.cluster._store = NoBases(t.cluster._store)
+            t.cluster.limits = Limits(merging=Thresholds(segments_max=2))
+            t.crash(0)
+            t.recover()
+            for _ in range(12):
+                step(t, range(100))
+            (problem,) = problems(t)
+            assert problem["code"] == "merge_refused"
+            assert "Input/output error" in problem["what"] and problem["next"]
+            assert "merge_refused" in [each.code for each in explain.findings(shown(t))]
+            assert all(each["refused"] is None for each in shown(t)["workers"])
+            store.refusing = False
+            for _ in range(4):
+                step(t, range(100))
+            assert problems(t) == []
 
 
 class TestTheLogOfAWorker:

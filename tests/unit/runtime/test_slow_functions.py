@@ -13,8 +13,12 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import JobFailed
+from holdfast.runtime import messages as m
 from holdfast.runtime.cluster import Cluster
 from holdfast.runtime.dataflow import Stream
+from holdfast.runtime.mailbox import Mailbox
+from holdfast.runtime.spark.host import Session, WorkerTask
+from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.turns import LONG_S, ROWS_FIRST, Pace
 from holdfast.sinks.memory import MemorySink
 from holdfast.storage.objects import MemoryObjects
@@ -37,6 +41,10 @@ def numbers(count: int, first: int = 0) -> hf.Generator:
     return hf.Generator(Row, rows, count=count, vectorised=True)
 
 
+def task(played: Played) -> WorkerTask:
+    return WorkerTask(played.plan, "root", ("here", 1), make_credentials(False), 0.5, 10.0, None)
+
+
 class Played:
     """A job on one worker whose functions take virtual time; heartbeats go out between turns."""
 
@@ -47,7 +55,8 @@ class Played:
         stream = build(app, self.takes)
         self.sink.prepare(stream.schema, None)
         stream.sink("out", self.sink)
-        self.cluster = Cluster(app.plan(), 1, 0, MemoryObjects(), 1.0, dict.fromkeys(sources, (0,)))
+        self.plan = app.plan()
+        self.cluster = Cluster(self.plan, 1, 0, MemoryObjects(), 1.0, dict.fromkeys(sources, (0,)))
         self.longest = 0.0
         self.cluster.begin()
 
@@ -219,6 +228,31 @@ class TestADeadLetter:
         s.map(lambda row: row, to=Row).map(fn, to=Row).sink("out", hf.SQLite("unused.db", "out"))
         with TestDriver(app, parallelism=1) as t, pytest.raises(JobFailed, match="at offset 47 of partition 0"):
             t.push("s", [Row(n) for n in range(60)])
+
+
+class TestAFunctionThatHangs:
+    def test_is_named_by_heartbeats_then_by_the_failure_and_then_nothing_comes(self) -> None:
+        told: list[m.FromWorker] = []
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def wait(row: Row) -> Row:
+                (member,) = played.cluster.members.values()
+                session = Session(task(played), member.loop, Mailbox(), played.cluster.clock)
+                for seconds in (1, 2, 118, 1):
+                    takes(seconds)
+                    session.show_life(told.append)  # as the thread does that shows signs of life
+                return row
+
+            return app.source("s", numbers(1)).map(wait, to=Row)
+
+        played = Played(build)
+        while not told:
+            played.cluster.step()
+        alive, busy, failed = told
+        assert isinstance(alive, m.Heartbeat) and alive.progress.held_by == ()
+        assert isinstance(busy, m.Heartbeat) and busy.progress.held_by == ("function: map wait",)
+        assert isinstance(failed, m.Failed) and not failed.permanent
+        assert "the Python function of step 'map wait', for one row or batch, for 121 s" in failed.error["what"]
 
 
 class TestPace:

@@ -1,0 +1,47 @@
+"""Taking connections goes on until the listener is closed, whatever else goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import socket
+import threading
+
+from holdfast.runtime.spark import wire
+
+PATIENCE_S = 30.0
+
+
+class Short(socket.socket):
+    """A listener of a process that has no file descriptor left when it is asked first."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_INET, socket.SOCK_STREAM)
+        self.refusals = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.refusals == 0:
+            self.refusals += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+class TestAListener:
+    def test_takes_connections_again_after_file_descriptors_ran_out(self) -> None:
+        served: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        with Short() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(1)
+            wire.serve_each(listener, "short", served.put)
+            with socket.create_connection(listener.getsockname()[:2], PATIENCE_S):
+                served.get(timeout=PATIENCE_S).close()
+            assert listener.refusals == 1
+            wire.close_listener(listener)
+
+    def test_that_is_closed_lets_its_thread_end(self) -> None:
+        listener = wire.listen("127.0.0.1")
+        wire.serve_each(listener, "ends", lambda connection: connection.close())
+        (thread,) = [each for each in threading.enumerate() if each.name == "ends-accept"]
+        wire.close_listener(listener)
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
