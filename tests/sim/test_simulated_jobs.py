@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.chaos import mutation
-from holdfast.chaos.cli import play_all
 from holdfast.chaos.coverage import ROWS, built
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.mutants import MUTANTS
 from holdfast.chaos.mutation import Mutant
+from holdfast.chaos.playing import play_all
 from holdfast.chaos.points import Point
 from holdfast.chaos.report import Summary, failure_lines, replay_command, summary_lines
 from holdfast.chaos.simulator import simulate
