@@ -1,8 +1,8 @@
 """`holdfast chaos simulate|replay|mutants|run`: the protocol under faults, and real jobs, from a shell.
 
 Results go to stdout (with --json as JSON), advice to stderr. Exit status of what is played here: 0 everything held, 1
-something did not, or an armed fault never struck, 2 wrong use. That of `run` is in live_cli.py, that of `report`,
-`soak` and `statement` in evidence_cli.py: for them something that did not hold is 4.
+something did not, or an armed fault never struck, 2 wrong use, 130 interrupted. That of `run` is in live_cli.py, that
+of `report`, `soak` and `statement` in evidence_cli.py: for them something that did not hold is 4.
 
 Source: DESIGN section 10; API.md, command line.
 """
@@ -10,32 +10,26 @@ Source: DESIGN section 10; API.md, command line.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import itertools
-import multiprocessing
-import os
-import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from holdfast.chaos import evidence_cli, live_cli, mutation, replays
 from holdfast.chaos.faults import Fault, Strike
 from holdfast.chaos.mutants import MUTANTS
 from holdfast.chaos.mutation import Mutant
-from holdfast.chaos.report import Summary, failure_lines, replay_command, shrunk_lines, summary_lines
+from holdfast.chaos.playing import SEEDS_MAX, WORKERS_MAX, play_all, saying_if_interrupted
+from holdfast.chaos.report import Summary, brief_line, failure_lines, replay_command, shrunk_lines, summary_lines
 from holdfast.chaos.shrink import Reduction, Shrunk, parsed
-from holdfast.chaos.simulator import Run, simulate
+from holdfast.chaos.simulator import Run
 from holdfast.errors import ConfigError
-from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.cli.reporting import INTERRUPTED, advise, print_json
 
-BATCH_SEEDS = 20
-FAILURES_SHOWN = 3
+FAILURES_SHOWN, FAILURES_NAMED = 3, 50
+"""The first are told in full and shrunk, then so many named in a line each; --json names all."""
 TELL_EVERY_S = 10.0
 REPLAY_LINES = 1_000
-_PR_SET_PDEATHSIG = 1
 Subparsers = Any
 """argparse gives its own type no public name."""
 
@@ -66,7 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
     left.add_argument("--without", metavar="STRIKES", help="let all but these faults strike")
     left.add_argument("--schedule", metavar="S", help="what a shrunk failure says")
     again.add_argument("--lines", type=int, default=REPLAY_LINES, metavar="N", help="events to show at most")
-    evidence_cli.add_commands(commands, _command, play_all)
+    evidence_cli.add_commands(commands, _command)
     prove = _command(
         commands, "mutants", run_mutants, "play wrong versions of the protocol until each is caught",
         f"holdfast chaos mutants --seeds 200\nholdfast chaos mutants --mutant {MUTANTS[0].name}",
@@ -81,25 +75,41 @@ def run_simulate(args: argparse.Namespace) -> int:
     """Play seeds; show what failed, and how often each fault struck."""
     _require_least(args, seeds=1, workers=1, first=0)
     seeds, began = range(args.first, args.first + args.seeds), time.monotonic()
-
-    shrunk: dict[int, Shrunk] = {}
+    summary, interrupted, shrunk = Summary(), False, dict[int, Shrunk]()
 
     def show(run: Run, nth: int) -> None:
-        if nth > FAILURES_SHOWN:
-            return
-        original, shrunk[run.seed] = replays.smallest(run.seed)
-        if not args.json:
-            print("\n".join([*failure_lines(run), *shrunk_lines(original, shrunk[run.seed])]), flush=True)
+        if nth <= FAILURES_SHOWN:
+            original, shrunk[run.seed] = replays.smallest(run.seed)
+            lines = [*failure_lines(run), *shrunk_lines(original, shrunk[run.seed])]
+        else:
+            lines = [brief_line(run)] if nth <= FAILURES_NAMED else []
+        if lines and not args.json:
+            print("\n".join(lines), flush=True)
 
-    summary = play_all(seeds, args.workers, show, _telling(len(seeds), began))
+    try:
+        play_all(seeds, args.workers, show, _telling(len(seeds), began), summary)
+    except KeyboardInterrupt:
+        interrupted = True
     took = time.monotonic() - began
+    passed = summary.passed and not interrupted
     if args.json:
         smaller = {str(seed): str(each.reduction) for seed, each in shrunk.items()}
-        print_json({**summary.as_json(), "shrunk": smaller, "took_s": round(took, 2)})
+        told = {**summary.as_json(), "passed": passed, "interrupted": interrupted}
+        print_json({**told, "shrunk": smaller, "took_s": round(took, 2)})
     else:
-        print("\n".join(summary_lines(summary)))
-        advise(f"{took:.1f} s, {1000 * took / len(seeds):.0f} ms per seed, {len(seeds) / took:.1f} schedules/s")
-    return 0 if summary.passed else 1
+        _show_summary(summary, len(seeds), took, interrupted)
+    return INTERRUPTED if interrupted else 0 if passed else 1
+
+
+def _show_summary(summary: Summary, seeds: int, took: float, interrupted: bool) -> None:
+    print("\n".join(summary_lines(summary)))
+    if (unnamed := len(summary.failed) - FAILURES_NAMED) > 0:
+        print(f"{unnamed:,} more failed; --json names every one")
+    if interrupted:
+        print(f"INTERRUPTED after {summary.runs:,} of {seeds:,} seeds: nothing is said of the others")
+    if summary.runs:
+        each = f"{1000 * took / summary.runs:.0f} ms per seed, {summary.runs / took:.1f} schedules/s"
+        advise(f"{took:.1f} s, {each}")
 
 
 def _telling(seeds: int, began: float) -> Callable[[int], None]:
@@ -139,7 +149,8 @@ def run_mutants(args: argparse.Namespace) -> int:
     chosen = MUTANTS if args.mutant is None else (_mutant(args.mutant),)
     hunts = []
     for mutant in chosen:
-        hunt = mutation.hunt(mutant, args.first, args.seeds)
+        with saying_if_interrupted(f"{len(hunts)} of {len(chosen)} were played"):
+            hunt = mutation.hunt(mutant, args.first, args.seeds)
         hunts.append(hunt)
         if not args.json:
             found = "SURVIVED" if hunt.caught is None else f"{hunt.caught.violations[0]:.90}"
@@ -156,51 +167,6 @@ def run_mutants(args: argparse.Namespace) -> int:
             for hunt in hunts
         ])  # fmt: skip
     return 0 if all(hunt.caught is not None for hunt in hunts) else 1
-
-
-def play_all(
-    seeds: range,
-    workers: int,
-    failed: Callable[[Run, int], None] = lambda run, nth: None,
-    played: Callable[[int], None] = lambda seeds: None,
-) -> Summary:
-    """Play seeds in so many processes.
-
-    Args:
-        failed: Told of each run that failed, and the how-many-th it is.
-        played: Told how many seeds were played so far, after each.
-    """
-    summary = Summary()
-    batches = [seeds[i : i + BATCH_SEEDS] for i in range(0, len(seeds), BATCH_SEEDS)]
-    with _mapper(workers) as mapped:
-        for run in itertools.chain.from_iterable(mapped(_play, batches)):
-            summary.add(run)
-            if not run.passed:
-                failed(run, len(summary.failed))
-            played(summary.runs)
-    return summary
-
-
-def _play(seeds: range) -> list[Run]:
-    return [simulate(seed) for seed in seeds]
-
-
-@contextmanager
-def _mapper(workers: int) -> Iterator[Callable[..., Any]]:
-    """Return a map over this process alone, or over several that are spawned: libraries with threads do not fork."""
-    if workers == 1:
-        yield map
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
-        yield pool.map
-
-
-def _end_with(parent: int) -> None:
-    """If the command is killed, nobody else would end those who play for it: they would wait for work for ever."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was killed before this could be asked for
-        os._exit(1)
 
 
 def _command(
@@ -270,11 +236,12 @@ def _require_strikes(numbers: Iterable[int], strikes: Sequence[Strike]) -> None:
 
 
 def _require_least(args: argparse.Namespace, **least: int) -> None:
-    """Refuse a number that is below what its flag takes."""
+    """Refuse a number that is below or above what its flag takes."""
     for flag, number in least.items():
-        if getattr(args, flag) < number:
+        given, most = getattr(args, flag), WORKERS_MAX if flag == "workers" else SEEDS_MAX
+        if not number <= given <= most:
             raise ConfigError(
-                f"--{flag} is at least {number}, not {getattr(args, flag)}",
+                f"--{flag} is at {f'least {number}' if given < number else f'most {most:,}'}, not {given}",
                 not_done="nothing was played",
                 next_step=f"see holdfast chaos {args.chaos_command} --help",
             )

@@ -17,19 +17,18 @@ from typing import Any
 from holdfast.chaos import live_port, page, soak
 from holdfast.chaos.live_records import Begin, Verdict
 from holdfast.chaos.live_report import as_json, summarise, text_lines
-from holdfast.chaos.report import Summary
+from holdfast.chaos.playing import SEEDS_MAX, WORKERS_MAX, play_all, saying_if_interrupted
 from holdfast.chaos.soak_log import SoakLog, state, statement_json, statement_lines
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.reporting import advise, print_json
 
 STATUS: dict[Verdict, int] = {"held": 0, "not_proven": 1, "violated": 4}
-PlayAll = Callable[[range, int], Summary]
 AddCommand = Callable[..., argparse.ArgumentParser]
 _STATED = "0 everything held, 1 nothing is proven, 2 wrong use, 4 something did not hold, or the log is damaged"
 
 
-def add_commands(commands: Any, add: AddCommand, play_all: PlayAll) -> None:
-    """Add the commands below `chaos`; `add` makes one as the others are, `play_all` plays seeds in processes."""
+def add_commands(commands: Any, add: AddCommand) -> None:
+    """Add the commands below `chaos`; `add` makes one as the others are."""
     report = add(
         commands, "report", run_report, "show what a run under live faults came to, and write its page",
         "holdfast chaos report chaos-run\nholdfast chaos report chaos-run/journal.jsonl --json",
@@ -38,7 +37,7 @@ def add_commands(commands: Any, add: AddCommand, play_all: PlayAll) -> None:
     report.add_argument("folder", metavar="FOLDER", help=f"what the run wrote: a folder with {page.JOURNAL}")
     does = "play the simulator and live runs for hours; started again, go on where it was"
     soaking = add(
-        commands, "soak", lambda args: run_soak(args, play_all), does,
+        commands, "soak", run_soak, does,
         "holdfast chaos soak --hours 8 --folder soak --workers 2\n"
         "holdfast chaos soak --hours 8 --folder soak --scenario flights-short --job job.py",
         f"{_STATED}, 6 a soak runs in that folder already",
@@ -91,21 +90,23 @@ def show(journal: Path, in_json: bool) -> None:
     advise(f"page: {paths.html}{'; the older one was replaced' if again else ''}")
 
 
-def run_soak(args: argparse.Namespace, play_all: PlayAll) -> int:
+def run_soak(args: argparse.Namespace) -> int:
     """Soak; show the statement."""
     if not (math.isfinite(args.hours) and args.hours > 0):
         raise _wrong(f"--hours is a number above 0, not {args.hours}")
-    if args.workers < 1 or args.batch < 1:
-        flag = "workers" if args.workers < 1 else "batch"
-        raise _wrong(f"--{flag} is at least 1, not {getattr(args, flag)}")
-    log = soak.Soak(
+    for flag, given, most in (("workers", args.workers, WORKERS_MAX), ("batch", args.batch, SEEDS_MAX)):
+        if not 1 <= given <= most:
+            raise _wrong(f"--{flag} is at {'least 1' if given < 1 else f'most {most:,}'}, not {given}")
+    soaking = soak.Soak(
         folder=Path(args.folder),
         hours=args.hours,
         play=lambda seeds: play_all(seeds, args.workers),
         live=_live_runs(args.scenario, args.job),
         batch_seeds=args.batch,
         progress=advise,
-    ).run()
+    )
+    with saying_if_interrupted("batches that are finished are in the log; a soak in that folder goes on behind them"):
+        log = soaking.run()
     return _show(log, args.json, Path(args.folder))
 
 

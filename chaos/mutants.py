@@ -333,7 +333,7 @@ MUTANTS = (
     *(Mutant(name, rules, does, (Swap(*swap),), needs="windowing", first=first)
       for name, rules, does, swap, first in wrong_expiry.VERSIONS),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
-           (Swap(Repository, "_refuse_hole", _starts_in_holes),), rare=True),
+           (Swap(Repository, "_refuse_hole", _starts_in_holes),), first=20_016),
     Mutant("rewound-without-generation", "P6", "a rewind goes on in the generation of whoever owned the job",
            (Swap(append, "_record", wrong.keeps_generation),
             Swap(joblog, "_fold_rewind", wrong.folds_into_generation)), needs="rewinds"),
@@ -352,7 +352,7 @@ MUTANTS = (
     Mutant("folder-half-applied", "P14", "a left-over folder is used whatever epoch it was writing when it was left",
            (Swap(marker, "_epochs_in", wrong_recoveries.ignores_applying),), needs="folders"),
     Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
-           (Swap(marker, "overlap", wrong_writes.takes_any_range),), rare=True),
+           (Swap(marker, "overlap", wrong_writes.takes_any_range),), first=20_112),
     Mutant("immediate-check-then-write", "P22", "a write looks at the fence first, and not in its transaction",
            (Swap(ProcessWrites, "write", wrong_writes.looks_before_it_writes),
             Swap(ImmediateTable, "fence_holds", wrong_writes.trusts)), needs="at_once", first=255),

@@ -41,10 +41,8 @@ class Mutant:
     """The rules of PROTOCOL that it negates."""
     does: str
     swaps: tuple[Swap, ...]
-    rare: bool = False
-    """It takes more seeds to catch than a quick test run plays."""
     first: int = 0
-    """Where a quick test run begins to play; who begins at 0 catches it later."""
+    """Where a test run begins to play; who begins at 0 catches it later."""
     needs: str = ""
     """What only some scenarios have, by its name there; others cannot catch it and are not played."""
 

@@ -110,6 +110,11 @@ def failure_lines(run: Run) -> list[str]:
     ]
 
 
+def brief_line(run: Run) -> str:
+    """Return a failed run in one line; its seed is all that a replay needs."""
+    return f"seed {run.seed} failed: {' '.join(run.violations[0].split()):.200}"
+
+
 def replay_command(seed: int, mutant: str | None = None, reduction: Reduction = NOTHING_LEFT_OUT) -> str:
     """Return the command that plays a seed again, with something left out."""
     schedule = "" if reduction == NOTHING_LEFT_OUT else f" --schedule {reduction}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import settings
 settings.register_profile("holdfast", deadline=None)
 settings.load_profile("holdfast")
 
+CAUGHT = "wrong version"
+"""A property of a test: the name of a wrong version that the simulator caught, and after how many seeds."""
 WITH_SPARK = ("tests/bench/", "tests/e2e/", "tests/soak/")
 
 
@@ -25,3 +28,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "spark" if path.startswith(WITH_SPARK) else path
 
     return OneSpark(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say of every wrong version that was hunted after how many seeds it was caught."""
+    passed = terminalreporter.stats.get("passed", [])
+    caught = [str(value) for report in passed for name, value in report.user_properties if name == CAUGHT]
+    if caught:
+        said = f"{len(caught)} wrong versions caught, each after so many seeds: {', '.join(sorted(caught))}"
+        terminalreporter.write_line(textwrap.fill(said, 120, break_on_hyphens=False))

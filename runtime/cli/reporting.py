@@ -33,8 +33,9 @@ def guarded(arguments: Sequence[str], work: Callable[[], int]) -> int:
         return status
     except HoldfastError as error:
         return _shown(error, as_json, debug)
-    except KeyboardInterrupt:
-        print("\ninterrupted; what was not committed yet is read again by the next run", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        follows = str(interrupt) or "what was not committed yet is read again by the next run"
+        print(f"\ninterrupted; {follows}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left; Python would complain about it once more at its end.

@@ -4,15 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from holdfast.chaos import mutation
-from holdfast.chaos.cli import play_all
 from holdfast.chaos.coverage import ROWS, built
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.mutants import MUTANTS
 from holdfast.chaos.mutation import Mutant
+from holdfast.chaos.playing import play_all
 from holdfast.chaos.points import Point
 from holdfast.chaos.report import Summary, failure_lines, replay_command, summary_lines
 from holdfast.chaos.simulator import simulate
@@ -96,10 +97,13 @@ class TestDeterminism:
 
 @pytest.mark.thorough
 class TestMutants:
-    @pytest.mark.parametrize("mutant", [m for m in MUTANTS if not m.rare], ids=lambda mutant: mutant.name)
-    def test_a_wrong_version_of_the_protocol_is_caught(self, mutant: Mutant) -> None:
-        caught = mutation.hunt(mutant, mutant.first, SEEDS_PER_MUTANT).caught
-        assert caught is not None, f"{mutant.name} ({mutant.rules}) survived"
+    @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+    def test_a_wrong_version_of_the_protocol_is_caught(
+        self, mutant: Mutant, record_property: Callable[[str, object], None]
+    ) -> None:
+        hunt = mutation.hunt(mutant, mutant.first, SEEDS_PER_MUTANT)
+        assert hunt.caught is not None, f"{mutant.name} ({mutant.rules}) survived"
+        record_property("wrong version", f"{mutant.name} {hunt.seeds}")
 
     @pytest.mark.slow
     @pytest.mark.parametrize("first", [20_000, 30_000])

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from synthetic_journal import quarter_of_an_hour
 
 from holdfast.chaos import mutation, odds
-from holdfast.chaos.cli import play_all
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.live_records import Verdict, encode
 from holdfast.chaos.mutants import MUTANTS
+from holdfast.chaos.playing import play_all
 from holdfast.chaos.report import Summary
 from holdfast.chaos.simulator import simulate
 from holdfast.chaos.soak import LOG, LiveRuns, Soak, code_of_package, read

@@ -1,0 +1,121 @@
+"""Many seeds: few of them are under way at a time, and an interrupt ends those and keeps what was played."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from holdfast.chaos import cli, mutation
+from holdfast.chaos.mutants import MUTANTS
+from holdfast.chaos.playing import SEEDS_MAX, play_all
+from holdfast.chaos.report import Summary
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.cli.reporting import INTERRUPTED
+
+
+def interrupted_after(seeds: int) -> Callable[[int], None]:
+    """Return what interrupts when so many seeds are played, as the terminal would."""
+
+    def played(so_far: int) -> None:
+        if so_far == seeds:
+            raise KeyboardInterrupt
+
+    return played
+
+
+class TestPlaying:
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_of_any_number_of_seeds_few_are_under_way_and_an_interrupt_keeps_what_was_played(
+        self, workers: int
+    ) -> None:
+        summary = Summary()
+        with pytest.raises(KeyboardInterrupt):
+            play_all(range(SEEDS_MAX), workers, played=interrupted_after(2), into=summary)
+        assert summary.runs == 2
+
+    def test_processes_count_what_one_process_counts(self) -> None:
+        alone, together = play_all(range(5), 1), play_all(range(5), 2)
+        assert alone.as_json() == together.as_json()
+
+
+class TestFailures:
+    def test_those_that_are_not_told_in_full_are_named_in_a_line_each_and_the_rest_counted(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(cli, "FAILURES_SHOWN", 0)
+        monkeypatch.setattr(cli, "FAILURES_NAMED", 2)
+        [mutant] = [mutant for mutant in MUTANTS if mutant.name == "stale-ack-reused-number"]
+        with mutation.applied(mutant):
+            failed = play_all(range(4), 1).failed
+            assert main(["chaos", "simulate", "--seeds", "4"]) == 1
+        assert len(failed) > 2
+        lines = capsys.readouterr().out.splitlines()
+        named = [line for line in lines if line.startswith("seed ")]
+        assert [line.split(" failed: ")[0] for line in named] == [f"seed {run.seed}" for run in failed[:2]]
+        assert all(run.violations[0][:20] in line for line, run in zip(named, failed[:2], strict=True))
+        assert f"{len(failed) - 2} more failed; --json names every one" in lines
+
+
+class TestInterrupt:
+    def test_the_summary_so_far_is_shown_as_that_of_an_interrupted_run(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(cli, "_telling", lambda seeds, began: interrupted_after(2))
+        assert main(["chaos", "simulate", "--seeds", "9"]) == INTERRUPTED
+        told = capsys.readouterr()
+        assert told.out.startswith("2 seeds, ")
+        assert "INTERRUPTED after 2 of 9 seeds: nothing is said of the others" in told.out
+        assert "next run" not in told.err
+
+    @pytest.mark.parametrize("to", ["the command", "everybody"])
+    def test_nobody_goes_on_playing(self, to: str) -> None:
+        with simulating() as (process, players):
+            if to == "everybody":  # as a terminal does
+                os.killpg(process.pid, signal.SIGINT)
+            else:
+                process.send_signal(signal.SIGINT)
+            out, err = process.communicate()
+        assert process.returncode == INTERRUPTED
+        told = json.loads(out)
+        assert (told["interrupted"], told["passed"]) == (True, False)
+        assert err == ""
+        assert psutil.wait_procs(players, timeout=90)[1] == []
+
+    def test_a_command_that_is_to_end_ends_those_who_play_for_it_and_leaves_nothing_behind(self) -> None:
+        with simulating() as (process, players):
+            process.terminate()
+            out, err = process.communicate()
+        assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "")
+        assert psutil.wait_procs(players, timeout=90)[1] == []
+
+
+@contextmanager
+def simulating() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """Play far too much in a group of its own, for two minutes at most; return who plays."""
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "chaos", "simulate", "--json", "--seeds", "100000"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pause, pipe = threading.Event(), subprocess.PIPE
+    with subprocess.Popen(
+        [*command, "--workers", "2"], env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        guard = threading.Timer(120, process.kill)
+        guard.start()
+        try:
+            players: list[psutil.Process] = []
+            while len(players) < 3:  # two that play, and Python's own that tidies up after them
+                assert process.poll() is None
+                pause.wait(0.05)
+                players = psutil.Process(process.pid).children()
+            yield process, players
+        finally:
+            process.kill()
+            guard.cancel()
