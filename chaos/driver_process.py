@@ -21,7 +21,7 @@ from holdfast.chaos.targets import ProcessSink
 from holdfast.chaos.worker_process import ProcessClock, ProcessLane, WorkerProcess
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import Unavailable
+from holdfast.errors import Damaged, Unavailable
 from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime import messages as m
@@ -75,6 +75,10 @@ class DriverProcess(Process):
             job = self.repository.read_log()
         except Unavailable:
             self._world.schedule.after(START_RETRY_S, self, "reads the log again", self.start)
+            return
+        except Damaged as error:  # it ends, and says which record; somebody starts the next one
+            self._world.checks.driver_over(self.name, self.owner, "failed", error.as_json())
+            self.end(error.what)
             return
         if job is not None and job.finished:
             self.end("the job is finished")

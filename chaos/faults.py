@@ -59,6 +59,7 @@ class Fault(StrEnum):
     STORE_BUSY = "store refuses a process for a while (503)"
     READ_DAMAGED = "object damaged in one read"
     OBJECT_DAMAGED = "object damaged for good"
+    RECORD_DAMAGED = "record of the job log damaged"
     DISK_FULL = "disks full for a while"
     DISK_ERROR = "disk error in a write"
     DAEMON_KILLED = "all workers killed at once"
@@ -93,6 +94,7 @@ PER_CALL: Mapping[Fault, float] = {
     Fault.STORE_BUSY: 0.15,
     Fault.READ_DAMAGED: 0.4,
     Fault.OBJECT_DAMAGED: 0.4,
+    Fault.RECORD_DAMAGED: 0.3,
     Fault.DISK_ERROR: 0.3,
     Fault.FUNCTION_FAILED: 0.1,
 }
@@ -135,7 +137,8 @@ CODES: Mapping[Fault, tuple[str, ...]] = {
     Fault.MESSAGE_LOST: ("F16",), Fault.MESSAGE_REPEATED: ("F16",), Fault.COMMIT_UNHEARD: ("F16",),
     Fault.CLOCK_JUMP: ("F21",), Fault.LANE_SLOW: ("F22",),
     Fault.CREATE_CONFLICT: ("F11",), Fault.CREATE_TAKEN: ("F8", "F11"), Fault.STORE_BUSY: ("F11",),
-    Fault.READ_DAMAGED: ("F10",), Fault.OBJECT_DAMAGED: ("F10",), Fault.DISK_FULL: ("F12",),
+    Fault.READ_DAMAGED: ("F10",), Fault.OBJECT_DAMAGED: ("F10",), Fault.RECORD_DAMAGED: ("F10",),
+    Fault.DISK_FULL: ("F12",),
     Fault.DISK_ERROR: ("F13",), Fault.DAEMON_KILLED: ("F2", "F3"), Fault.POWER_LOST: ("F14",),
     Fault.RESCALED: ("F23",), Fault.FUNCTION_FAILED: ("F6",),
 }  # fmt: skip
@@ -277,11 +280,11 @@ MORE_CELLS: tuple[tuple[Fault, ...], ...] = (
     (Fault.DISK_ERROR, Fault.DAEMON_KILLED),
     (Fault.POWER_LOST, Fault.DISK_FULL),
 )
-MORE_SHARE, FUNCTIONS_SHARE = 0.25, 0.08
+MORE_SHARE, FUNCTIONS_SHARE, RECORDS_SHARE = 0.25, 0.08, 0.06
 NOT_IN_SWARM = frozenset({
     Fault.CREATE_CONFLICT, Fault.CREATE_TAKEN, Fault.STORE_BUSY, Fault.READ_DAMAGED, Fault.OBJECT_DAMAGED,
     Fault.DISK_FULL, Fault.DISK_ERROR, Fault.DAEMON_KILLED, Fault.POWER_LOST, Fault.RESCALED,
-    Fault.FUNCTION_FAILED,
+    Fault.FUNCTION_FAILED, Fault.RECORD_DAMAGED,
 })  # fmt: skip
 """Chosen from numbers of their own, so that what a seed drew before stays as it is."""
 SWARM = tuple(fault for fault in Fault if fault not in NOT_IN_SWARM)
@@ -307,6 +310,13 @@ def draw_functions(rng: random.Random) -> dict[Fault, float]:
     if rng.random() >= FUNCTIONS_SHARE:
         return {}
     return {Fault.FUNCTION_FAILED: _highest(Fault.FUNCTION_FAILED) * rng.choice((0.2, 0.4, 1.0))}
+
+
+def draw_records(rng: random.Random) -> dict[Fault, float]:
+    """Choose whether records of the job log are read damaged."""
+    if rng.random() >= RECORDS_SHARE:
+        return {}
+    return {Fault.RECORD_DAMAGED: _highest(Fault.RECORD_DAMAGED) * rng.choice((0.1, 0.3, 1.0))}
 
 
 def times(armed: Mapping[Fault, float], fault: Fault) -> int:

@@ -368,6 +368,8 @@ MUTANTS = (
            (Swap(worker, "committed", audit_mutants.tells_committed_again),)),
     Mutant("restored-unverified", "P16, DESIGN 5", "a restore takes the bytes of a segment as they come",
            (Swap(compaction, "read_verified", wrong_reads.trusts_every_byte),), needs="reads_damaged", first=100),
+    Mutant("record-read-unverified", "DESIGN 13", "a record of the job log is taken whatever its hash says",
+           (Swap(joblog, "fits_hash", wrong_reads.trusts_every_record),), needs="damages_records", first=700),
     Mutant("owner-token-ignored", "P4", "a number that is taken is taken by somebody else",
            (Swap(Repository, "create_record", wrong_reads.takes_taken_for_lost),)),
     Mutant("folder-of-earlier-boot", "P15, DESIGN 5", "a folder is used although the power was lost since",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import ProcessStore
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, Unavailable
+from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.runtime.naming import Naming
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class NamingProcess(Process):
                 self._world.schedule.after(WAITS_S, self, f"waits: {error.what}", self.look)
             else:
                 self.end(error.what)
+        except Damaged as error:
+            self._refused(error)
         else:
             if named:
                 self.end("the name is in the log")
@@ -51,7 +53,18 @@ class NamingProcess(Process):
                 self._world.schedule.after(self._delay, self, "names a checkpoint", self._append)
 
     def _append(self) -> None:
-        if self._naming.append():
+        try:
+            named = self._naming.append()
+        except Damaged as error:
+            self._refused(error)
+            return
+        if named:
             self.end("done")
         else:
             self._world.schedule.after(RETRY_S, self, "looks again", self.look)
+
+    def _refused(self, error: Damaged) -> None:
+        """He is told which record is damaged, and gives up; whether the name is in the log he does not know."""
+        if not self._world.damage.named_in(error.as_json()):
+            self._world.checks.raised(error)
+        self.end(error.what)

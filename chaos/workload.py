@@ -153,6 +153,11 @@ class Scenario:
         return Fault.READ_DAMAGED in self.armed or Fault.OBJECT_DAMAGED in self.armed
 
     @property
+    def damages_records(self) -> bool:
+        """Return whether records of the job log may be read damaged."""
+        return Fault.RECORD_DAMAGED in self.armed
+
+    @property
     def functions(self) -> bool:
         """Return whether there are Python functions, which then fail."""
         return Fault.FUNCTION_FAILED in self.armed
@@ -234,7 +239,8 @@ def scenario(seed: int) -> Scenario:
 def _with_more(whole: Scenario) -> Scenario:
     """Add what is drawn from numbers of its own: aims, and faults that are not in the swarm."""
     seed, rng = whole.seed, random.Random(f"{whole.seed}/more")
-    more, aimed = faults.draw_more(rng), aims.draw(random.Random(f"{seed}/aims"))
+    records = faults.draw_records(random.Random(f"{seed}/records"))
+    more, aimed = {**faults.draw_more(rng), **records}, aims.draw(random.Random(f"{seed}/aims"))
     whole = replace(
         whole,
         aims=aimed,

@@ -50,8 +50,9 @@ class TestDamage:
         reader.damage.written(PATH)
         assert reader.read() == b"written"
 
-    def test_records_of_the_log_are_left_alone(self) -> None:
+    def test_records_of_the_log_are_damaged_by_a_fault_of_their_own_and_never_missing(self) -> None:
         assert Reader(Fault.OBJECT_DAMAGED).read("log/1.json") == b"written"
+        assert all(Reader(Fault.RECORD_DAMAGED, seed).read("log/1.json") not in (None, b"written") for seed in range(9))
 
     def test_a_run_may_fail_only_over_a_damaged_object_and_must_say_which(self) -> None:
         reader = Reader(Fault.READ_DAMAGED)
