@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -187,6 +188,10 @@ def _mount(data: Path, case: Case) -> bool:
     return True
 
 
+FULL = re.compile("No space left on device|disk is full")
+"""What the kernel, and SQLite, say of a full disk; a life that met one passes it on."""
+
+
 def _take(result: Result, lines: list[dict[str, Any]], killed: bool, fault: Fault) -> None:
     over = "killed" if killed else "lost"
     fired = ""
@@ -205,8 +210,11 @@ def _take(result: Result, lines: list[dict[str, Any]], killed: bool, fault: Faul
             result.hows.append(line["how"])
         elif "able" in line:
             result.able.append(line["able"])
-    if fault.what in ("timed", "limit", "disk"):
+    if fault.what == "timed":
         fired = "killed" if killed else fired
+    if fault.what == "disk":
+        named = (each["what"] for each in result.findings if FULL.search(each.get("what") or ""))
+        fired = next(named, "" if over == "well" else over)  # without a fault no life ends otherwise
     if fault.what == "nothing" and over != "well" and not result.problem:
         result.problem = f"a life without a fault ended as {over}: {result.findings}"
     if over == "lost" and not result.problem:
@@ -284,7 +292,11 @@ def _arm(data: Path, notes: Path, fault: Fault, tell: Callable[[Mapping[str, Any
     if fault.what == "timed":
         return None
     if fault.what == "limit":
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        def struck(*_: object) -> None:  # once; the write that was refused fails with EFBIG either way
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            tell({"fired": [0, "SIGXFSZ", f"a file of more than {fault.at} bytes"]})
+
+        signal.signal(signal.SIGXFSZ, struck)
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.at, resource.RLIM_INFINITY))
         return None
     if fault.what == "disk":

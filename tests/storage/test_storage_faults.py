@@ -78,7 +78,7 @@ def settle(server: Cases, cases: list[Case]) -> list[Result]:
 def fired(results: list[Result]) -> None:
     """Prove that every fault of every case struck."""
     idle = [result.case for result in results if not all(result.fired)]
-    assert not idle, f"faults that never struck: {idle}"
+    assert not idle, f"faults that never struck: {idle}: {[r.findings for r in results if not all(r.fired)]}"
 
 
 def said(result: Result) -> bool:
@@ -99,6 +99,7 @@ class TestOneFault:
 
     def test_that_makes_files_too_large_leaves_what_was_done(self, server: Cases) -> None:
         results = settle(server, [Case(size % SEEDS, (Fault("limit", size),)) for size in (300, 6_000, 30_000, 45_000)])
+        fired(results)
         assert all(said(result) for result in results if result.overs[0] != "well")
         assert any(result.overs[0] != "well" for result in results)
 
@@ -116,6 +117,7 @@ class TestOneFault:
         if (missing := why_no_tmpfs()) is not None:
             pytest.skip(f"missing: a tmpfs ({missing})")
         results = settle(server, [Case(left % SEEDS, (Fault("disk", left),)) for left in (60, 200, 350)])
+        fired(results)
         assert all(said(result) for result in results if result.overs[0] != "well")
         assert any(result.overs[0] != "well" for result in results)
 
