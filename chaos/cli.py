@@ -147,7 +147,7 @@ def run_mutants(args: argparse.Namespace) -> int:
     """Play every mutant until it is caught."""
     _require_least(args, seeds=1, first=0)
     chosen = MUTANTS if args.mutant is None else (_mutant(args.mutant),)
-    hunts = []
+    hunts: list[mutation.Hunt] = []
     for mutant in chosen:
         with saying_if_interrupted(f"{len(hunts)} of {len(chosen)} were played"):
             hunt = mutation.hunt(mutant, args.first, args.seeds)

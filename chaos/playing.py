@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from types import FrameType
@@ -58,7 +58,7 @@ def play_all(
     return summary
 
 
-def _in_order(seeds: Iterable[int], workers: int) -> Iterator[Run]:
+def _in_order(seeds: Iterable[int], workers: int) -> Generator[Run, None, None]:
     if workers == 1:
         yield from map(simulate, seeds)
         return
