@@ -42,8 +42,9 @@ from holdfast.runtime.steps import Call
 from holdfast.runtime.turns import Turn
 
 PIECE_ROWS = 4_096
-LOOK_EVERY = 16
-"""Rows after which it is looked whether the turn is overdue; after each, if a piece was left off lately."""
+LOOK_AFTER_MAX = 64
+"""Whether the turn is over is looked at after 1, 2, 4, ... more rows, and at least after so many: looking after each would
+cost a fast function a tenth."""
 _NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError, KeyboardInterrupt, GeneratorExit)
 """All else is, also what is no Exception: sys.exit, and panics of native code (Polars, RocksDB)."""
 
@@ -160,7 +161,7 @@ class FunctionOperator:
     def _called(self, piece: pa.RecordBatch) -> tuple[list[Any], Sequence[int], int]:
         """Return what the function gave, for which rows of the piece, and how many rows were done."""
         function, results, left_out = self._function, list[Any](), set[int]()
-        look = LOOK_EVERY if self._piece_rows == PIECE_ROWS else 1
+        look = 1
         made, number, before, over = iter(self._made(piece, left_out)), -1, -2, False
         while number != before and not over:
             before = number
@@ -175,7 +176,7 @@ class FunctionOperator:
                 except BaseException as error:  # noqa: BLE001 - users' code may raise anything
                     self._drop_or_fail(1, number, self._told(error), error)
                     left_out.add(number)
-            over = self._turn.overdue()
+            over, look = self._turn.overdue(), min(2 * look, LOOK_AFTER_MAX)
         # If nothing more was made, the last rows are among those left out.
         done = piece.num_rows if number == before else number + 1
         return results, [n for n in range(done) if n not in left_out] if left_out else range(done), done
