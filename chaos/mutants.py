@@ -123,6 +123,17 @@ def _leaves_batches_half_done(right: Right) -> Right:
     return work_on
 
 
+def _begins_one_too_early(right: Right) -> Right:
+    return lambda job: Epoch(max(right(job) - 1, 1))
+
+
+def _drops_if_full(right: Right) -> Right:
+    def queue(state: Any, pending: Pending) -> Any:
+        return (state, []) if delivery.is_full(state) else right(state, pending)
+
+    return queue
+
+
 def _never_midway(_: Right) -> Right:
     return lambda run: False
 
@@ -378,6 +389,10 @@ MUTANTS = (
            (Swap(Backlog, "_work_on", _leaves_batches_half_done),), needs="functions"),
     Mutant("epoch-closed-midway", "P8, DESIGN 4.2", "a barrier passes rows that wait for a slow function",
            (Swap(subtask.SubtaskRun, "midway", _never_midway),), needs="slow_functions"),
+    Mutant("first-epoch-used-before", "P2", "a generation begins with a number that the one before may have used",
+           (Swap(joblog, "next_first_epoch", _begins_one_too_early),), needs="small_bounds"),
+    Mutant("full-queue-skips-output", "P18", "a writer whose queue is full drops what is committed next",
+           (Swap(delivery, "_queue", _drops_if_full),), needs="small_bounds"),
     Mutant("waiting-rows-forgotten", "P8, DESIGN 4.2", "what a turn left off is not gone on with",
            (Swap(subtask.SubtaskRun, "_once_through", _forgets_what_waits),), needs="slow_functions"),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.chaos import bounds
 from holdfast.chaos.checkers import Checks
 from holdfast.chaos.faults import Fault, Strike
 from holdfast.chaos.points import Point
@@ -71,6 +72,11 @@ def simulate(seed: int, journal_lines: int = JOURNAL_LINES, *, keep_journal: boo
 
 def play(world: World, journal_lines: int = JOURNAL_LINES, *, keep_journal: bool = False) -> Run:
     """Run a world to its end, or to the first thing that does not hold."""
+    with bounds.small(world.scenario.small_bounds):
+        return _played(world, journal_lines, keep_journal)
+
+
+def _played(world: World, journal_lines: int, keep_journal: bool) -> Run:
     checks, schedule = world.checks, world.schedule
     limit = world.scenario.heal_at + FINISH_WITHIN_S
     world.begin()

@@ -51,6 +51,7 @@ UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
 APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """How long somebody who names a checkpoint looks at the log before he appends."""
 TIMED_SHARE, RESCALED_SHARE, UNITED_SHARE, LEDGER_SHARE, REGROUPED_SHARE = 0.5, 0.3, 0.3, 0.15, 0.25
+SMALL_BOUNDS_SHARE = 0.1
 ON_DISK = frozenset({Fault.DISK_FULL, Fault.DISK_ERROR, Fault.POWER_LOST})
 """What strikes folders of workers."""
 
@@ -166,6 +167,11 @@ class Scenario:
     def slow_functions(self) -> bool:
         """Return whether the turns of a worker are over before its functions are through."""
         return self.functions and self.call_s > 0.0
+
+    @property
+    def small_bounds(self) -> bool:
+        """Return whether few epochs may be given up in a row, and few be queued for a target."""
+        return random.Random(f"{self.seed}/bounds").random() < SMALL_BOUNDS_SHARE
 
     @property
     def loses_power(self) -> bool:

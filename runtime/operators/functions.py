@@ -43,7 +43,7 @@ from holdfast.runtime.turns import Turn
 
 PIECE_ROWS = 4_096
 LOOK_AFTER_MAX = 64
-"""Whether the turn is over is looked at after 1, 2, 4, ... more rows, and at least after so many: looking after each would
+"""Whether the turn is over is looked at after 1, 2, 4, ... more rows, and at least after so many: after each it would
 cost a fast function a tenth."""
 _NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError, KeyboardInterrupt, GeneratorExit)
 """All else is, also what is no Exception: sys.exit, and panics of native code (Polars, RocksDB)."""
