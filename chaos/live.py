@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.chaos import driver_ends, verdict
+from holdfast.chaos import driver_ends, live_checks, verdict
 from holdfast.chaos.checkout import commit
 from holdfast.chaos.driver_ends import Ended
 from holdfast.chaos.findings import Check, Context, Finding
@@ -365,6 +365,8 @@ class _Run:
             try:
                 for finding in check(context):
                     self._found(finding)
+            except SystemExit as leaving:
+                self._fail("harness", f"the check {live_checks.left(leaving)} before it came to its end")
             except Exception as error:  # noqa: BLE001 - somebody else's code; the verdict tells of it
                 said = error.what if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
                 self._fail("harness", f"the check could not be carried out: {said}")

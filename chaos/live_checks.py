@@ -43,14 +43,20 @@ def resolve(check: str | tuple[str, ...]) -> Check:
         found = getattr(import_module(module), name)
         if not callable(found):
             raise TypeError(f"{name} is a {type(found).__name__} and no function")
-    except (ImportError, AttributeError, SyntaxError, TypeError) as error:
+    except (ImportError, AttributeError, SyntaxError, TypeError, SystemExit) as error:
+        why = f"its module {left(error)} when it is imported" if isinstance(error, SystemExit) else error
         raise ConfigError(
-            f"there is no check {check!r}: {error}",
+            f"there is no check {check!r}: {why}",
             not_done="nothing was started",
             next_step="name a function that can be imported here, as module:function",
         ) from error
     function: Check = found
     return function
+
+
+def left(leaving: SystemExit) -> str:
+    """Return in words what exits; taken as it is meant, it would end the whole run, even with status 0."""
+    return f"left by sys.exit({'' if leaving.code is None else repr(leaving.code)})"
 
 
 def _audit(context: Context) -> list[Finding]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from holdfast.chaos.findings import Context, Finding
@@ -61,6 +64,24 @@ class TestFinding:
     def test_a_count_is_a_number_of_records(self, lost: Any) -> None:
         with pytest.raises(TypeError, match="a finding's lost"):
             Finding("mine", True, lost=lost)
+
+
+    @pytest.mark.parametrize("passed", [np.False_, np.array([1, 2]) == np.array([1, 3])])
+    def test_a_truth_value_of_an_array_library_is_taken_as_it_is_meant(self, passed: Any) -> None:
+        finding = Finding("mine", passed.all(), lost=np.int64(3))
+        assert (finding.passed, finding.lost) == (False, 3) and not finding.held
+        assert msgspec.json.decode(json.dumps(msgspec.structs.asdict(finding)))["passed"] is False
+        assert Finding("mine", np.True_).held  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("passed", [0, 1, None, [], "x", np.int64(0)])
+    def test_whether_it_held_is_true_or_false_and_nothing_else(self, passed: Any) -> None:
+        with pytest.raises(TypeError, match="a finding's passed"):
+            Finding("mine", passed)
+
+    @pytest.mark.parametrize("name", [None, 7])
+    def test_a_finding_has_a_name(self, name: Any) -> None:
+        with pytest.raises(TypeError, match="a finding's name"):
+            Finding(name, True)
 
 
 class TestCommand:

@@ -349,15 +349,24 @@ class TestChecks:
             resolve(("no-such-program-here",))
 
     @pytest.mark.parametrize(
-        "check", ["no_such_module_here:check", "holdfast.chaos.live:no_such_function", "math:pi", "torn_check:check"]
-    )
+        "check", [
+            "no_such_module_here:check", "holdfast.chaos.live:no_such_function", "math:pi", "torn_check:check",
+            "leaving_check:check",
+        ]
+    )  # fmt: skip
     def test_a_function_that_is_not_there_is_refused(
         self, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "torn_check.py").write_text("def check(")
+        (tmp_path / "leaving_check.py").write_text("raise SystemExit(0)")
         monkeypatch.syspath_prepend(tmp_path)
         with pytest.raises(ConfigError, match="there is no check"):
             resolve(check)
+
+
+def leaves(context: Context) -> Iterator[Finding]:
+    yield Finding("rows", True)
+    raise SystemExit(0)
 
 
 FAILS_TO_PREPARE = """
@@ -418,6 +427,17 @@ class TestRun:
         running._armed = (fault, time.monotonic() - 1)
         running._strike()
         assert [(line["phase"], line["target"]) for line in journal.lines] == [("missed", "worker")]
+        journal.close()
+
+
+    def test_a_check_that_leaves_by_exit_proves_nothing(self, tmp_path: Path) -> None:
+        scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
+        journal = Journal(tmp_path / "journal.jsonl")
+        running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
+        running._job = LiveJob(Path(__file__), tmp_path, (), {}, "token")
+        running._check([leaves])
+        assert running._who_failed == "harness" and "left by sys.exit(0)" in str(running._failed)
+        assert [line["name"] for line in journal.lines] == ["rows"]
         journal.close()
 
 
