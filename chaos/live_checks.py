@@ -38,7 +38,7 @@ def resolve(check: str | tuple[str, ...]) -> Check:
             )
         return lambda context: [_command(check, context)]
     if check == "audit":
-        return _audit
+        return audit
     module, _, name = check.partition(":")
     try:
         found = getattr(import_module(module), name)
@@ -60,7 +60,7 @@ def left(leaving: SystemExit) -> str:
     return f"left by sys.exit({'' if leaving.code is None else repr(leaving.code)})"
 
 
-def _audit(context: Context) -> list[Finding]:
+def audit(context: Context) -> list[Finding]:
     """Run the audit of the job: every source and target is read again and held against its checkpoints."""
     command = (sys.executable, "-m", "holdfast.runtime.cli.main", "audit", context.job, "--root", context.root)
     done = _done((*command, "--json"), context)
