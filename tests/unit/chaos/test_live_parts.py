@@ -449,5 +449,5 @@ class TestJournal:
         lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
         assert [line["kind"] for line in lines] == ["begin", "sample"]
         assert lines[0]["at_ms"] <= lines[1]["at_ms"]
-        assert [line["kind"] for line in journal.lines] == ["begin"]
+        assert [line["kind"] for line in journal.lines] == ["begin", "sample"]
         journal.close()
