@@ -1,7 +1,7 @@
 """What the journal of a run amounts to: held, violated, or not proven. The only judge, for the run and its report.
 
 The run says itself what it found; here that is counted again, so a claim of "held" stands only if the journal bears it
-out: every armed fault has fired, and every kind of the scenario; records were read after the first one, and an epoch was
+out: every armed fault has fired, and every kind of the scenario; records were read after the first one, an epoch was
 completed after the last; something was compared, and nothing compared was wrong; the journal has its end.
 
 Invariants
@@ -126,7 +126,9 @@ def _completed_after_the_last(journal: Journal) -> bool:
 
 def _read_after_the_first(journal: Journal) -> bool | None:
     """Return whether the job read further after the first fault than it had before; None if unknown."""
-    before, after, struck = [], [], False
+    before: list[int] = []
+    after: list[int] = []
+    struck = False
     for record in journal.records:
         struck = struck or (isinstance(record, FaultNews) and record.phase == "fired")
         if isinstance(record, Sample) and record.records_in is not None:

@@ -68,7 +68,8 @@ class TestVerdict:
         assert judged([both, *HELD[1:]])[1].endswith("never fired: driver-kill")
 
     def test_an_epoch_has_to_be_completed_after_the_last_fault(self) -> None:
-        assert judged([EPOCH, *HELD[:4], READ, check()]) == ("not_proven", "no epoch was completed after the last fault")
+        early = [EPOCH, *HELD[:4], READ, check()]
+        assert judged(early) == ("not_proven", "no epoch was completed after the last fault")
 
     def test_a_job_that_read_nothing_more_once_faults_came_proves_nothing(self) -> None:
         idle = [each if each is not READ else sample(7) for each in HELD]
@@ -96,7 +97,8 @@ def ended(found: str, failed: str | None = None) -> dict[str, Any]:
 class TestOneJudge:
     @pytest.mark.parametrize("lines", [
         HELD, HELD[:6], HELD[:5], [*HELD[:4], READ, check()], [*HELD[:6], check(name="epochs")],
-        [*HELD, check(passed=False)], [*HELD, fault("armed", 2)], [BEGIN, EPOCH, check()], [{**BEGIN, "faults": ["worker-kill", "x"]}, *HELD[1:]],
+        [*HELD, check(passed=False)], [*HELD, fault("armed", 2)], [BEGIN, EPOCH, check()],
+        [{**BEGIN, "faults": ["worker-kill", "x"]}, *HELD[1:]],
     ])  # fmt: skip
     def test_the_report_says_what_the_run_says(self, lines: list[dict[str, Any]]) -> None:
         own = verdict.of(lines, None)
