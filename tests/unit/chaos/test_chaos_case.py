@@ -12,7 +12,7 @@ import pytest
 from synthetic_journal import quarter_of_an_hour
 
 import holdfast as hf
-from holdfast.chaos import cases, mutation
+from holdfast.chaos import case_in_memory, cases, mutation
 from holdfast.chaos.cases import Case, Outcome, chaos_case
 from holdfast.chaos.live_records import Verdict, encode
 from holdfast.chaos.mutants import MUTANTS
@@ -127,6 +127,31 @@ class TestInMemory:
         wrong = [each for each in outcomes if each.verdict == "violated"]
         assert wrong
         assert all(each.lost and each.duplicated for each in wrong)
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_in_every_seed_rows_are_processed_again(self, seed: int) -> None:
+        seen: list[int] = []
+
+        def noted(bid: Bid) -> Bid:
+            seen.append(bid.auction)
+            return bid
+
+        def build() -> hf.App:
+            app = hf.App("noted", key_groups=16)
+            bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i, 1.0), count=1))
+            bids.map(noted, to=Bid).sink("out", hf.SQLite("unused.db", table="out"))
+            return app
+
+        outcome = played(seed, job=build, rows={"bids": [Bid(i, 1.0) for i in range(200)]})
+        assert outcome.held, outcome
+        assert len(seen) > 400, "once in the calm run, once under faults, and some again"
+
+    def test_faults_that_found_everything_committed_prove_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(case_in_memory, "_after_a_push", lambda *_: None)
+        outcomes = [played(seed) for seed in range(12)]
+        idle = [each for each in outcomes if each.verdict == "not_proven"]
+        assert idle, "where no fault comes right after a push, everything may be committed by then"
+        assert all(each.reasons == ("no record was read again, so no fault put any at stake",) for each in idle)
 
     def test_a_job_that_delivers_nothing_proves_nothing(self) -> None:
         outcome = played(0, rows={"bids": []})
