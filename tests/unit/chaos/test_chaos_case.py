@@ -234,6 +234,12 @@ class TestPytest:
         assert "again: pytest 'test_it.py::test_totals' --chaos-seed 0" in shown
         assert "made by @chaos_case, which this test does not have" in shown
 
+    def test_the_command_works_from_the_folder_that_pytest_was_started_in(self, tmp_path: Path) -> None:
+        (tmp_path / "pytest.ini").write_text("[pytest]\n")
+        (tmp_path / "unit").mkdir()
+        code = '@chaos_case("job.py", driver="test", rows=ROWS)\ndef test_totals(outcome):\n    assert False\n'
+        assert "again: pytest 'test_it.py::test_totals' --chaos-seed 0" in suite(tmp_path / "unit", code).stdout
+
     def test_a_case_without_the_argument_is_refused(self, tmp_path: Path) -> None:
         code = '@chaos_case("job.py", driver="test", rows=ROWS)\ndef test_totals(): ...\n'
         assert "no argument `outcome`" in suite(tmp_path, code).stdout
