@@ -101,7 +101,7 @@ class TestFinding:
 
     @pytest.mark.parametrize("passed", [np.False_, np.array([1, 2]) == np.array([1, 3])])
     def test_a_truth_value_of_an_array_library_is_taken_as_it_is_meant(self, passed: Any) -> None:
-        finding = Finding("mine", passed.all(), lost=np.int64(3))
+        finding = Finding("mine", passed.all(), lost=np.int64(3))  # type: ignore[arg-type]
         assert (finding.passed, finding.lost) == (False, 3) and not finding.held
         assert msgspec.json.decode(json.dumps(msgspec.structs.asdict(finding)))["passed"] is False
         assert Finding("mine", np.True_).held  # type: ignore[arg-type]
