@@ -25,7 +25,7 @@ class Journal:
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self.lines: list[dict[str, Any]] = []
-        """Everything but samples, for the verdict."""
+        """Everything, for the verdict."""
 
     def at_ms(self) -> int:
         """Return the milliseconds since the start."""
@@ -37,8 +37,7 @@ class Journal:
             line = {"at_ms": self.at_ms(), "kind": kind, **fields}
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
-            if kind != "sample":
-                self.lines.append(line)
+            self.lines.append(line)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Return the lines of a kind."""

@@ -13,19 +13,20 @@ Source: docs/design/0016-live-chaos.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from holdfast.chaos import driver_ends, verdict
+from holdfast.chaos import driver_ends, live_checks, verdict
 from holdfast.chaos.checkout import commit
 from holdfast.chaos.driver_ends import Ended
 from holdfast.chaos.findings import Check, Context, Finding
 from holdfast.chaos.folders import make_folder
 from holdfast.chaos.journal import Journal
+from holdfast.chaos.live_ending import let_end, was_done
 from holdfast.chaos.live_field import Field
 from holdfast.chaos.live_job import LiveJob
 from holdfast.chaos.live_kinds import KINDS
@@ -41,7 +42,6 @@ from holdfast.errors import ConfigError, HoldfastError
 TICK_S = 0.05
 STARTS_IN_A_ROW_MAX = 5
 """Drivers that may end without a completed epoch between them, unless a fault ended them."""
-CAUGHT_UP_WITHIN_S = 60.0
 DAMAGE = "newest-object-corrupt"
 """While this fault lasts a driver is to refuse the object, or to do without it."""
 JOURNAL = "journal.jsonl"
@@ -122,7 +122,7 @@ class _Run:
         self._failed: str | None = None
         self._who_failed: Literal["job", "harness"] | None = None
 
-    def run(self, checks: Iterable[Check]) -> None:
+    def run(self, checks: Sequence[Check]) -> None:
         scenario, journal = self._scenario, self._journal
         journal.write(
             "begin", job=str(self._file), seed=scenario.seed,
@@ -137,7 +137,7 @@ class _Run:
             self._start_driver()
             if self._wait_until(lambda: self._watch.running and self._watch.epochs > 0, scenario.wait.start / 1000):
                 self._break()
-                self._finish()
+                self._finish(whole=any(check is not live_checks.audit for check in checks))
             elif self._failed is None:
                 self._fail("job", f"the job did not run within {scenario.wait.start / 1000:.0f} s")
             self._watch.end()
@@ -171,21 +171,19 @@ class _Run:
                 return
             self._tick()
 
-    def _finish(self) -> None:
-        """Let the job come to its end."""
+    def _finish(self, whole: bool) -> None:
+        """Let the job come to its end, having read the whole of its sources if a check looks for that."""
         if self._over():
             return
         before = self._watch.epochs
         limit = self._scenario.wait.end / 1000
-        ends = self._field.release()
+        sealed = self._field.release()
         if not self._wait_until(lambda: self._watch.epochs > before + 1, limit):
             self._set_stuck("no epoch was completed after the faults")
             return
-        if not ends:  # nobody seals the source: stop when it is read
-            self._wait_until(lambda: self._field.driven, CAUGHT_UP_WITHIN_S)
-            self._field.end_command()
-            self._wait_until(lambda: self._job.progress.get("lag") == 0, CAUGHT_UP_WITHIN_S)
-            self._job.terminate()
+        behind = let_end(self._job, self._field, self._wait_until, limit, sealed=sealed, whole=whole and not sealed)
+        if behind is not None:
+            self._fail("harness", behind)
         if not self._wait_until(lambda: False, limit):
             self._set_stuck(f"the job did not end within {limit:.0f} s after the faults")
 
@@ -201,13 +199,18 @@ class _Run:
         return True
 
     def _over(self) -> bool:
-        return self._failed is not None or self._stuck is not None or self._job.ended() == 0
+        return self._failed is not None or self._stuck is not None or self._ended() == 0
+
+    def _ended(self) -> int | None:
+        """Return the driver's exit status; 0 also if it had done everything when it was asked to end."""
+        status = self._job.ended()
+        return 0 if was_done(status, self._job) else status
 
     def _tick(self) -> None:
         time.sleep(TICK_S)
         self._watch.look()
         self._field.look()
-        if (status := self._job.ended()) not in (None, 0):
+        if (status := self._ended()) not in (None, 0):
             self._driver_ended(int(status or 0))
         if self._field.error is not None:
             self._fail("harness", self._field.error)
@@ -342,7 +345,7 @@ class _Run:
             self._write_fault(fault, "missed", None, "the run was over before it could strike")
         driver = self._job.driver
         assert driver is not None
-        if (status := self._job.ended()) == 0:
+        if (status := self._ended()) == 0:
             self._journal.write("driver", phase="ended", pid=driver.pid, exit=0)
             left = [] if seen(lambda: not self._field.left()) else self._field.left()
             self._found(Finding("processes", not left, "I10", detail=f"left behind: {left}" if left else ""))
@@ -365,6 +368,8 @@ class _Run:
             try:
                 for finding in check(context):
                     self._found(finding)
+            except SystemExit as leaving:
+                self._fail("harness", f"the check {live_checks.left(leaving)} before it came to its end")
             except Exception as error:  # noqa: BLE001 - somebody else's code; the verdict tells of it
                 said = error.what if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
                 self._fail("harness", f"the check could not be carried out: {said}")

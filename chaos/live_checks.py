@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.chaos.findings import COUNTS, Check, Context, Finding
 from holdfast.chaos.folders import filled
 from holdfast.errors import ConfigError, Damaged, HoldfastError
+from holdfast.model import NO_EPOCH
 
 COMMAND_LIMIT_S = 600
 SHOWN_MAX = 3
@@ -37,15 +38,16 @@ def resolve(check: str | tuple[str, ...]) -> Check:
             )
         return lambda context: [_command(check, context)]
     if check == "audit":
-        return _audit
+        return audit
     module, _, name = check.partition(":")
     try:
         found = getattr(import_module(module), name)
         if not callable(found):
             raise TypeError(f"{name} is a {type(found).__name__} and no function")
-    except (ImportError, AttributeError, SyntaxError, TypeError) as error:
+    except (ImportError, AttributeError, SyntaxError, TypeError, SystemExit) as error:
+        why = f"its module {left(error)} when it is imported" if isinstance(error, SystemExit) else error
         raise ConfigError(
-            f"there is no check {check!r}: {error}",
+            f"there is no check {check!r}: {why}",
             not_done="nothing was started",
             next_step="name a function that can be imported here, as module:function",
         ) from error
@@ -53,7 +55,12 @@ def resolve(check: str | tuple[str, ...]) -> Check:
     return function
 
 
-def _audit(context: Context) -> list[Finding]:
+def left(leaving: SystemExit) -> str:
+    """Return in words what exits; taken as it is meant, it would end the whole run, even with status 0."""
+    return f"left by sys.exit({'' if leaving.code is None else repr(leaving.code)})"
+
+
+def audit(context: Context) -> list[Finding]:
     """Run the audit of the job: every source and target is read again and held against its checkpoints."""
     command = (sys.executable, "-m", "holdfast.runtime.cli.main", "audit", context.job, "--root", context.root)
     done = _done((*command, "--json"), context)
@@ -70,22 +77,66 @@ def _audit(context: Context) -> list[Finding]:
 def audited(shown: dict[str, Any], status: int) -> list[Finding]:
     """Return what the JSON of `holdfast audit` and its exit status amount to.
 
-    Nothing, if it proved nothing of what came out: a line that is proven for each sink, and for one source, is the
-    least. That it may end with 0 without any says only that nothing was found to differ.
+    That it may end with 0 without any proof says only that nothing was found to differ. Here sources, sinks and chain
+    of every checkpoint that is kept have to be proven, and some of it with rows. What led up to a checkpoint whose
+    predecessor is not kept any more, and rows that no kept checkpoint wrote, cannot be: the finding says so.
+
+    Raises:
+        HoldfastError: it proved too little.
     """
     if "verdict" not in shown:  # an error instead of a report: what is kept cannot even be read
         return [Finding("audit", False, "I12", detail=str(shown.get("what", shown)))]
-    lines = [(kind, line) for kind in ("epochs", "sources", "operators", "sinks") for line in shown[kind]]
-    counts = Counter(line["verdict"] for _, line in lines)
+    lines = [line for kind in ("epochs", "sources", "operators", "sinks") for line in shown[kind]]
+    counts = Counter(line["verdict"] for line in lines)
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    wrong = [line for _, line in lines if line["verdict"] == "differs"]
+    wrong = [line for line in lines if line["verdict"] == "differs"]
     if status or wrong:
         return [Finding("audit", False, "I1, I2", detail=f"{told}; {wrong[:SHOWN_MAX]}")]
-    proven = [line for _, line in lines if line["verdict"] == "proven"]
-    unproven = {line["sink"] for line in shown["sinks"]} - {line["sink"] for line in proven if "sink" in line}
-    if unproven or not shown["sinks"] or not any("source" in line for line in proven):
-        return []
-    return [Finding("audit", True, "I1, I2", detail=told)]
+    kept = {line["epoch"] for line in shown["epochs"]}
+    cut = {line["epoch"] for line in shown["epochs"] if line["verdict"] != "proven" and _begins_anew(line, kept)}
+    judged = [*shown["epochs"], *shown["sources"], *shown["sinks"]]  # of a filter nobody knows what it should give
+    open_ = [line for line in judged if line["verdict"] != "proven"]
+    past = [line for line in open_ if _is_past(line, cut)]
+    if missing := [_said(line) for line in open_ if line not in past] or _unshown(shown):
+        raise HoldfastError(
+            f"the audit proved too little ({told}): {'; '.join(missing[:SHOWN_MAX])}",
+            not_done="whether the results are right is not known",
+            next_step="give a check of your own for what an audit cannot prove",
+        )
+    if cut:
+        told += f"; only what came after epoch {min(cut)} is proven, what came before is not kept"
+    remarks = dict.fromkeys(_said(line) for line in past if line["epoch"] is None)
+    return [Finding("audit", True, "I1, I2", detail="; ".join([told, *remarks]))]
+
+
+def _begins_anew(line: dict[str, Any], kept: set[int]) -> bool:
+    """Return whether an epoch's predecessor was there and is not kept any more."""
+    return line["follows"] not in kept and line["follows"] != NO_EPOCH
+
+
+def _is_past(line: dict[str, Any], cut: set[int]) -> bool:
+    """Return whether a line is of what happened before a checkpoint from which on everything is kept."""
+    return line["epoch"] in cut and "source" not in line or line["epoch"] is None and "sink" in line
+
+
+def _unshown(shown: dict[str, Any]) -> list[str]:
+    """Return what has to be shown by at least one line and is not."""
+    proven = {kind: [line for line in shown[kind] if line["verdict"] == "proven"] for kind in ("sources", "sinks")}
+    lacking = {line["sink"] for line in shown["sinks"]} - {
+        line["sink"] for line in proven["sinks"] if line["epoch"] is not None
+    }
+    found = [f"sink {name!r}: no epoch of it is proven" for name in sorted(lacking)]
+    for kind, what in (("sources", "no record of a source"), ("sinks", "no row of a sink")):
+        if not any(line["rows"] for line in proven[kind]):
+            found.append(f"{what} was read back")
+    return found
+
+
+def _said(line: dict[str, Any]) -> str:
+    """Return what a line is of, and why it is not proven."""
+    names = [f"{kind} {line[kind]!r}" for kind in ("source", "sink") if kind in line]
+    epoch = [] if line["epoch"] is None else [f"epoch {line['epoch']}"]
+    return ", ".join([*names, *epoch]) + f": {line['reason'] or line['verdict']}"
 
 
 def _command(words: tuple[str, ...], context: Context) -> Finding:

@@ -28,6 +28,8 @@ from holdfast.chaos.strikes import BEATS
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 GONE_WITHIN_S = 10.0
+OVER = frozenset({"Finished", "Stopped"})
+"""Records after which a driver has nothing more to do."""
 
 
 class LiveJob:
@@ -55,6 +57,7 @@ class LiveJob:
         self.drivers = 0
         self.progress: dict[str, Any] = {}
         """The newest of the driver that runs now; empty until it says something."""
+        self.asked_to_end = False
 
     def start(self) -> int:
         """Start a driver; return its process id."""
@@ -91,8 +94,35 @@ class LiveJob:
     def terminate(self) -> None:
         """Ask the driver to take a last checkpoint and leave."""
         assert self.driver is not None
-        if self.driver.poll() is None:
+        if self.driver.poll() is None and not self.is_over():
+            self.asked_to_end = True
             self.driver.send_signal(signal.SIGTERM)
+
+    @property
+    def lag(self) -> int | None:
+        """Return how many records wait to be read; None if unknown."""
+        lag: int | None = self.progress.get("lag")
+        return lag
+
+    def reads_no_more(self) -> bool:
+        """Return whether every source has come to its end, so that the job will by itself; False if unknown."""
+        folder = self.folder()
+        try:
+            live = {} if folder is None else json.loads((folder / "live.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return False
+        ended = {(each["source"], each["partition"]) for each in live.get("ended", ())}
+        rows = live.get("sources", ())
+        return bool(rows) and all((row["name"], row["partition"]) in ended for row in rows)
+
+    def is_over(self) -> bool:
+        """Return whether the job log ends with the job having finished or stopped."""
+        folder = self.folder()
+        newest = [] if folder is None else sorted((folder / "log").glob("[0-9]*.json"))[-1:]
+        try:
+            return any(json.loads(path.read_bytes())["body"]["kind"] in OVER for path in newest)
+        except (FileNotFoundError, ValueError):
+            return False
 
     def ours(self, pid: int) -> psutil.Process | None:
         """Return the process if it lives and is the job's."""

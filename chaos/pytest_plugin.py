@@ -10,6 +10,7 @@ before anything measures coverage. So it holds the hooks and imports nothing; wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,10 @@ def outcome(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     from holdfast.chaos import cases  # loads the runtime, in suites that use it
 
     seed = request.param
-    again = f"pytest '{request.node.nodeid.partition('[')[0]}' {OPTION} {seed}"
+    # A node's own id begins at pytest's root, which need not be where it was started and will be again.
+    file = os.path.relpath(request.node.path, request.config.invocation_params.dir)
+    test = request.node.nodeid.partition("::")[2].partition("[")[0]
+    again = f"pytest '{file}::{test}' {OPTION} {seed}"
     request.node.stash[SAID] = [f"again: {again}"]
     found = cases.play(marker.args[0], seed, Path(request.node.path).parent, tmp_path / "chaos", again)
     request.node.stash[SAID] = found.lines()

@@ -1,8 +1,8 @@
 """What the journal of a run amounts to: held, violated, or not proven. The only judge, for the run and its report.
 
 The run says itself what it found; here that is counted again, so a claim of "held" stands only if the journal bears it
-out: every armed fault has fired, and every kind of the scenario; an epoch was completed after the last one; something
-was compared, and nothing compared was wrong; the journal has its end.
+out: every armed fault has fired, and every kind of the scenario; records were read after the first one, an epoch was
+completed after the last; something was compared, and nothing compared was wrong; the journal has its end.
 
 Invariants
     - A finding that did not hold is a violation, whatever the journal's end says.
@@ -21,7 +21,17 @@ from typing import Any
 import msgspec
 
 from holdfast.chaos.findings import COUNTS
-from holdfast.chaos.live_records import Begin, Check, End, EpochDone, FaultNews, Journal, Verdict, of_lines
+from holdfast.chaos.live_records import (
+    Begin,
+    Check,
+    End,
+    EpochDone,
+    FaultNews,
+    Journal,
+    Sample,
+    Verdict,
+    of_lines,
+)
 from holdfast.runtime.cli.text import plural
 
 OWN_CHECKS = frozenset({"processes", "raised", "damage", "epochs", "progress", "observer"})
@@ -87,6 +97,9 @@ def doubts(journal: Journal) -> list[str]:
         found.append("no fault fired")
     elif not _completed_after_the_last(journal):
         found.append("no epoch was completed after the last fault")
+    elif (grew := _read_after_the_first(journal)) is not True:
+        idle = "no record was read under faults: all of the source was read before the first one"
+        found.append("whether a record was read under faults is not known" if grew is None else idle)
     if not checks:
         found.append("nothing was checked")
     elif all(check.name in OWN_CHECKS for check in checks):
@@ -109,6 +122,19 @@ def _completed_after_the_last(journal: Journal) -> bool:
             followed = False
         followed = followed or isinstance(record, EpochDone)
     return followed
+
+
+def _read_after_the_first(journal: Journal) -> bool | None:
+    """Return whether the job read further after the first fault than it had before; None if unknown."""
+    before: list[int] = []
+    after: list[int] = []
+    struck = False
+    for record in journal.records:
+        struck = struck or (isinstance(record, FaultNews) and record.phase == "fired")
+        if isinstance(record, Sample) and record.records_in is not None:
+            (after if struck else before).append(record.records_in)
+    begun = before or after[:1]  # nothing was told before: what was first heard of may have been read before, too
+    return max(after) > max(begun) if after else None
 
 
 def _said(end: End) -> str:

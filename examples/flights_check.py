@@ -5,10 +5,14 @@ Used by chaos/scenarios/flights.toml; FLIGHTS_DB and FLIGHTS_OUT in the job's en
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
+
+import polars as pl
 
 from holdfast.chaos.findings import Context, Finding
 from holdfast.examples import flights_hours_oracle, flights_oracle
@@ -24,7 +28,27 @@ def check(context: Context) -> Iterator[Finding]:
     missing = sum(line.endswith(": missing") for line in hours.differences)
     more = sum(line.endswith(": should not be there") for line in hours.differences)
     said = "; ".join(hours.differences[:SHOWN_MAX]) or ", ".join(f"{n} {name}" for name, n in hours.rows.items())
-    yield Finding("hours, late, unknown airports", not hours.differences, "I2", missing, more, None, said)
+    moved = out_of_order(out / "hours")
+    yield Finding("hours, late, unknown airports", not hours.differences, "I2", missing, more, moved, said)
+
+
+def out_of_order(log: Path) -> int | None:
+    """Count the hours that came after a later hour of their airport; None if the log was rewound or compacted.
+
+    What one commit holds goes round the partitions and has no order, so only commits are compared.
+    """
+    newest: dict[str, datetime] = {}
+    wrong = 0
+    for path in sorted((log / "commits").glob("*.json")):
+        commit = json.loads(path.read_bytes())
+        if commit["kind"] in ("void", "compact"):
+            return None
+        parts = [pl.read_ipc(log / each["path"], columns=["airport", "window_end"]) for each in commit["segments"]]
+        rows = [row for part in parts for row in part.iter_rows()]
+        wrong += sum(end < newest.get(airport, end) for airport, end in rows)
+        for airport, end in rows:
+            newest[airport] = max(end, newest.get(airport, end))
+    return wrong
 
 
 def totals(db: Path) -> Iterator[Finding]:

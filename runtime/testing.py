@@ -44,6 +44,9 @@ class PushedSource:
         self.name, self.schema, self._random = name, schema, rng
         self.tables: list[pa.Table] = [schema.empty_table() for _ in range(PARTITIONS)]
         self.over = False
+        self.read_again = 0
+        """Records that were read once more, as a recovery took the job back before them."""
+        self._read_to = [0] * PARTITIONS
         self._marks: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
 
     def check(self) -> None:
@@ -80,6 +83,8 @@ class PushedSource:
         ahead = [at - offset for at, _ in self._marks[partition] if at > offset]
         count = min([count, *ahead])
         batch = table.slice(offset, count).combine_chunks().to_batches()[0]
+        self.read_again += max(0, min(self._read_to[partition] - offset, count))
+        self._read_to[partition] = max(self._read_to[partition], offset + count)
         return batch, offset + batch.num_rows
 
     def watermark(self, partition: int, offset: int) -> int | None:

@@ -1,7 +1,8 @@
 """Shows how a run is doing while it runs: a line renewed in place, a line per second, or JSON.
 
 "records" is how far the sources are read: the sum of the next offsets of all partitions, the highest seen of each.
-So it goes on over restarts, and does not fall back while a recovery reads some records again.
+So it goes on over restarts, and does not fall back while a recovery reads some records again. "lag" is unknown while
+any partition that has been read is with no worker: nobody looks at what waits there.
 
 Source: API.md, `holdfast run`.
 """
@@ -13,7 +14,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any, Literal
 
 from holdfast.runtime.cli import text
@@ -35,6 +36,8 @@ class Tally:
 
     def __init__(self, start: Mapping[tuple[str, int], int]) -> None:
         self._offsets = dict(start)
+        self._seen: set[tuple[str, int]] = set()
+        """Partitions that a worker of this run has told of."""
         self._began_at = sum(start.values())
         self._samples: deque[tuple[float, int]] = deque()
 
@@ -54,7 +57,6 @@ class Tally:
             if row["offset"] is not None and row["offset"] >= 0:
                 at = (row["name"], row["partition"])
                 self._offsets[at] = max(row["offset"], self._offsets.get(at, 0))
-        lags = [row["lag"] for row in status["sources"]]
         checkpoint = status["checkpoint"]
         return {
             "state": status["state"],
@@ -62,7 +64,7 @@ class Tally:
             "records_in": sum(self._offsets.values()) if self._offsets else None,
             "records_per_s": self._rate(now_s, grown=len(self._offsets) != partitions, known=bool(status["sources"])),
             "epoch": None if checkpoint is None else checkpoint["epoch"],
-            "lag": None if not lags or None in lags else sum(lags),
+            "lag": self._lag(status["sources"]),
             "generation": status["generation"],
             "workers": [
                 {"id": w["id"], "pid": w["pid"], "subtasks": w["subtasks"], "how": w["how"]} for w in status["workers"]
@@ -71,6 +73,14 @@ class Tally:
                 {"at": r["at"], "cause": r["cause"], "recovery_ms": r["recovery_ms"]} for r in status["restarts"]
             ],
         }
+
+    def _lag(self, rows: Sequence[Mapping[str, Any]]) -> int | None:
+        """Return how many records wait in all partitions; None unless every one of them is told of."""
+        lags = {(row["name"], row["partition"]): row["lag"] for row in rows}
+        self._seen |= lags.keys()
+        # A checkpoint also knows partitions of sources that the job has no more: nobody will tell of these.
+        known = self._seen | {at for at in self._offsets if at[0] in {name for name, _ in lags}}
+        return sum(lags.values()) if lags and known <= lags.keys() and None not in lags.values() else None
 
     def _rate(self, now_s: float, *, grown: bool, known: bool) -> int | None:
         """Records per second over the last seconds; a partition seen for the first time begins them anew."""

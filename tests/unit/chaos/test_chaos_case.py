@@ -12,7 +12,7 @@ import pytest
 from synthetic_journal import quarter_of_an_hour
 
 import holdfast as hf
-from holdfast.chaos import cases, mutation
+from holdfast.chaos import case_in_memory, cases, mutation
 from holdfast.chaos.cases import Case, Outcome, chaos_case
 from holdfast.chaos.live_records import Verdict, encode
 from holdfast.chaos.mutants import MUTANTS
@@ -128,6 +128,31 @@ class TestInMemory:
         assert wrong
         assert all(each.lost and each.duplicated for each in wrong)
 
+    @pytest.mark.parametrize("seed", range(12))
+    def test_in_every_seed_rows_are_processed_again(self, seed: int) -> None:
+        seen: list[int] = []
+
+        def noted(bid: Bid) -> Bid:
+            seen.append(bid.auction)
+            return bid
+
+        def build() -> hf.App:
+            app = hf.App("noted", key_groups=16)
+            bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i, 1.0), count=1))
+            bids.map(noted, to=Bid).sink("out", hf.SQLite("unused.db", table="out"))
+            return app
+
+        outcome = played(seed, job=build, rows={"bids": [Bid(i, 1.0) for i in range(200)]})
+        assert outcome.held, outcome
+        assert len(seen) > 400, "once in the calm run, once under faults, and some again"
+
+    def test_faults_that_found_everything_committed_prove_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(case_in_memory, "_after_a_push", lambda *_: None)
+        outcomes = [played(seed) for seed in range(12)]
+        idle = [each for each in outcomes if each.verdict == "not_proven"]
+        assert idle, "where no fault comes right after a push, everything may be committed by then"
+        assert all(each.reasons == ("no record was read again, so no fault put any at stake",) for each in idle)
+
     def test_a_job_that_delivers_nothing_proves_nothing(self) -> None:
         outcome = played(0, rows={"bids": []})
         assert (outcome.verdict, outcome.lost) == ("not_proven", None)
@@ -208,6 +233,12 @@ class TestPytest:
         assert "held, seed 0; faults: " in shown
         assert "again: pytest 'test_it.py::test_totals' --chaos-seed 0" in shown
         assert "made by @chaos_case, which this test does not have" in shown
+
+    def test_the_command_works_from_the_folder_that_pytest_was_started_in(self, tmp_path: Path) -> None:
+        (tmp_path / "pytest.ini").write_text("[pytest]\n")
+        (tmp_path / "unit").mkdir()
+        code = '@chaos_case("job.py", driver="test", rows=ROWS)\ndef test_totals(outcome):\n    assert False\n'
+        assert "again: pytest 'test_it.py::test_totals' --chaos-seed 0" in suite(tmp_path / "unit", code).stdout
 
     def test_a_case_without_the_argument_is_refused(self, tmp_path: Path) -> None:
         code = '@chaos_case("job.py", driver="test", rows=ROWS)\ndef test_totals(): ...\n'

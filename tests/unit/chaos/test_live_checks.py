@@ -2,42 +2,78 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from holdfast.chaos.findings import Context, Finding
 from holdfast.chaos.live_checks import audited, resolve
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.runtime.audit_report import Line, Report
+from holdfast.runtime.audit_report import Line, Report, Verdict
+
+PROVEN: Verdict = "proven"
+UNPROVEN: Verdict = "not provable"
 
 
-def shown(sources: tuple[str, ...] = ("proven",), **sinks: tuple[str, ...]) -> dict[str, Any]:
-    """Return the JSON of an audit whose lines have these verdicts."""
-    verdicts: list[tuple[Any, str, str]] = [("source", "bids", each) for each in sources]
-    verdicts += [("sink", name, each) for name, found in sinks.items() for each in found]
-    verdicts += [("epoch", "", "proven"), ("operator", "hot", "proven")]
-    lines = tuple(Line(kind, name, 0, 7, each) for kind, name, each in verdicts)  # type: ignore[arg-type]
-    return Report("j", (7,), lines).as_json()
+def source(verdict: Verdict = PROVEN, epoch: int = 7, rows: int = 9) -> Line:
+    return Line("source", "bids", 0, epoch, verdict, "compacted" if verdict == UNPROVEN else None, rows)
+
+
+def sink(verdict: Verdict = PROVEN, epoch: int | None = 7, rows: int = 9, name: str = "out") -> Line:
+    return Line("sink", name, 0, epoch, verdict, "not delivered yet" if verdict == UNPROVEN else None, rows)
+
+
+def chain(epoch: int = 7, follows: int = 0, verdict: Verdict = PROVEN) -> Line:
+    return Line("epoch", "", None, epoch, verdict, None, more=(("follows", follows),))
+
+
+def shown(*lines: Line, first: Line | None = None) -> dict[str, Any]:
+    """Return the JSON of an audit of two epochs, and what it says of a filter, which nobody can prove."""
+    chained = (first or chain(6), chain(7, 6))
+    return Report("j", (6, 7), (*chained, Line("operator", "filter", None, 7, UNPROVEN), *lines)).as_json()
+
+
+CUT = chain(6, 5, UNPROVEN)
+"""Of the oldest checkpoint that is kept, whose predecessor is not."""
 
 
 class TestAudit:
-    def test_a_source_and_every_sink_that_are_proven_are_a_proof(self) -> None:
-        [finding] = audited(shown(out=("not provable", "proven"), copy=("proven",)), 0)
+    def test_sources_and_sinks_that_are_proven_in_every_epoch_are_a_proof(self) -> None:
+        [finding] = audited(shown(source(), sink(), sink(name="copy")), 0)
         assert finding.passed and finding.detail == "1 not provable, 5 proven"
 
-    @pytest.mark.parametrize("compared", [
-        shown(out=("not provable",)), shown(out=("proven",), copy=("not provable", "not provable")),
-        shown(("not provable",), out=("proven",)), shown((), out=("proven",)), shown(),
+    @pytest.mark.parametrize(("lines", "said"), [
+        ((source(), sink(), sink(UNPROVEN)), "sink 'out', epoch 7: not delivered yet"),
+        ((source(), source(UNPROVEN, 6), sink()), "source 'bids', epoch 6: compacted"),
+        ((source(), sink(), chain(8, 7, UNPROVEN)), "epoch 8"),
+        ((source(), sink(), sink(UNPROVEN, None, name="copy")), "sink 'copy': no epoch of it is proven"),
+        ((source(rows=0), sink()), "no record of a source"),
+        ((source(), sink(rows=0)), "no row of a sink"),
+        ((source(),), "no row of a sink"), ((), "no record of a source"),
     ])  # fmt: skip
-    def test_without_a_proven_line_of_a_source_and_of_each_sink_nothing_was_compared(
-        self, compared: dict[str, Any]
+    def test_what_is_not_proven_of_a_kept_epoch_makes_it_none_and_is_said(
+        self, lines: tuple[Line, ...], said: str
     ) -> None:
-        assert audited(compared, 0) == []
+        with pytest.raises(HoldfastError, match=said):
+            audited(shown(*lines), 0)
+
+    def test_what_came_before_the_oldest_kept_checkpoint_is_told_and_makes_no_long_run_unproven(self) -> None:
+        old = (sink(UNPROVEN, 6), sink(UNPROVEN, None))
+        [finding] = audited(shown(source(), sink(), *old, first=CUT), 0)
+        assert finding.passed
+        assert finding.detail == (
+            "4 not provable, 3 proven; only what came after epoch 6 is proven, what came before is not kept; "
+            "sink 'out': not delivered yet"
+        )
+        with pytest.raises(HoldfastError, match="sink 'out', epoch 6"):
+            audited(shown(source(), sink(), *old), 0)
 
     def test_a_line_that_differs_is_a_violation_whatever_else_is_not_provable(self) -> None:
-        [finding] = audited(shown(out=("not provable", "differs")), Damaged.exit_status)
+        [finding] = audited(shown(source(), sink(UNPROVEN), sink("differs")), Damaged.exit_status)
         assert not finding.passed and "'sink': 'out'" in finding.detail
 
     def test_checkpoints_that_cannot_be_read_are_a_violation(self) -> None:
@@ -61,6 +97,24 @@ class TestFinding:
     def test_a_count_is_a_number_of_records(self, lost: Any) -> None:
         with pytest.raises(TypeError, match="a finding's lost"):
             Finding("mine", True, lost=lost)
+
+
+    @pytest.mark.parametrize("passed", [np.False_, np.array([1, 2]) == np.array([1, 3])])
+    def test_a_truth_value_of_an_array_library_is_taken_as_it_is_meant(self, passed: Any) -> None:
+        finding = Finding("mine", passed.all(), lost=np.int64(3))  # type: ignore[arg-type]
+        assert (finding.passed, finding.lost) == (False, 3) and not finding.held
+        assert msgspec.json.decode(json.dumps(msgspec.structs.asdict(finding)))["passed"] is False
+        assert Finding("mine", np.True_).held  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("passed", [0, 1, None, [], "x", np.int64(0)])
+    def test_whether_it_held_is_true_or_false_and_nothing_else(self, passed: Any) -> None:
+        with pytest.raises(TypeError, match="a finding's passed"):
+            Finding("mine", passed)
+
+    @pytest.mark.parametrize("name", [None, 7])
+    def test_a_finding_has_a_name(self, name: Any) -> None:
+        with pytest.raises(TypeError, match="a finding's name"):
+            Finding(name, True)
 
 
 class TestCommand:

@@ -349,15 +349,24 @@ class TestChecks:
             resolve(("no-such-program-here",))
 
     @pytest.mark.parametrize(
-        "check", ["no_such_module_here:check", "holdfast.chaos.live:no_such_function", "math:pi", "torn_check:check"]
-    )
+        "check", [
+            "no_such_module_here:check", "holdfast.chaos.live:no_such_function", "math:pi", "torn_check:check",
+            "leaving_check:check",
+        ]
+    )  # fmt: skip
     def test_a_function_that_is_not_there_is_refused(
         self, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "torn_check.py").write_text("def check(")
+        (tmp_path / "leaving_check.py").write_text("raise SystemExit(0)")
         monkeypatch.syspath_prepend(tmp_path)
         with pytest.raises(ConfigError, match="there is no check"):
             resolve(check)
+
+
+def leaves(context: Context) -> Iterator[Finding]:
+    yield Finding("rows", True)
+    raise SystemExit(0)
 
 
 FAILS_TO_PREPARE = """
@@ -421,6 +430,17 @@ class TestRun:
         journal.close()
 
 
+    def test_a_check_that_leaves_by_exit_proves_nothing(self, tmp_path: Path) -> None:
+        scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
+        journal = Journal(tmp_path / "journal.jsonl")
+        running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
+        running._job = LiveJob(Path(__file__), tmp_path, (), {}, "token")
+        running._check([leaves])
+        assert running._who_failed == "harness" and "left by sys.exit(0)" in str(running._failed)
+        assert [line["name"] for line in journal.lines] == ["rows"]
+        journal.close()
+
+
 class TestJournal:
     def test_lines_are_whole_and_in_order_as_soon_as_they_are_written(self, tmp_path: Path) -> None:
         journal = Journal(tmp_path / "journal.jsonl")
@@ -429,5 +449,5 @@ class TestJournal:
         lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
         assert [line["kind"] for line in lines] == ["begin", "sample"]
         assert lines[0]["at_ms"] <= lines[1]["at_ms"]
-        assert [line["kind"] for line in journal.lines] == ["begin"]
+        assert [line["kind"] for line in journal.lines] == ["begin", "sample"]
         journal.close()

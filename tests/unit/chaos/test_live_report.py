@@ -43,7 +43,10 @@ def news(name: str, phase: Phase, at_ms: float = 1_000, fault: str = "worker-kil
     return FaultNews(at_ms=at_ms, id=name, fault=fault, phase=phase)
 
 
-FIRED = (news("f0", "armed", 10), news("f0", "fired"), EpochDone(at_ms=1_500, epoch=7))
+FIRED = (
+    news("f0", "armed", 10), Sample(at_ms=900, records_in=7), news("f0", "fired"), EpochDone(at_ms=1_500, epoch=7),
+    Sample(at_ms=1_900, records_in=9),
+)  # fmt: skip
 
 
 def journal_of(*records: Record) -> Journal:

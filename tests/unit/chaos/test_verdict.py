@@ -30,7 +30,13 @@ def check(passed: bool = True, name: str = "tables") -> dict[str, Any]:
 
 EPOCH = line("epoch", epoch=7, generation=1, duration_ms=10)
 BEGIN = line("begin", job="job.py", seed=1, scenario="s", faults=["worker-kill"], planned=1)
-HELD = [BEGIN, fault("armed"), fault("fired"), EPOCH, check()]
+def sample(records_in: int | None) -> dict[str, Any]:
+    return line("sample", state="running", records_in=records_in)
+
+
+READ = sample(9)
+HELD = [BEGIN, sample(7), fault("armed"), fault("fired"), EPOCH, READ, check()]
+IDLE = "no record was read under faults: all of the source was read before the first one"
 
 
 def judged(lines: list[dict[str, Any]], failed: str | None = None) -> tuple[str, str]:
@@ -53,7 +59,7 @@ class TestVerdict:
         assert judged(HELD, "the job failed") == ("not_proven", "the job failed")
 
     def test_a_fault_that_was_armed_and_never_fired_proves_nothing(self) -> None:
-        assert judged([*HELD[:4], fault("armed", 2), EPOCH, check()]) == (
+        assert judged([*HELD[:6], fault("armed", 2), EPOCH, check()]) == (
             "not_proven", "worker-kill (2) was armed and never fired",
         )  # fmt: skip
 
@@ -62,10 +68,26 @@ class TestVerdict:
         assert judged([both, *HELD[1:]])[1].endswith("never fired: driver-kill")
 
     def test_an_epoch_has_to_be_completed_after_the_last_fault(self) -> None:
-        assert judged([EPOCH, *HELD[:3], check()]) == ("not_proven", "no epoch was completed after the last fault")
+        early = [EPOCH, *HELD[:4], READ, check()]
+        assert judged(early) == ("not_proven", "no epoch was completed after the last fault")
+
+    def test_a_job_that_read_nothing_more_once_faults_came_proves_nothing(self) -> None:
+        idle = [each if each is not READ else sample(7) for each in HELD]
+        assert judged(idle) == ("not_proven", IDLE)
+        assert judged([*idle, fault("armed", 2), fault("fired", 2), READ, EPOCH])[0] == "held"
+        assert judged([*idle, sample(None)]) == ("not_proven", IDLE)
+
+    def test_what_was_read_before_the_first_fault_is_no_work_under_it(self) -> None:
+        early = [BEGIN, sample(7), sample(9), *HELD[2:5], READ, check()]
+        assert judged(early) == ("not_proven", IDLE)
+
+    def test_how_much_was_read_has_to_be_known(self) -> None:
+        unknown = "whether a record was read under faults is not known"
+        assert judged([each for each in HELD if each["kind"] != "sample"]) == ("not_proven", unknown)
+        assert judged([each for each in HELD if each is not READ]) == ("not_proven", unknown)
 
     def test_checks_of_the_run_itself_are_no_check_of_its_results(self) -> None:
-        assert judged([*HELD[:4], check(name="epochs")]) == ("not_proven", "the check compared nothing")
+        assert judged([*HELD[:6], check(name="epochs")]) == ("not_proven", "the check compared nothing")
 
 
 def ended(found: str, failed: str | None = None) -> dict[str, Any]:
@@ -74,8 +96,9 @@ def ended(found: str, failed: str | None = None) -> dict[str, Any]:
 
 class TestOneJudge:
     @pytest.mark.parametrize("lines", [
-        HELD, HELD[:4], [*HELD[:3], check()], [*HELD[:4], check(name="epochs")], [*HELD, check(passed=False)],
-        [*HELD, fault("armed", 2)], [BEGIN, EPOCH, check()], [{**BEGIN, "faults": ["worker-kill", "x"]}, *HELD[1:]],
+        HELD, HELD[:6], HELD[:5], [*HELD[:4], READ, check()], [*HELD[:6], check(name="epochs")],
+        [*HELD, check(passed=False)], [*HELD, fault("armed", 2)], [BEGIN, EPOCH, check()],
+        [{**BEGIN, "faults": ["worker-kill", "x"]}, *HELD[1:]],
     ])  # fmt: skip
     def test_the_report_says_what_the_run_says(self, lines: list[dict[str, Any]]) -> None:
         own = verdict.of(lines, None)
@@ -83,7 +106,7 @@ class TestOneJudge:
         assert (found, "; ".join(reasons)) == (own.verdict, "" if found == "held" else own.reason)
 
     def test_a_claim_that_the_journal_does_not_bear_out_does_not_stand(self) -> None:
-        for lines in (HELD[:4], [*HELD[:3], check()], [*HELD[:4], check(name="epochs")]):
+        for lines in (HELD[:6], [*HELD[:4], READ, check()], [*HELD[:6], check(name="epochs")], [*HELD[:5], check()]):
             assert verdict.judge(of_lines([*lines, ended("held")]))[0] == "not_proven"
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from holdfast.examples import flights_oracle
-from holdfast.examples.flights_check import totals
+from holdfast.examples.flights_check import out_of_order, totals
+from holdfast.model import Epoch, Tag, Timeline
+from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.objects import open_objects
 
 
 @pytest.fixture
@@ -34,3 +39,29 @@ class TestTotals:
             database.execute("UPDATE tails SET events = events - 1 WHERE rowid = 1")
             database.execute("UPDATE routes SET events = events + 2 WHERE rowid = 1")
         assert [(found.passed, found.lost, found.duplicated) for found in totals(db)] == [(False, 1, 0), (False, 0, 2)]
+
+
+HOURS = pa.schema([pa.field("airport", pa.string()), pa.field("window_end", pa.timestamp("us", "UTC"))])
+
+
+def hours(folder: Path, *epochs: dict[int, list[tuple[str, int]]]) -> int | None:
+    """Write a commit per epoch, with airports and hours by partition; return how many are out of order."""
+    store = open_objects(str(folder))
+    create_log(store, HOURS, 2)
+    writer = LogWriter(store)
+    for epoch, given in enumerate(epochs, 1):
+        rows = {
+            partition: [{"airport": at, "window_end": datetime(2013, 1, 1, hour, tzinfo=UTC)} for at, hour in each]
+            for partition, each in given.items()
+        }
+        tables = {partition: pa.Table.from_pylist(each, HOURS) for partition, each in rows.items()}
+        writer.append_tagged(tables, "j/s/0", Tag(Timeline(1), Epoch(epoch)))
+    return out_of_order(folder)
+
+
+class TestOutOfOrder:
+    def test_hours_of_an_airport_follow_each_other_and_those_of_others_are_free(self, tmp_path: Path) -> None:
+        assert hours(tmp_path, {0: [("JFK", 5)]}, {1: [("EWR", 3), ("JFK", 7)], 0: [("JFK", 6)]}) == 0
+
+    def test_an_hour_that_comes_after_a_later_one_is_counted(self, tmp_path: Path) -> None:
+        assert hours(tmp_path, {0: [("JFK", 5), ("EWR", 1)]}, {1: [("JFK", 4)], 0: [("EWR", 2)]}) == 1

@@ -63,6 +63,18 @@ class TestTally:
         shown["sources"][1]["lag"] = None
         assert Tally({}).take(shown, 0.0)["lag"] is None
 
+    def test_lag_is_unknown_while_a_partition_that_was_read_is_nobodys(self) -> None:
+        tally = Tally({})
+        assert tally.take(status(700, 50), 0.0)["lag"] == 20
+        assert tally.take(status(710), 1.0)["lag"] is None
+        assert tally.take(status(710, 60), 2.0)["lag"] == 20
+
+    def test_lag_is_unknown_until_every_partition_of_the_last_checkpoint_is_told_of(self) -> None:
+        assert Tally({("words", 0): 400, ("words", 1): 40}).take(status(710), 0.0)["lag"] is None
+
+    def test_lag_does_not_wait_for_a_source_that_the_job_had_once(self) -> None:
+        assert Tally({("words", 0): 400, ("older", 0): 40}).take(status(710), 0.0)["lag"] == 10
+
     def test_a_restart_is_shown_with_the_moment_that_the_log_gives(self) -> None:
         restart = {"at": 490_000_000, "cause": "killed", "generation": 2, "recovery_ms": 600}
         shown = Tally({}).take(status(1, restarts=[restart]), 100.0)["restarts"]

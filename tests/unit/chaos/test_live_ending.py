@@ -1,0 +1,127 @@
+"""How a real job comes to its end: what it may be stopped for, and what its end then means. No Spark is needed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.chaos import live_ending
+from holdfast.chaos.journal import Journal
+from holdfast.chaos.live import _Run
+from holdfast.chaos.live_ending import let_end
+from holdfast.chaos.live_field import Field
+from holdfast.chaos.live_job import LiveJob
+from holdfast.chaos.live_watch import Watch
+from holdfast.chaos.scenario import parse
+
+RAW = {"duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1}, "wait": {"end": "1s"}}
+
+
+class Job:
+    """A job whose driver is a process that does nothing, and whose words are written by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.live = LiveJob(folder / "job.py", folder, (), {}, "token")
+        self.folder = folder / "root" / "job"
+        (self.folder / "log").mkdir(parents=True)
+        self.live.driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
+        self.scenario = parse(RAW, "name", toxiproxy=False, checked_elsewhere=True)
+        self.field = Field(self.scenario, folder)
+        self.journal = Journal(folder / "journal.jsonl")
+        self.running = _Run(self.scenario, (), folder / "job.py", folder, self.journal, print)
+        self.running._job, self.running._watch = self.live, Watch(self.live, self.journal)
+
+    def record(self, kind: str) -> None:
+        record = {"seq": 1, "generation": 1, "at": 0, "body": {"kind": kind}}
+        (self.folder / "log" / f"{1:020}.json").write_text(json.dumps(record))
+
+    def tell(self, lag: int | None, *, sources: tuple[str, ...] = ("bids",), ended: tuple[str, ...] = ()) -> None:
+        self.live.progress = {"state": "running", "lag": lag}
+        rows: list[dict[str, Any]] = [{"name": name, "partition": 0} for name in sources]
+        live = {"sources": rows, "ended": [{"source": name, "partition": 0} for name in ended]}
+        (self.folder / "live.json").write_text(json.dumps(live))
+
+    def let_end(self, *, sealed: bool = False, whole: bool = True) -> str | None:
+        return let_end(self.live, self.field, at_once, 300.0, sealed=sealed, whole=whole)
+
+    def is_asked(self) -> bool:
+        """Return whether the driver was asked to end, and did."""
+        assert self.live.driver is not None
+        return self.live.asked_to_end and self.live.driver.wait(10) == -signal.SIGTERM
+
+
+def at_once(true: Callable[[], bool], limit_s: float) -> bool:
+    """Wait no time at all: what is not so is not so within any limit."""
+    return true()
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setattr(live_ending, "END_SEEN_WITHIN_S", -1.0)
+    monkeypatch.setattr(live_ending, "SEAL_SEEN_WITHIN_S", -1.0)
+    job = Job(tmp_path)
+    yield job
+    assert job.live.driver is not None
+    job.live.driver.kill()
+    job.live.driver.communicate()
+    job.journal.close()
+
+
+class TestLetEnd:
+    @pytest.mark.parametrize(("lag", "said"), [(572_404, "still 572,404 records behind"), (None, "an unknown number")])
+    def test_a_job_that_is_behind_its_source_proves_nothing_to_who_compares_all_of_it(
+        self, job: Job, lag: int | None, said: str
+    ) -> None:
+        job.tell(lag)
+        assert said in (job.let_end() or "") and not job.live.asked_to_end
+
+    def test_an_audit_compares_what_was_read_however_much_that_is(self, job: Job) -> None:
+        job.tell(572_404)
+        assert job.let_end(whole=False) is None and job.is_asked()
+
+    def test_a_job_that_has_read_all_there_is_and_goes_on_is_stopped(self, job: Job) -> None:
+        job.tell(0)
+        assert job.let_end() is None and job.is_asked()
+
+    def test_a_job_whose_sources_have_ended_comes_to_its_end_by_itself(self, job: Job) -> None:
+        job.tell(0, ended=("bids",))
+        assert job.let_end() is None and not job.live.asked_to_end
+
+    def test_a_source_that_never_ends_beside_one_that_was_sealed_is_stopped(self, job: Job) -> None:
+        job.tell(0, sources=("bids", "clicks"), ended=("bids",))
+        assert job.let_end(sealed=True, whole=False) is None and job.is_asked()
+
+    def test_a_sealed_log_that_is_not_read_yet_stops_nothing(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(live_ending, "SEAL_SEEN_WITHIN_S", 30.0)
+        job.tell(7)
+        assert job.let_end(sealed=True, whole=False) is None and not job.live.asked_to_end
+
+
+class TestDone:
+    def test_a_driver_that_had_finished_when_the_signal_came_is_not_started_again(self, job: Job) -> None:
+        job.live.terminate()
+        assert job.is_asked()
+        assert job.running._ended() == -signal.SIGTERM
+        job.record("Finished")
+        assert job.running._ended() == 0
+        job.running._tick()
+        assert job.live.drivers == 0 and job.journal.of("driver") == []
+
+    def test_one_that_has_finished_already_is_asked_nothing(self, job: Job) -> None:
+        job.record("Stopped")
+        job.live.terminate()
+        assert not job.live.asked_to_end
+
+    def test_a_driver_that_nobody_asked_and_that_died_of_a_signal_has_not_come_to_its_end(self, job: Job) -> None:
+        assert job.live.driver is not None
+        job.record("Finished")
+        job.live.driver.terminate()
+        job.live.driver.wait(10)
+        assert job.running._ended() == -signal.SIGTERM
