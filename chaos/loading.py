@@ -43,7 +43,9 @@ def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None
 def prepared(scenario: Scenario, job: Path) -> tuple[tuple[Planned, ...], list[Check]]:
     """Return the faults to come and the scenario's check; raises ConfigError if a run would."""
     plan = schedule(scenario, random.Random(scenario.seed).random)
-    checks = [] if scenario.check is None else [live_checks.resolve(scenario.check)]
     if not job.is_file():
         raise ConfigError(f"there is no file {job}", not_done="nothing was started", next_step="name the job's file")
+    named = Path(scenario.path or "")  # no absolute path if it comes with this package, or is in no file
+    folders = [job.absolute().parent, *([named.parent] if named.is_absolute() else [])]
+    checks = [] if scenario.check is None else [live_checks.resolve(scenario.check, folders)]
     return plan, checks
