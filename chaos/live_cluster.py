@@ -120,9 +120,22 @@ class LiveCluster:
             found = re.findall(pattern, log.read_text(errors="replace"))
             if len(found) >= count:
                 return found
+            self._check_alive()
             time.sleep(POLL_S)
         raise Unavailable(
             f"the Spark cluster did not come up within {START_LIMIT_S:.0f} s; see {log}",
             not_done="the job was not started",
             next_step="check Java with holdfast doctor, or use a local[N] platform",
         )
+
+    def _check_alive(self) -> None:
+        """Raise Unavailable if a daemon has ended that was only just started."""
+        names = ["master", *(f"host-{number}" for number in range(len(self._hosts)))]
+        for name, process in zip(names, (self._master, *self._hosts), strict=True):
+            if process is not None and process.poll() is not None:
+                said = (self._folder / f"{name}.log").read_text(errors="replace")[-500:].strip()
+                raise Unavailable(
+                    f"a daemon of the Spark cluster, {name}, ended with status {process.returncode}: {said}",
+                    not_done="the job was not started",
+                    next_step="check Java with holdfast doctor, or use a local[N] platform",
+                )
