@@ -57,7 +57,8 @@ class LiveCluster:
         """What a driver on this cluster needs."""
         daemons = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": java}
         # Executors die on purpose here; Spark gives up on an application after ten of them.
-        daemons["SPARK_MASTER_OPTS"] = "-Dspark.deploy.maxExecutorRetries=-1"
+        # Its REST server, which nobody uses, takes port 6066 or the next that is free, whatever else is set.
+        daemons["SPARK_MASTER_OPTS"] = "-Dspark.deploy.maxExecutorRetries=-1 -Dspark.master.rest.enabled=false"
         self._environment = {**os.environ, **self.environment, **daemons, **environment}
         self._master: subprocess.Popen[bytes] | None = None
         self._hosts: list[subprocess.Popen[bytes] | None] = [None] * hosts
