@@ -7,12 +7,21 @@ import subprocess
 from pathlib import Path
 
 
-def commit() -> str | None:
-    """Return the commit of the checkout that this package lies in; None outside one, or without git."""
-    command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short=12", "HEAD"]
+def commit(file: Path = Path(__file__)) -> str | None:
+    """Return the commit of the checkout that this package is part of; None outside one, or without git.
+
+    Of a project that has the package in its environment only, git knows no file of it.
+    """
+    path = file.resolve()
+    git = ("git", "-C", str(path.parent))
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    except FileNotFoundError:
-        return None
-    return asked.stdout.strip() or None if asked.returncode == 0 else None
+    said = ""
+    for words in (("ls-files", "--error-unmatch", path.name), ("rev-parse", "--short=12", "HEAD")):
+        try:
+            asked = subprocess.run((*git, *words), capture_output=True, text=True, check=False, env=environment)
+        except FileNotFoundError:
+            return None
+        if asked.returncode != 0:
+            return None
+        said = asked.stdout.strip()
+    return said or None

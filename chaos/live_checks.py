@@ -11,9 +11,11 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from importlib import import_module
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from holdfast.chaos import check_module
 from holdfast.chaos.findings import COUNTS, Check, Context, Finding
 from holdfast.chaos.folders import filled
 from holdfast.errors import ConfigError, Damaged, HoldfastError
@@ -23,8 +25,8 @@ COMMAND_LIMIT_S = 600
 SHOWN_MAX = 3
 
 
-def resolve(check: str | tuple[str, ...]) -> Check:
-    """Return what a scenario names as its check.
+def resolve(check: str | tuple[str, ...], folders: Sequence[Path] = ()) -> Check:
+    """Return what a scenario names as its check; a module may lie in one of the folders.
 
     Raises:
         ConfigError: there is no such function or command.
@@ -39,20 +41,7 @@ def resolve(check: str | tuple[str, ...]) -> Check:
         return lambda context: [_command(check, context)]
     if check == "audit":
         return audit
-    module, _, name = check.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-        if not callable(found):
-            raise TypeError(f"{name} is a {type(found).__name__} and no function")
-    except (ImportError, AttributeError, SyntaxError, TypeError, SystemExit) as error:
-        why = f"its module {left(error)} when it is imported" if isinstance(error, SystemExit) else error
-        raise ConfigError(
-            f"there is no check {check!r}: {why}",
-            not_done="nothing was started",
-            next_step="name a function that can be imported here, as module:function",
-        ) from error
-    function: Check = found
-    return function
+    return check_module.function(check, folders)
 
 
 def left(leaving: SystemExit) -> str:

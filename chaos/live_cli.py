@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.chaos import evidence_cli, page
+from holdfast.chaos import evidence_cli, live_port, page
 from holdfast.chaos.live_records import End, Journal
 from holdfast.chaos.live_report import summarise
 from holdfast.errors import ConfigError
@@ -35,6 +35,7 @@ def add_parser(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Run a scenario, and show its report."""
+    live_port.required()
     from holdfast.chaos import live, loading  # loads Spark, which simulations do not need
 
     # Whoever ends this process ends the job with it, as with Ctrl-C.

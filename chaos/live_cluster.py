@@ -57,7 +57,8 @@ class LiveCluster:
         """What a driver on this cluster needs."""
         daemons = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": java}
         # Executors die on purpose here; Spark gives up on an application after ten of them.
-        daemons["SPARK_MASTER_OPTS"] = "-Dspark.deploy.maxExecutorRetries=-1"
+        # Its REST server, which nobody uses, takes port 6066 or the next that is free, whatever else is set.
+        daemons["SPARK_MASTER_OPTS"] = "-Dspark.deploy.maxExecutorRetries=-1 -Dspark.master.rest.enabled=false"
         self._environment = {**os.environ, **self.environment, **daemons, **environment}
         self._master: subprocess.Popen[bytes] | None = None
         self._hosts: list[subprocess.Popen[bytes] | None] = [None] * hosts
@@ -120,9 +121,22 @@ class LiveCluster:
             found = re.findall(pattern, log.read_text(errors="replace"))
             if len(found) >= count:
                 return found
+            self._check_alive()
             time.sleep(POLL_S)
         raise Unavailable(
             f"the Spark cluster did not come up within {START_LIMIT_S:.0f} s; see {log}",
             not_done="the job was not started",
             next_step="check Java with holdfast doctor, or use a local[N] platform",
         )
+
+    def _check_alive(self) -> None:
+        """Raise Unavailable if a daemon has ended that was only just started."""
+        names = ["master", *(f"host-{number}" for number in range(len(self._hosts)))]
+        for name, process in zip(names, (self._master, *self._hosts), strict=True):
+            if process is not None and process.poll() is not None:
+                said = (self._folder / f"{name}.log").read_text(errors="replace")[-500:].strip()
+                raise Unavailable(
+                    f"a daemon of the Spark cluster, {name}, ended with status {process.returncode}: {said}",
+                    not_done="the job was not started",
+                    next_step="check Java with holdfast doctor, or use a local[N] platform",
+                )

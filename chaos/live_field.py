@@ -99,9 +99,12 @@ class Field:
             words = [self._filled(word) for word in drive]
             with (self._out / "drive.log").open("wb") as said:
                 environment = self._job.environment | owned.marks(self.token, owned.SOURCE)
-                self._command = subprocess.Popen(
-                    words, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-                )
+                try:
+                    self._command = subprocess.Popen(
+                        words, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                    )
+                except OSError as error:
+                    self.error = f"the command that drives the source cannot be run: {error}"
 
     def release(self) -> bool:
         """The faults are over: let the source come to its end. Returns whether it will be sealed from here."""
@@ -186,7 +189,14 @@ class Field:
             return
         words = [self._filled(word) for word in command]
         environment = {**os.environ, **self.environment, **owned.marks(self.token, owned.SOURCE)}
-        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        except OSError as error:
+            raise ConfigError(
+                f"the command that prepares the source cannot be run: {error}",
+                not_done="the job was not started",
+                next_step="run it by hand: " + " ".join(command),
+            ) from error
         if done.returncode != 0:
             said = done.stderr[-500:].strip()
             raise ConfigError(

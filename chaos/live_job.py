@@ -30,6 +30,7 @@ EXECUTOR = "CoarseGrainedExecutorBackend"
 GONE_WITHIN_S = 10.0
 OVER = frozenset({"Finished", "Stopped"})
 """Records after which a driver has nothing more to do."""
+HEARD_OUT_WITHIN_S = 2.0
 
 
 class LiveJob:
@@ -54,6 +55,7 @@ class LiveJob:
         self._command = [*base, "--progress", "json", *flags]
         self.environment = {**os.environ, **keeps_temporary_below(out), **environment, **owned.marks(token)}
         self.driver: subprocess.Popen[str] | None = None
+        self._hearing: threading.Thread | None = None
         self.drivers = 0
         self.progress: dict[str, Any] = {}
         """The newest of the driver that runs now; empty until it says something."""
@@ -68,7 +70,10 @@ class LiveJob:
                 self._command, stdout=subprocess.PIPE, stderr=errors, env=self.environment, text=True,
                 start_new_session=True,
             )  # fmt: skip
-        threading.Thread(target=self._hear, args=(self.driver, self.drivers), name="progress", daemon=True).start()
+        self._hearing = threading.Thread(
+            target=self._hear, args=(self.driver, self.drivers), name="progress", daemon=True
+        )
+        self._hearing.start()
         return self.driver.pid
 
     @property
@@ -85,6 +90,11 @@ class LiveJob:
                         told = json.loads(text)
                         if number == self.drivers:
                             self.progress = told
+
+    def hear_out(self) -> None:
+        """Take in what a driver that has ended said last; what it started may hold its output open, so not for long."""
+        if self._hearing is not None and self.ended() is not None:
+            self._hearing.join(HEARD_OUT_WITHIN_S)
 
     def ended(self) -> int | None:
         """Return the exit status of the driver, None while it runs."""

@@ -1,7 +1,7 @@
 """The faults that a real run can suffer: what each one strikes, how, and on which platform.
 
 A fault is named for what it strikes and what it does: `worker-kill`, `data-blackhole`. How long one lasts follows from
-the timeouts of the job: a *stop* outlasts every one of them, a *pause* none.
+the timeouts of the job: a *stop* outlasts every one of them, a *pause* none. Spark's own are longer yet.
 
 Pure: a table and the rules that read it.
 Source: research of fault matrices (F1 to F24); DESIGN section 10.
@@ -68,7 +68,7 @@ def _kinds() -> dict[str, FaultKind]:
     kinds = {}
     for prey, whom, cluster in _KILLS:
         kinds[f"{prey}-kill"] = FaultKind(prey, "kill", "instant", f"SIGKILL of {whom}", cluster)
-        kinds[f"{prey}-stop"] = FaultKind(prey, "signal-stop", "stop", f"SIGSTOP beyond every timeout: {whom}", cluster)
+        kinds[f"{prey}-stop"] = FaultKind(prey, "signal-stop", "stop", f"SIGSTOP beyond our timeouts: {whom}", cluster)
         kinds[f"{prey}-pause"] = FaultKind(prey, "signal-stop", "pause", f"a short SIGSTOP of {whom}", cluster)
     for plane in ("control", "data"):
         who: Prey = "control" if plane == "control" else "data"

@@ -26,6 +26,17 @@ def missing() -> str | None:
     return java.found if java.state == "fail" else None
 
 
+def required() -> None:
+    """Raise ConfigError if live runs are not possible here."""
+    lacking = missing()
+    if lacking is not None:
+        raise ConfigError(
+            f"a live run is not possible: {lacking}",
+            not_done="nothing was started",
+            next_step="see holdfast doctor; holdfast chaos simulate needs neither Java nor Spark",
+        )
+
+
 def of_file(scenario: Path, job: Path) -> Play:
     """Return what does a run of a scenario's file.
 
@@ -61,11 +72,5 @@ def of_table(raw: Mapping[str, Any], name: str, check: Callable[..., Any] | None
 
 
 def _live() -> Any:
-    lacking = missing()
-    if lacking is not None:
-        raise ConfigError(
-            f"a live run is not possible: {lacking}",
-            not_done="nothing was started",
-            next_step="see holdfast doctor; holdfast chaos simulate needs neither Java nor Spark",
-        )
+    required()
     return import_module(LIVE)

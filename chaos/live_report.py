@@ -245,7 +245,7 @@ def text_lines(report: Report) -> list[str]:
         ("seed", None if report.seed is None else str(report.seed)), ("code", report.git),
         ("took", span(report.duration_ms)), ("records in", count(report.records_in)),
         ("epochs", count(report.epochs)), ("recoveries", count(report.recoveries)),
-        *((name, _times(times)) for name, times in (
+        *((name, _times(times, report.recoveries)) for name, times in (
             ("recovery", report.recovery_ms), ("first record", report.first_record_ms),
             ("next epoch", report.next_epoch_ms))),
         ("lost", count(report.lost)), ("duplicated", count(report.duplicated)),
@@ -283,10 +283,12 @@ def _when(fault: Struck, phase: Phase, at_ms: float) -> dict[str, Any]:
     return {name: at_ms} if getattr(fault, name) is None else {}
 
 
-def _times(times: Spread) -> str:
+def _times(times: Spread, recoveries: int) -> str:
+    """Return the times, and of how many recoveries they are where that is not all."""
     if not times.known:
         return UNKNOWN
-    return f"p50 {span(times.p50)}, p99 {span(times.p99)}, at most {span(times.most)}"
+    of = "" if times.known == recoveries else f" ({times.known} of {recoveries} known)"
+    return f"p50 {span(times.p50)}, p99 {span(times.p99)}, at most {span(times.most)}{of}"
 
 
 def _total(values: Iterable[int | None]) -> int | None:

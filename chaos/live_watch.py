@@ -60,6 +60,8 @@ class Watch:
 
     def end(self) -> None:
         """Write what is still open."""
+        self._job.hear_out()
+        self._sample()
         self._take_in(told=None)
         for recovery in self._recoveries.rest():
             self._journal.write("recovery", **recovery)
@@ -103,7 +105,8 @@ class Watch:
             wall_us = wall * 1e6
             took_ms = round((time.monotonic() - since) * 1000)
             self._recoveries.open.append(Attempt(cause, took_ms, wall_us, wall_us))
-        self._look_up([each for each in self._recoveries.open if each.began_us is None])
+        # A worker takes its first record, and says so, some time after the job is ready.
+        self._look_up([each for each in self._recoveries.open if each.began_us is None or each.first_record_us is None])
 
     def _look_up(self, attempts: list[Attempt]) -> None:
         """Fill in what `live.json` knows besides, once it does: when each began, when a new worker took a record."""
@@ -119,8 +122,8 @@ class Watch:
             if (restart := known.get(attempt.logged_us)) is not None:
                 attempt.began_us = restart["at"] - restart["logged_ms"] * US_PER_MS
                 workers = live["workers"] if live["generation"] == restart["generation"] else ()
-                first = [w["first_record_at"] for w in workers if w["how"] == "restored" and w["first_record_at"]]
-                attempt.first_record_us = max(first, default=None)
+                first = [worker["first_record_at"] for worker in workers if worker["how"] == "restored"]
+                attempt.first_record_us = max(first) if first and all(first) else None
 
     def _sample(self) -> None:
         told = self._job.progress

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 from holdfast.chaos import live_checks
 from holdfast.chaos.findings import Check
+from holdfast.chaos.folders import filled
 from holdfast.chaos.nemesis import Planned, schedule
 from holdfast.chaos.proxy import find_server
-from holdfast.chaos.scenario import Scenario, parse
+from holdfast.chaos.scenario import Feed, Scenario, parse
 from holdfast.errors import ConfigError
 
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -43,7 +46,26 @@ def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None
 def prepared(scenario: Scenario, job: Path) -> tuple[tuple[Planned, ...], list[Check]]:
     """Return the faults to come and the scenario's check; raises ConfigError if a run would."""
     plan = schedule(scenario, random.Random(scenario.seed).random)
-    checks = [] if scenario.check is None else [live_checks.resolve(scenario.check)]
     if not job.is_file():
         raise ConfigError(f"there is no file {job}", not_done="nothing was started", next_step="name the job's file")
+    _check_program(scenario)
+    named = Path(scenario.path or "")  # no absolute path if it comes with this package, or is in no file
+    folders = [job.absolute().parent, *([named.parent] if named.is_absolute() else [])]
+    checks = [] if scenario.check is None else [live_checks.resolve(scenario.check, folders)]
     return plan, checks
+
+
+def _check_program(scenario: Scenario) -> None:
+    """Refuse a program of the source that is not there; the folder of the run may still get one."""
+    drive = scenario.drive
+    words = drive.prepare if isinstance(drive, Feed) else drive or ()
+    path = scenario.environment.get("PATH", os.environ.get("PATH", ""))
+    if not words or "{out}" in words[0] + path:
+        return
+    program = filled(words[0], "")
+    if shutil.which(program, path=filled(path, "")) is None:
+        raise ConfigError(
+            f"there is no program {program!r} for the source",
+            not_done="nothing was started",
+            next_step="give [drive] command or prepare as a command that can be run here",
+        )

@@ -47,12 +47,15 @@ Ours = Callable[[int], psutil.Process | None]
 def find_server() -> Path | None:
     """Return the server's program: as HOLDFAST_TOXIPROXY says, on the PATH, or where tools/bootstrap.sh puts it."""
     if given := os.environ.get(VARIABLE):
-        return Path(given) if os.access(given, os.X_OK) else None
+        return _program(Path(given))
     if found := shutil.which("toxiproxy-server"):
         return Path(found)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    made = cache / "holdfast" / "bin" / "toxiproxy-server"
-    return made if os.access(made, os.X_OK) else None
+    return _program(cache / "holdfast" / "bin" / "toxiproxy-server")
+
+
+def _program(path: Path) -> Path | None:
+    return path if path.is_file() and os.access(path, os.X_OK) else None
 
 
 @dataclass(frozen=True)

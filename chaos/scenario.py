@@ -26,6 +26,7 @@ from holdfast.runtime.settings import SETTINGS, duration_ms
 
 _LOCAL = re.compile(r"local\[(\d+)\]")
 _STANDALONE = re.compile(r"standalone(?:\[(\d+),(\d+)\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 HOSTS, CORES = 2, 2
 """Worker daemons of a standalone cluster, and the cores of each, if the scenario does not say."""
 _KEYS = (
@@ -202,6 +203,11 @@ def _platform(raw: Any) -> Platform:
         hosts, cores = (int(cluster[1]), int(cluster[2])) if cluster[1] else (HOSTS, CORES)
         if hosts and cores:
             return Platform(raw, hosts * cores, hosts, cores)
+    if isinstance(raw, str) and (cluster := _LOCAL_CLUSTER.fullmatch(raw)):
+        _refuse(
+            f"platform is {raw!r}, which leaves files outside the run's folder and has no hosts to strike",
+            f'give "standalone[{cluster[1]},{cluster[2]}]", which has the same executors',
+        )
     _refuse(f"platform is {raw!r}", 'give "local[N]", "standalone" or "standalone[HOSTS,CORES]"')
 
 

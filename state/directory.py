@@ -20,6 +20,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from holdfast.errors import Damaged, Unavailable
 from holdfast.model import Epoch, JobUuid
@@ -139,4 +140,10 @@ def discard(directory: LocalDirectory) -> None:
     try:
         directory.store.close()
     finally:
-        shutil.rmtree(removed)
+        shutil.rmtree(removed, onerror=_unless_gone)
+
+
+def _unless_gone(_: object, path: str, error: tuple[type[BaseException], BaseException, TracebackType]) -> None:
+    """Another worker that met the removal goes on with it too: what is gone already is no error."""
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]

@@ -1,4 +1,4 @@
-"""Test your own job: `from holdfast.testing import TestDriver, chaos_case`.
+"""Test your own job: `from holdfast.testing import TestDriver, chaos_case`; for a check, `Context, Finding`.
 
 Names load at first use: a test under real faults needs nothing of the test driver, and the other way round.
 """
@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.chaos.cases import Outcome, chaos_case
+    from holdfast.chaos.findings import Context, Finding
     from holdfast.runtime.testing import TestDriver
 
 _HOMES = {
+    "Context": "holdfast.chaos.findings",
+    "Finding": "holdfast.chaos.findings",
     "Outcome": "holdfast.chaos.cases",
     "TestDriver": "holdfast.runtime.testing",
     "chaos_case": "holdfast.chaos.cases",
 }
 
-__all__ = ["Outcome", "TestDriver", "chaos_case"]
+__all__ = ["Context", "Finding", "Outcome", "TestDriver", "chaos_case"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,13 @@ from holdfast.runtime.cli.main import main
 
 COMMANDS = ("simulate", "replay", "mutants", "run", "soak", "statement", "report")
 
+FAULTS = """
+duration = "60s"
+platform = "local[3]"
+check = "audit"
+faults = { worker-kill = 1 }
+"""
+
 
 class TestWrongNumbers:
     @pytest.mark.parametrize(
@@ -75,3 +82,16 @@ class TestEmptyPaths:
         assert main(["chaos", "run", scenario, "--job", job]) == 2
         assert "a path is empty" in capsys.readouterr().err
         assert list(tmp_path.iterdir()) == []
+
+
+class TestWithoutJava:
+    def test_nothing_is_started_and_the_folder_of_the_run_is_not_made(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+        (tmp_path / "job.py").write_text("")
+        (tmp_path / "faults.toml").write_text(FAULTS)
+        arguments = ("--job", str(tmp_path / "job.py"), "--out", str(tmp_path / "out"))
+        assert main(["chaos", "run", str(tmp_path / "faults.toml"), *arguments]) == 2
+        assert "a live run is not possible: no java was found" in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()

@@ -133,6 +133,18 @@ class TestLiveJob:
             each.communicate()
 
 
+    def test_what_a_driver_said_last_is_heard_also_if_it_has_ended_since(self, tmp_path: Path) -> None:
+        job = LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token-1")
+        last = 'print("{}\\n" * 50_000 + \'{"records_in": 400000}\')'
+        job._command = [sys.executable, "-c", last]
+        job.start()
+        assert job.driver is not None
+        os.waitid(os.P_PID, job.driver.pid, os.WEXITED | os.WNOWAIT)
+        job.hear_out()
+        assert job.progress == {"records_in": 400_000}
+        job.close()
+
+
 def log_of(path: Path, rows: int, partitions: int = 2) -> None:
     store = open_objects(str(path))
     create_log(store, SCHEMA, partitions)

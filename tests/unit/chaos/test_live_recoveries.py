@@ -8,8 +8,10 @@ from typing import Any
 
 from holdfast.chaos.journal import Journal
 from holdfast.chaos.live_job import LiveJob
+from holdfast.chaos.live_records import Sample
 from holdfast.chaos.live_recoveries import Attempt, Recoveries
 from holdfast.chaos.live_watch import Watch
+from holdfast.chaos.page import read
 
 BROKE = "a data channel broke between live workers"
 S = 1_000_000
@@ -89,15 +91,25 @@ class Job:
         restarts = [{"at": at * S, "cause": BROKE, "recovery_ms": 700} for at in ready_at_s]
         self.live.progress = {"state": "running", "epoch": epoch, "restarts": restarts}
 
-    def show(self, at_s: float) -> None:
-        """Let live.json show a restart that was logged 200 ms after the failure."""
+    def show(self, at_s: float, *first_record_ms: int | None, generation: int = 2) -> None:
+        """Let live.json show a restart that was logged 200 ms after the failure, and when its workers took a record."""
         restart = {"at": at_s * S, "logged_ms": 200, "generation": 2}
-        worker = {"how": "restored", "first_record_at": at_s * S + 300_000}
-        live = {"generation": 2, "restarts": [restart], "workers": [worker]}
+        times = [None if each is None else at_s * S + each * 1_000 for each in first_record_ms or (300,)]
+        workers: list[dict[str, Any]] = [{"how": "restored", "first_record_at": each} for each in times]
+        live = {"generation": generation, "restarts": [restart], "workers": workers}
         (self.folder / "live.json").write_text(json.dumps(live))
 
 
 class TestWatch:
+    def test_the_end_is_sampled_whenever_the_sample_before_was_taken(self, tmp_path: Path) -> None:
+        job = Job(tmp_path)
+        for records in (398_165, 400_000):
+            job.live.progress = {"state": "running", "records_in": records}
+            job.watch.look()
+        job.watch.end()
+        samples = read(tmp_path / "journal.jsonl").of(Sample)
+        assert [sample.records_in for sample in samples] == [398_165, 400_000]
+
     def test_times_are_of_the_failure_also_if_it_is_known_only_later(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         job.tell(6, 10.0)
@@ -109,6 +121,28 @@ class TestWatch:
         job.watch.look()
         [line] = job.journal.of("recovery")
         assert (line["recovery_ms"], line["first_record_ms"], line["next_epoch_ms"]) == (700, 500, 2_200)
+
+    def test_the_first_record_counts_also_if_live_json_shows_it_after_the_failure(self, tmp_path: Path) -> None:
+        job = Job(tmp_path)
+        job.tell(6, 10.0)
+        for shown in ((None, None), (None, 300), (400, 300)):
+            job.show(10.0, *shown)
+            job.watch.look()
+        job.show(10.0, 900, generation=3)  # workers of another one
+        job.epoch(7, 12.0)
+        job.tell(7, 10.0)
+        job.watch.look()
+        assert [line["first_record_ms"] for line in job.journal.of("recovery")] == [600]
+
+    def test_the_first_record_is_unknown_as_long_as_one_restored_worker_took_none(self, tmp_path: Path) -> None:
+        job = Job(tmp_path)
+        job.tell(6, 10.0)
+        job.show(10.0, None, 300)
+        job.epoch(7, 12.0)
+        job.tell(7, 10.0)
+        job.watch.look()
+        [line] = job.journal.of("recovery")
+        assert "first_record_ms" not in line and line["next_epoch_ms"] == 2_200
 
     def test_a_failure_whose_moment_nobody_tells_has_no_time_to_the_next_epoch(self, tmp_path: Path) -> None:
         job = Job(tmp_path)

@@ -99,6 +99,7 @@ class TestSummary:
     def test_recoveries_of_unknown_length_count_as_recoveries_and_not_into_the_times(self) -> None:
         report = summarise(journal_of(Recovery(at_ms=1), Recovery(at_ms=2_000, recovery_ms=700)))
         assert (report.recoveries, report.recovery_ms.known, report.recovery_ms.p99) == (2, 1, 700)
+        assert "recovery     p50 700 ms, p99 700 ms, at most 700 ms (1 of 2 known)" in text_lines(report)
 
     def test_a_recovery_begins_when_its_line_says_so(self) -> None:
         assert Recovery(at_ms=9_000, next_epoch_ms=700, since_ms=5_000).began_ms == 5_000

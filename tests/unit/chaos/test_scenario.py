@@ -55,6 +55,11 @@ class TestScenario:
             Observed("log", "l"),
         )
 
+    def test_instead_of_a_local_cluster_the_standalone_one_with_the_same_executors_is_named(self) -> None:
+        with pytest.raises(ConfigError, match="leaves files outside") as caught:
+            parsed(platform="local-cluster[3,2,1024]")
+        assert 'give "standalone[3,2]"' in caught.value.next_step
+
     def test_a_standalone_cluster_has_hosts_with_cores(self) -> None:
         platform = parsed(platform="standalone[3,2]").platform
         assert (platform.hosts, platform.cores, platform.slots) == (3, 2, 6)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,22 @@ class TestClaim:
         directory.store.write([(b"not", b"flushed")], [])
         discard(directory)
         assert list(tmp_path.iterdir()) == []
+
+    def test_removes_a_directory_together_with_another_worker_that_met_its_removal(self, tmp_path: Path) -> None:
+        leaving = create(tmp_path)
+        for number in range(2_000):  # so that both are in the middle of it
+            (leaving.path / f"{number}.sst").touch()
+
+        def remove_too() -> None:
+            while leaving.path.exists():
+                pass
+            claimed(tmp_path)
+
+        with ThreadPoolExecutor() as pool:
+            other = pool.submit(remove_too)
+            discard(leaving)
+            other.result()
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith(".removed-")]
 
     def test_never_offers_a_directory_whose_removal_was_cut_short(self, tmp_path: Path) -> None:
         path = left_behind(tmp_path, 7, (0, 64))

@@ -1,0 +1,25 @@
+"""The cluster of live chaos beside others: it takes no port that anybody may count on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+from standalone import standalone
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+MASTER, HOST = 2, 2
+"""Ports that each daemon listens on: for its cluster, and its page."""
+
+
+def test_a_cluster_listens_on_loopback_and_on_no_port_but_those_that_the_system_chose(tmp_path: Path) -> None:
+    with standalone(tmp_path) as cluster:
+        listening = {
+            pid: [each.laddr for each in psutil.Process(pid).net_connections() if each.status == psutil.CONN_LISTEN]
+            for pid in cluster.daemons()
+        }
+    print(listening)
+    assert sorted(map(len, listening.values())) == sorted([MASTER, *[HOST] * 2])
+    assert {address.ip.removeprefix("::ffff:") for found in listening.values() for address in found} == {"127.0.0.1"}

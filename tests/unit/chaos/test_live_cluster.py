@@ -1,0 +1,18 @@
+"""A standalone cluster that does not come up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.chaos.live_cluster import LiveCluster
+from holdfast.errors import Unavailable
+
+
+class TestStart:
+    def test_a_daemon_that_ends_at_once_is_told_and_not_waited_for(self, tmp_path: Path) -> None:
+        cluster = LiveCluster(tmp_path / "cluster", 1, 1, {"JAVA_HOME": str(tmp_path / "nothing")})
+        with pytest.raises(Unavailable, match="master, ended with status 1: .*nothing/bin/java"):
+            cluster.start()
+        cluster.close()

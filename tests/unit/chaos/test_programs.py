@@ -1,0 +1,77 @@
+"""Programs that a scenario names and that are not there: refused before anything is started, or told."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from holdfast.chaos.live_field import Field
+from holdfast.chaos.loading import prepared
+from holdfast.chaos.proxy import VARIABLE, find_server
+from holdfast.chaos.scenario import Scenario, parse
+from holdfast.errors import ConfigError
+
+FAULTS = """
+duration = "60s"
+platform = "local[3]"
+faults = { worker-kill = 1 }
+"""
+FEED = 'from = "a", to = "b", prepare'
+
+
+def scenario(drive: str, *lines: str) -> Scenario:
+    text = "\n".join([FAULTS, f"drive = {{ {drive} }}", *lines])
+    return parse(tomllib.loads(text), "name", toxiproxy=False, checked_elsewhere=True)
+
+
+class TestProgramsOfTheDrive:
+    @pytest.mark.parametrize("key", ["command", FEED])
+    @pytest.mark.parametrize("program", ["no-such-program-here", "/tmp", "$NOWHERE/made"])
+    def test_that_are_not_there_are_refused_before_anything_is_started(self, key: str, program: str) -> None:
+        with pytest.raises(ConfigError, match=r"there is no program .* for the source") as caught:
+            prepared(scenario(f'{key} = ["{program}", "1"]'), Path(__file__))
+        assert caught.value.not_done == "nothing was started"
+
+    @pytest.mark.parametrize("program", ["{python}", "true", "{out}/made-by-prepare"])
+    def test_that_are_there_or_may_be_made_are_taken(self, program: str) -> None:
+        assert prepared(scenario(f'{FEED} = ["{program}"]'), Path(__file__))[1] == []
+
+    def test_are_looked_for_where_the_environment_of_the_job_says(self, tmp_path: Path) -> None:
+        (tmp_path / "made-here").touch(mode=0o755)
+        path = f'job.environment.PATH = "{tmp_path}"'
+        prepared(scenario('command = ["made-here"]', path), Path(__file__))
+        with pytest.raises(ConfigError, match="'true'"):
+            prepared(scenario('command = ["true"]', path), Path(__file__))
+
+    def test_that_cannot_be_executed_are_told_as_such(self, tmp_path: Path) -> None:
+        (tmp_path / "made").write_bytes(b"\\x00 is no program")
+        (tmp_path / "made").chmod(0o755)
+        field = Field(scenario(f'{FEED} = ["{tmp_path / "made"}"]'), tmp_path / "out")
+        (tmp_path / "out").mkdir()
+        try:
+            with pytest.raises(ConfigError, match="the command that prepares the source cannot be run: "):
+                field.open()
+        finally:
+            field.close()
+
+    def test_that_cannot_be_executed_while_the_job_runs_end_the_run(self, tmp_path: Path) -> None:
+        field = Field(scenario('command = ["/no/such/program"]'), tmp_path)
+        try:
+            field.job(Path(__file__))
+            field.feed()
+            assert "the command that drives the source cannot be run: " in (field.error or "")
+        finally:
+            field.close()
+
+
+class TestServerOfToxiproxy:
+    @pytest.mark.parametrize("there", [True, False])
+    def test_is_no_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        if there:
+            monkeypatch.setenv(VARIABLE, str(tmp_path))
+        (tmp_path / "holdfast" / "bin" / "toxiproxy-server").mkdir(parents=True)
+        assert find_server() is None

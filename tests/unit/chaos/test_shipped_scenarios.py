@@ -1,0 +1,30 @@
+"""The scenarios that come with the package can be carried out, and miss no kind of fault together."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from holdfast.chaos.live_kinds import KINDS
+from holdfast.chaos.loading import SCENARIOS, prepared
+from holdfast.chaos.scenario import Scenario, parse
+from holdfast.examples import flights
+
+SHIPPED = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
+JOB = Path(flights.__file__)
+
+
+def shipped(name: str) -> Scenario:
+    return parse(tomllib.loads((SCENARIOS / f"{name}.toml").read_text()), name, toxiproxy=True)
+
+
+class TestShippedScenarios:
+    @pytest.mark.parametrize("name", SHIPPED)
+    def test_can_be_carried_out_with_every_kind_in_their_time(self, name: str) -> None:
+        scenario = shipped(name)
+        assert {fault.kind for fault in prepared(scenario, JOB)[0]} == set(scenario.rates)
+
+    def test_strike_hosts_and_executors_and_everything_else_on_a_standalone_cluster(self) -> None:
+        assert set(shipped("flights-standalone").rates) == set(KINDS)
