@@ -97,6 +97,8 @@ def written(path: str) -> str:
                 main(f"{unfinished}/log")
             os.rename(f"{unfinished}/log", place)
     except OSError as error:
+        if (place / "meta.json").exists():  # somebody else made the same log meanwhile
+            return path
         raise ConfigError(
             f"the log {path} cannot be made: {error}",
             not_done="the data was not converted",

@@ -125,6 +125,19 @@ class TestTheLogOfFlights:
         assert flights_data.written(path) == path
         assert not (tmp_path / "events" / "commits").exists()
 
+    def test_one_that_another_process_made_meanwhile_is_taken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = str(tmp_path / "events")
+
+        def both_make_it(unfinished: str) -> None:
+            for made in (unfinished, path):
+                create_log(open_objects(made), flights_data.SCHEMA)
+
+        monkeypatch.setattr(flights_data, "main", both_make_it)
+        assert flights_data.written(path) == path
+        assert [each.name for each in tmp_path.iterdir()] == ["events"]
+
     def test_a_folder_with_other_things_is_not_touched(self, tmp_path: Path) -> None:
         (tmp_path / "events").mkdir()
         (tmp_path / "events" / "mine").write_text("kept")
