@@ -23,6 +23,7 @@ import msgspec
 
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.checkpoint.repository import Repository
+from holdfast.errors import is_failure
 from holdfast.model import JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import master
@@ -87,7 +88,9 @@ class InlineLane:
         result: object
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - handed to the loop, as a real lane does
+        except BaseException as error:  # handed to the loop, as a real lane does
+            if not is_failure(error):
+                raise
             result = error
         return lambda: done(result)
 

@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.errors import HoldfastError, JobFailed, Where
+from holdfast.errors import HoldfastError, JobFailed, Where, is_failure
 from holdfast.runtime.dead_letters import DeadLetter, Form, Letters, encode_row, told
 from holdfast.runtime.expressions import narrowed
 from holdfast.runtime.functions import file_of, name_of
@@ -45,8 +45,8 @@ PIECE_ROWS = 4_096
 LOOK_AFTER_MAX = 64
 """Whether the turn is over is looked at after 1, 2, 4, ... more rows, and at least after so many: after each it would
 cost a fast function a tenth."""
-_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError, KeyboardInterrupt, GeneratorExit)
-"""All else is, also what is no Exception: sys.exit, and panics of native code (Polars, RocksDB)."""
+_NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
+"""All else that `is_failure` is, also what is no Exception: sys.exit, and panics of native code (Polars, RocksDB)."""
 
 
 @dataclass
@@ -173,7 +173,9 @@ class FunctionOperator:
                 except WrongRow as wrong:
                     self._drop_or_fail(1, number, f"gave {wrong.what}", wrong)
                     left_out.add(number)
-                except BaseException as error:  # noqa: BLE001 - users' code may raise anything
+                except BaseException as error:
+                    if not is_failure(error):
+                        raise
                     self._drop_or_fail(1, number, self._told(error), error)
                     left_out.add(number)
             over, look = self._turn.overdue(), min(2 * look, LOOK_AFTER_MAX)
@@ -188,7 +190,9 @@ class FunctionOperator:
             return enumerate(list(self._rows.rows(piece)))
         except _NOT_THE_ROWS_FAULT:
             raise
-        except BaseException:  # noqa: BLE001 - one by one, to find the row at fault
+        except BaseException as error:  # one by one, to find the row at fault
+            if not is_failure(error):
+                raise
             return self._made_singly(piece, left_out)
 
     def _made_singly(self, piece: pa.RecordBatch, left_out: set[int]) -> Iterator[tuple[int, Any]]:
@@ -199,7 +203,9 @@ class FunctionOperator:
                 row = next(made)
             except _NOT_THE_ROWS_FAULT:
                 raise
-            except BaseException as error:  # noqa: BLE001 - users' code may raise anything
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
                 self._drop_or_fail(1, number, f"was not called: making its row {self._told(error)}", error)
                 left_out.add(number)
             else:
@@ -251,7 +257,9 @@ class FunctionOperator:
             raise
         except WrongRow as wrong:
             did, cause = f"gave a wrong batch: {wrong.what}", wrong
-        except BaseException as error:  # noqa: BLE001 - users' code may raise anything
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             did, cause = self._told(error), error
         if batch.num_rows == 1 or self._call.on_error == "fail":
             self._drop_or_fail(batch.num_rows, first if batch.num_rows == 1 else None, did, cause)

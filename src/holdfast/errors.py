@@ -109,3 +109,11 @@ class AlreadyExists(Exception):
 
 class NotFound(Exception):
     """There is no such object."""
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return whether code failed with this: an exception, `sys.exit`, or a panic of native code.
+
+    All else, an interrupt or the time limit of a test, is meant for whoever runs the process.
+    """
+    return isinstance(error, Exception | SystemExit) or type(error).__module__ == "pyo3_runtime"

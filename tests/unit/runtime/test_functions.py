@@ -236,6 +236,15 @@ class TestFailures:
         assert (error.where.job, error.where.operator, error.where.source) == ("hot", "map fails_at_two", "bids")
 
     @pytest.mark.parametrize("how", ["map", "map_batches"])
+    @pytest.mark.parametrize("meant", [KeyboardInterrupt, pytest.fail.Exception], ids=["interrupt", "time limit"])
+    def test_what_is_meant_for_the_process_is_no_failure_of_a_row(self, how: str, meant: type[BaseException]) -> None:
+        def called(_: Any) -> Any:
+            raise meant("over")
+
+        with pytest.raises(meant):
+            Run(lambda s: getattr(s, how)(called, Bid, on_error="drop")).push(BIDS)
+
+    @pytest.mark.parametrize("how", ["map", "map_batches"])
     def test_a_panic_of_native_code_is_a_failure_like_any_other(self, how: str) -> None:
         def panics(_: Any) -> Any:
             raise pl.exceptions.PanicException("index out of bounds")
