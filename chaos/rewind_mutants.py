@@ -71,7 +71,7 @@ def compares_epochs_alone(_: Right) -> Right:
 
 
 def ignores_lineage(_: Right) -> Right:
-    return lambda lineage, timeline, epoch, target: epoch <= target
+    return lambda lineage, cut, target: cut.epoch <= target
 
 
 def repairs_once(right: Any) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.bases import Merge, pieces
 from holdfast.checkpoint.repository import read_verified
-from holdfast.model import NO_EPOCH, ObjectRef, SegmentRef, WorkerId
+from holdfast.model import NO_EPOCH, Cut, ObjectRef, SegmentRef, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.local import Opened
 from holdfast.runtime.messages import Deploy
@@ -61,3 +61,4 @@ def restore(opened: Opened, deploy: Deploy, store: ObjectStore) -> None:
         found = tuple(piece for piece in found if piece.epoch > applied)
     read: Iterable[Piece] = (Piece(read_verified(store, p.object), p.key_groups or owned) for p in found)
     opened.store.restore(deploy.base_epoch, read, applied, None if applied is None else opened.key_groups)
+    opened.store.completed(Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, "")))

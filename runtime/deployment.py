@@ -11,10 +11,13 @@ from dataclasses import replace
 from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
-from holdfast.checkpoint.timeline import lineage_of
-from holdfast.model import ObjectRef, SourcePosition, WorkerId
+from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime.master_state import Master, Running
+
+
+LOCAL_EPOCHS_MAX = 256
+"""Completed epochs that a deployment names: local state lags by a few, so what is older than all of them is rare."""
 
 
 def older_output_is_left(state: Master, base: Manifest | None) -> bool:
@@ -69,11 +72,18 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
     until = () if rules.until is None else tuple(
         SourcePosition(at.source, at.partition, rules.until[at.source].get(at.partition, 0)) for at in positions
     )
+    handle = recovery.handles_for(base, list(rules.key_ranges))[subtask]
     return m.Deploy(
-        job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers,
-        recovery.handles_for(base, list(rules.key_ranges))[subtask], positions, pending, confirmed, until,
-        lineage_of(job.rewinds), rules.audit,
+        job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers, handle,
+        positions, pending, confirmed, until, _bases(job, handle), rules.audit,
     )  # fmt: skip
+
+
+def _bases(job: joblog.Job, handle: SnapshotHandle) -> dict[Epoch, str]:
+    """P14: which epochs local state of this subtask may stand at, by content; none below the handle's own base."""
+    floor = max((piece.epoch for piece in pieces(handle) if piece.follows == NO_EPOCH), default=NO_EPOCH)
+    newest = job.completed[-LOCAL_EPOCHS_MAX:]
+    return {each.body.epoch: each.body.manifest.sha256 for each in newest if each.body.epoch >= floor}
 
 
 def assigned(state: Master) -> list[WorkerId]:

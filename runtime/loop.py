@@ -23,7 +23,7 @@ from typing import Protocol
 
 from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
-from holdfast.model import Barrier, ChannelId, Epoch, Generation, SegmentRef, Subtask, WorkerId
+from holdfast.model import Barrier, ChannelId, Cut, Epoch, Generation, SegmentRef, Subtask, WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime import messages as m
 from holdfast.runtime import worker
@@ -120,8 +120,10 @@ class WorkerLoop:
                 assert active is not None
                 active.triggers.append(message)
                 self._close_epochs(active)
-            case m.Committed(generation, epoch) if active is not None and active.deploy.generation == generation:
+            case m.Committed(generation, epoch, manifest) if active and active.deploy.generation == generation:
                 self._perform(*worker.committed(active.machine, epoch))
+                if self._state is not None:
+                    self._state.completed(Cut(epoch, manifest))
             case m.EndInput(generation) if self._is_current(generation):
                 assert active is not None
                 active.run.end_input()
@@ -223,11 +225,12 @@ class WorkerLoop:
     def _deploy(self, deploy: m.Deploy) -> None:
         clock = self._ports.clock
         began = clock.monotonic()
+        machine = None if self._active is None else self._active.machine
         if self._active is not None:
             self._active.run.close()
         self._active, self._refused = None, {}
         try:
-            how = self._bring_state(deploy)
+            how = self._bring_state(deploy, machine)
             self._active = self._start(deploy)
         except HoldfastError as error:
             self._report(deploy.generation, error)
@@ -237,12 +240,13 @@ class WorkerLoop:
         self._ports.send(m.Ready(self.worker_id, deploy.generation, how, took_ms))
         self.beat()
 
-    def _bring_state(self, deploy: m.Deploy) -> str:
+    def _bring_state(self, deploy: m.Deploy, machine: worker.Worker | None) -> str:
         """Roll back in place if the state of the base is at hand, else restore it (P10)."""
         owned = deploy.handle.key_groups
         identity = identity_of(deploy, self.worker_id)
-        same = self._held == (deploy.subtask, owned)
+        same = self._held == (deploy.subtask, owned) and self._holds(deploy, machine)
         if self._state is not None and same and self._state.roll_back(deploy.base_epoch, identity):
+            self._state.completed(_cut_of(deploy))
             return "rolled back"
         self._close_state()
         base = self._ports.local.open(self._plan, deploy, self.worker_id)
@@ -253,6 +257,14 @@ class WorkerLoop:
             raise
         self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
         return "restored" if pieces(deploy.handle) else "empty"
+
+    def _holds(self, deploy: m.Deploy, machine: worker.Worker | None) -> bool:
+        """Return whether what is held at the base's number is the base: what this worker sealed, the manifest names."""
+        known = None if self._state is None else self._state.cut
+        if known is not None and known.epoch == deploy.base_epoch and known.manifest:
+            return known == _cut_of(deploy)
+        handle = None if machine is None else worker.handle_at(machine, deploy.base_epoch)
+        return handle is not None and set(pieces(handle)) == set(pieces(deploy.handle))
 
     def _close_state(self) -> None:
         if self._state is not None:
@@ -397,3 +409,7 @@ class WorkerLoop:
     def _stock(self) -> m.Heartbeat:
         local = None if self._state is None else self._applying.refusal(self._state)
         return heartbeat_of(self.worker_id, self._active, self._deliveries, self._refused, local)
+
+
+def _cut_of(deploy: m.Deploy) -> Cut:
+    return Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, ""))

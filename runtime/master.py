@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.model import NO_EPOCH, ObjectRef, Tag, Timeline, WorkerId
+from holdfast.model import NO_EPOCH, Epoch, ObjectRef, Tag, Timeline, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime import placement, retention, rewinding
 from holdfast.runtime.deployment import (
@@ -218,8 +218,14 @@ def pulse(state: Master) -> list[Effect]:
     """Show the workers that the driver lives; at the end of a run, repeat what is committed (P9)."""
     effects: list[Effect] = [Send(worker, m.Pulse()) for worker in state.workers]
     if isinstance(state.phase, Running) and state.phase.final is not None:
-        effects += [Send(w, m.Committed(state.job.generation, state.phase.final)) for w in assigned(state)]
+        effects += [Send(w, _committed(state, state.phase.final)) for w in assigned(state)]
     return effects + end_input(state)
+
+
+def _committed(state: Master, epoch: Epoch) -> m.Committed:
+    newest = state.job.completed[-1].body
+    assert newest.epoch == epoch
+    return m.Committed(state.job.generation, epoch, newest.manifest.sha256)
 
 
 def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step:
@@ -269,7 +275,7 @@ def _coordinate(state: Master, effects: list[coordinator.Effect], now: float) ->
                 finishing = isinstance(state.phase, Running) and state.phase.finishing
                 out += [Send(w, m.Trigger(generation, barrier, finishing)) for w in assigned(state)]
             case coordinator.Announce(epoch):
-                out += [Send(w, m.Committed(generation, epoch)) for w in assigned(state)]
+                out += [Send(w, _committed(state, epoch)) for w in assigned(state)]
             case coordinator.Decide(_, started, _):
                 manifest = next_manifest(state, effect)
                 assert isinstance(state.phase, Running)

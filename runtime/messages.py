@@ -16,7 +16,6 @@ import msgspec
 
 from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.model import (
-    EPOCH_MAX,
     Barrier,
     Epoch,
     Generation,
@@ -24,7 +23,6 @@ from holdfast.model import (
     Pending,
     SnapshotHandle,
     SourcePosition,
-    Stretch,
     Subtask,
     Tag,
     Timeline,
@@ -171,8 +169,8 @@ class Deploy(Message, frozen=True):
     confirmed: tuple[Confirmed, ...]
     until: tuple[SourcePosition, ...] = ()
     """Where to stop reading; without an entry a partition is read for as long as it lasts."""
-    lineage: tuple[Stretch, ...] = (Stretch(Timeline(1), Epoch(1), EPOCH_MAX),)
-    """Which local state may be a base: only what lies on it (P14)."""
+    lineage: dict[Epoch, str] = {}
+    """Which local state may be a base: only what stands at these epochs, by the SHA-256 of their manifests (P14)."""
     audit: str = "rows"
     """off, counts or rows: what is digested (docs/design/0018)."""
 
@@ -191,6 +189,8 @@ class Committed(Message, frozen=True):
 
     generation: Generation
     epoch: Epoch
+    manifest: str
+    """SHA-256 of the epoch's manifest."""
 
 
 class EndInput(Message, frozen=True):

@@ -277,6 +277,15 @@ def _advance(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
     return (state, []) if merge is None else (replace(state, merging=True), [Compact(merge)])
 
 
+def handle_at(state: Worker, epoch: Epoch) -> SnapshotHandle | None:
+    """Return what the manifest of this epoch has to name if it is made of this worker's part, None if it is not (P10)."""
+    if state.handle is None or epoch == state.committed:
+        return state.handle
+    if (sealed := state.sealed.get(epoch)) is None:
+        return None
+    return advanced(state.handle, sealed.segment, state.acked.get(epoch))
+
+
 def part_of(state: Worker, ack: SendAck, delivered: tuple[Confirmed, ...]) -> SubtaskPart:
     """Return the ack's content, with how far this worker's writers have delivered."""
     staged = dict(ack.staged)

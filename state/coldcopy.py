@@ -9,6 +9,7 @@ Invariants
       moves to `applying` before the first value of that epoch is written, also if a commit
       arrives in the middle of a pass.
     - Ranges are erased before any row that was committed with or after them is written.
+    - A marker whose epoch is not known by content yet is written again when it is; until then the store is no base.
     - Values are absolute, so applying again after a kill, or restoring over a half applied
       store, ends in the same state.
     - Key groups and operators that are not its base are given up in the marker first, then
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holdfast.model import NO_EPOCH, Epoch, JobUuid, Timeline
+from holdfast.model import NO_EPOCH, Cut, Epoch, JobUuid, Timeline
 from holdfast.ports import KeyValue
 from holdfast.state.cold import ColdRows, row_keys, row_ranges, row_values, scope
 from holdfast.state.marker import Marker, overlap, read_marker, write_marker
@@ -30,6 +31,7 @@ from holdfast.state.spec import TableSpec
 from holdfast.state.table import Table
 
 NOTHING = (0, 0)
+_EMPTY = Cut(NO_EPOCH, "")
 SCANS_MAX = 64
 """Key groups looked through for foreign rows in one step."""
 
@@ -47,7 +49,7 @@ class ColdCopy:
     def __init__(
         self, store: KeyValue, operators: tuple[int, ...], key_group_count: int, owned: tuple[int, int]
     ) -> None:
-        self.applied = NO_EPOCH
+        self._applied = _EMPTY
         self.based = NOTHING
         self.epochs_behind = 0
         self._store, self._operators, self._count, self._owned = store, operators, key_group_count, owned
@@ -56,12 +58,17 @@ class ColdCopy:
         self._written: Marker | None = None
         self._foreign = self._foreign_groups()
 
+    @property
+    def applied(self) -> Epoch:
+        """The epoch up to which the store has everything."""
+        return self._applied.epoch
+
     def adopt(self, job_uuid: JobUuid, applied: Epoch, epoch: Epoch, key_groups: tuple[int, int]) -> None:
         """Take what the store holds as of `applied` as the base for restoring `epoch`."""
         marker = self._found
         assert marker is not None and marker.job_uuid == job_uuid
         assert marker.applied == applied and marker.applying <= epoch, "this local state is not usable as a base"
-        self.applied = applied
+        self._applied = marker.cuts[0]
         mine = overlap(marker.key_groups, self._owned)
         self.based = NOTHING if mine is None else overlap(mine, key_groups) or NOTHING
         self._valid = tuple(operator for operator in self._operators if operator in marker.operators)
@@ -73,22 +80,22 @@ class ColdCopy:
         return ColdRows(spec, self._store, self._count, readable)
 
     def step(
-        self, job_uuid: JobUuid, timeline: Timeline, committed: Epoch, tables: Collection[Table], keys_max: int
+        self, job_uuid: JobUuid, timeline: Timeline, committed: Cut, tables: Collection[Table], keys_max: int
     ) -> bool:
         """Do the next small piece of work; return whether there is more."""
         if self._foreign:
             self._remove_foreign(job_uuid, timeline, keys_max)
             return True
         pending = next((table for table in tables if table.behind), None)
-        if pending is None and self._written is not None and self._written.applied == committed:
+        if pending is None and self._written is not None and self._written.cuts[0] == committed:
             return False
-        if self._written is None or self._written.applying != committed:
-            self._mark(job_uuid, timeline, self.applied, committed)
+        if self._written is None or self._written.cuts[1] != committed:
+            self._mark(job_uuid, timeline, self._applied, committed)
         if pending is not None:
             self._write_rows(pending, keys_max)
         if any(table.behind for table in tables):
             return True
-        self.applied, self.based, self._valid, self.epochs_behind = committed, self._owned, self._operators, 0
+        self._applied, self.based, self._valid, self.epochs_behind = committed, self._owned, self._operators, 0
         self._mark(job_uuid, timeline, committed, committed)
         return False
 
@@ -121,8 +128,8 @@ class ColdCopy:
         """Remove the next rows that are not part of the base, after the marker has given them up."""
         assert self._found is not None
         if self._written is None:
-            applying = self.applied if self.based == NOTHING else max(self.applied, self._found.applying)
-            self._mark(job_uuid, timeline, self.applied, applying, self._found.touched)
+            applying = self._applied if self.based == NOTHING else max(self._applied, self._found.cuts[1])
+            self._mark(job_uuid, timeline, self._applied, applying, self._found.touched)
         removed: list[bytes] = []
         cleared = 0
         for place in self._foreign[-SCANS_MAX:][::-1]:
@@ -138,9 +145,12 @@ class ColdCopy:
         del self._foreign[len(self._foreign) - cleared :]
 
     def _mark(
-        self, job_uuid: JobUuid, timeline: Timeline, applied: Epoch, applying: Epoch, touched: tuple[int, ...] = ()
+        self, job_uuid: JobUuid, timeline: Timeline, applied: Cut, applying: Cut, touched: tuple[int, ...] = ()
     ) -> None:
         operators = tuple(sorted({*touched, *self._operators}))
-        marker = Marker(job_uuid, timeline, applied, applying, self.based, self._valid, operators)
+        marker = Marker(
+            job_uuid, timeline, applied.epoch, applying.epoch, self.based, self._valid, operators,
+            applied_manifest=applied.manifest, applying_manifest=applying.manifest,
+        )  # fmt: skip
         write_marker(self._store, marker)
         self._written = marker

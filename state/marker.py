@@ -7,22 +7,26 @@ the marker never promises more than is there.
 Invariants
     - The store holds everything up to `applied`, perhaps some of the epochs up to `applying`,
       and nothing else, for the operators and key groups it names.
-    - It is usable only if both epochs lie on the target's lineage and not after the target.
+    - It is usable only if both epochs lie on the target's lineage and not after the target, by the hash of their
+      manifests: a root that was restored or copied uses the same numbers again.
 
-Carries out PROTOCOL P1 (job UUID), P14 (lineage, ranges), P15 (marker).
+Carries out PROTOCOL P1 (job UUID), P14 (lineage, ranges), P15 (marker); docs/design/0020.
 Pure: no clock, thread or I/O.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from holdfast.errors import Damaged
-from holdfast.model import NO_EPOCH, Epoch, JobUuid, Stretch, Timeline
+from holdfast.model import NO_EPOCH, Cut, Epoch, JobUuid, Timeline
 from holdfast.ports import KeyValue
 
 MARKER_KEY = b"\xff\xffmarker"
-_VERSION = 1
+_VERSION = 2
+"""Markers of version 1 name epochs by number alone: their stores are no base any more."""
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -42,12 +46,20 @@ class Marker(msgspec.Struct, frozen=True):
     operators: tuple[int, ...]
     touched: tuple[int, ...]
     version: int = _VERSION
+    applied_manifest: str = ""
+    applying_manifest: str = ""
+
+    @property
+    def cuts(self) -> tuple[Cut, Cut]:
+        """Return `applied` and `applying` by content."""
+        return Cut(self.applied, self.applied_manifest), Cut(self.applying, self.applying_manifest)
 
 
 _MARKER = msgspec.json.Decoder(Marker)
 
 
-Lineage = tuple[Stretch, ...]
+Lineage = Mapping[Epoch, str]
+"""Completed epochs that the target builds on, each with the SHA-256 of its manifest."""
 
 
 def usable(
@@ -57,7 +69,7 @@ def usable(
     if marker is None or marker.job_uuid != job_uuid or marker.version != _VERSION:
         return None
     assert marker.applied <= marker.applying
-    if not all(_lies_on(lineage, marker.timeline, epoch, target) for epoch in _epochs_in(marker)):
+    if not all(_lies_on(lineage, cut, target) for cut in _cuts_in(marker)):
         return None
     return overlap(marker.key_groups, owned)
 
@@ -88,13 +100,11 @@ def write_marker(store: KeyValue, marker: Marker) -> None:
     store.write([(MARKER_KEY, msgspec.json.encode(marker))], [])
 
 
-def _epochs_in(marker: Marker) -> tuple[Epoch, Epoch]:
-    return marker.applied, marker.applying
+def _cuts_in(marker: Marker) -> tuple[Cut, Cut]:
+    return marker.cuts
 
 
-def _lies_on(lineage: Lineage, timeline: Timeline, epoch: Epoch, target: Epoch) -> bool:
-    # Epochs are never used twice, so the number says which timeline made it; a store cannot
-    # hold an epoch of a timeline younger than the one it was last written under.
-    if epoch == NO_EPOCH:
+def _lies_on(lineage: Lineage, cut: Cut, target: Epoch) -> bool:
+    if cut.epoch == NO_EPOCH:
         return True
-    return epoch <= target and any(part.first <= epoch <= part.last and part.timeline <= timeline for part in lineage)
+    return cut.epoch <= target and cut.manifest != "" and lineage.get(cut.epoch) == cut.manifest

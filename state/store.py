@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from holdfast.errors import ConfigError, Damaged
-from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import header_of, unseal
 from holdfast.state.coldcopy import NOTHING, ColdCopy
@@ -81,7 +81,7 @@ class StateStore:
         keep = cold is not None
         self._tables = {spec.operator: Table(spec, key_group_count, keep_unapplied=keep) for spec in specs}
         self._copy: ColdCopy | None = None
-        self._committed = NO_EPOCH
+        self._committed, self._known = NO_EPOCH, Cut(NO_EPOCH, "")
         self._begin(NO_EPOCH, None, NOTHING)
 
     def table(self, operator: int) -> Table:
@@ -114,6 +114,15 @@ class StateStore:
         self._committed = through
         if self._copy is not None:
             self._copy.epochs_behind += 1
+
+    def completed(self, cut: Cut) -> None:
+        """The driver says which manifest an epoch has; the cold store of an epoch without is no base for anybody."""
+        self._known = max(self._known, cut)
+
+    @property
+    def cut(self) -> Cut:
+        """The last completed epoch held as committed, by content as far as the driver has said it."""
+        return self._known if self._known.epoch == self._committed else Cut(self._committed, "")
 
     def roll_back(self, base: Epoch, identity: Identity | None = None) -> bool:
         """Return to the end of the completed epoch `base`, without I/O (P10).
@@ -189,7 +198,7 @@ class StateStore:
             assert base_applied is None, "there is no cold store to be the base"
         for table in self._tables.values():
             table.reset(None if self._copy is None else self._copy.loader(table.spec), epoch)
-        self._committed = epoch
+        self._committed, self._known = epoch, Cut(epoch, "")
         return self._copy
 
     def _absorb(self, piece: Piece, without: tuple[int, int]) -> None:
@@ -248,7 +257,7 @@ class StateStore:
             return False
         identity = self.identity
         tables = self._tables.values()
-        return self._copy.step(identity.job_uuid, identity.timeline, self._committed, tables, keys_max)
+        return self._copy.step(identity.job_uuid, identity.timeline, self.cut, tables, keys_max)
 
     def evict(self) -> int:
         """Drop clean, applied rows not written lately from memory; every slot number changes."""

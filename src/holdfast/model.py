@@ -6,7 +6,7 @@ All are frozen and plain, so that msgspec can put them on the wire and into JSON
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import msgspec
 
@@ -24,6 +24,15 @@ NO_EPOCH = Epoch(0)
 EPOCH_MAX = Epoch(1 << 62)
 EPOCHS_GIVEN_UP_MAX = 100
 """A of PROTOCOL P2: how many epochs in a row a generation may give up."""
+
+
+class Cut(NamedTuple):
+    """A completed checkpoint by content. Its number alone says too little: a root that was copied or restored uses
+    the same numbers for other checkpoints."""
+
+    epoch: Epoch
+    manifest: str
+    """SHA-256 of its manifest; empty where it is not known, and for epoch 0."""
 
 
 @dataclass(frozen=True)

@@ -342,7 +342,7 @@ class TestEpochs:
 
     def test_all_are_told_when_it_is_completed(self) -> None:
         run = running()
-        committed = m.Committed(Generation(1), Epoch(1))
+        committed = m.Committed(Generation(1), Epoch(1), blob("").sha256)
         assert completed(run) == [Send(A, committed), Send(B, committed)]
 
     def test_one_that_misses_its_deadline_is_given_up(self) -> None:
@@ -445,7 +445,7 @@ class TestRecovery:
         run.store()
         run.lose(B)
         assert kinds(run.pass_time(0.0)) == [Launch]
-        assert run.append() == [Send(A, m.Committed(Generation(1), Epoch(1)))]
+        assert run.append() == [Send(A, m.Committed(Generation(1), Epoch(1), blob("").sha256))]
         (start,) = run.pass_time(0.0)
         assert isinstance(start, CreateRecord)
         assert start.record.body == joblog.GenerationStarted(Epoch(102), Epoch(1), "here", "stream closed")
@@ -678,7 +678,7 @@ class TestEnd:
         """P9: no barrier follows that could tell."""
         run = self.stopped()
         assert run.pass_time(1_000.0) == []
-        committed = m.Committed(Generation(1), Epoch(1))
+        committed = m.Committed(Generation(1), Epoch(1), blob("").sha256)
         assert master.pulse(run.state) == [
             Send(A, m.Pulse()),
             Send(B, m.Pulse()),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from killed_worker import KilledWorker, OnRocks
 
-from holdfast.model import Epoch, Generation, JobUuid, Stretch, Timeline, WorkerId
+from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.compact import compact
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.thorough
 
 JOB, WORKER, GROUPS = JobUuid("job"), WorkerId("w"), 4
 IDENTITY = Identity(JOB, Generation(1), Timeline(1), WORKER)
-LINEAGE = (Stretch(Timeline(1), Epoch(1), Epoch(1 << 40)),)
 KEY = KeyType(("window_end", "user"), (pa.timestamp("us", "UTC"), pa.utf8()), (False, True), unrouted=1)
 SPEC = TableSpec(1, "windows", KEY, (ColumnSpec("count", np.dtype(np.int64)),))
 WHOLE = (0, GROUPS)
@@ -46,6 +45,10 @@ class Stored(NamedTuple):
     epoch: Epoch
     follows: Epoch
     data: bytes
+
+
+def cut(epoch: Epoch) -> Cut:
+    return Cut(epoch, f"manifest of {epoch}" if epoch else "")
 
 
 def keys_of(rows: list[Row]) -> Keys:
@@ -133,6 +136,7 @@ class ExpiringWorker(KilledWorker):
             self.completed[epoch] = dict(self.working)
             if announced:
                 self.store.commit(epoch)
+                self.store.completed(cut(epoch))
 
     @rule(rows=rows_given, given=bounds, later=rows_given, completes=st.sampled_from([True, True, False]))
     def epoch(self, rows: list[Row], given: list[int], later: list[Row], completes: bool) -> None:
@@ -190,13 +194,15 @@ class ExpiringWorker(KilledWorker):
     def restored(self, cold: KeyValue | None, owned: tuple[int, int]) -> StateStore:
         """Restore as runtime/compaction.py does: no folder below a base that is newer."""
         marker = None if cold is None else read_marker(cold)
-        base = usable(marker, JOB, LINEAGE, self.head, owned)
+        lineage = {epoch: cut(epoch).manifest for epoch in self.completed}
+        base = usable(marker, JOB, lineage, self.head, owned)
         applied = marker.applied if base is not None and marker is not None else None
         if applied is not None and any(not part.follows and part.epoch > applied for part in self.segments):
             applied = None
         pieces = [Piece(part.data, owned) for part in self.segments]
         store = StateStore(IDENTITY, [SPEC], GROUPS, owned, cold)
         store.restore(self.head, pieces, applied, None if applied is None else base)
+        store.completed(cut(self.head))
         return store
 
     @rule()

@@ -6,19 +6,24 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import LocalDamaged
-from holdfast.model import Epoch, JobUuid, Stretch, Timeline
+from holdfast.model import Epoch, JobUuid, Timeline
 from holdfast.state.directory import LocalDirectory, claim, create, discard, unheld
 from holdfast.state.marker import Marker, write_marker
 from holdfast.state.rocks import DAMAGED
 
 JOB = JobUuid("job")
-LINEAGE = (Stretch(Timeline(1), Epoch(1), Epoch(100)),)
+LINEAGE = {Epoch(number): f"manifest of {number}" for number in range(1, 101)}
 
 
 def left_behind(root: Path, applied: int, key_groups: tuple[int, int], job: str = "job") -> Path:
     directory = create(root)
     epoch = Epoch(applied)
-    write_marker(directory.store, Marker(JobUuid(job), Timeline(1), epoch, epoch, key_groups, (1,), (1,)))
+    manifest = LINEAGE.get(epoch, "")
+    marker = Marker(
+        JobUuid(job), Timeline(1), epoch, epoch, key_groups, (1,), (1,),
+        applied_manifest=manifest, applying_manifest=manifest,
+    )  # fmt: skip
+    write_marker(directory.store, marker)
     directory.store.flush()
     directory.store.close()
     return directory.path

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from holdfast.errors import Damaged
-from holdfast.model import Epoch, JobUuid, Stretch, Timeline
+from holdfast.model import Epoch, JobUuid, Timeline
 from holdfast.state.marker import MARKER_KEY, Marker, read_marker, usable, write_marker
 from holdfast.state.memory import MemoryKeyValue
 
 JOB = JobUuid("job")
-REWOUND = (Stretch(Timeline(1), Epoch(1), Epoch(57)), Stretch(Timeline(2), Epoch(181), Epoch(200)))
-"""Timeline 1 went on to epoch 80 and was rewound to 57."""
+REWOUND = {Epoch(number): f"manifest of {number}" for number in (40, 45, 50, 57, 190, 200)}
+"""The job went on to epoch 80, was rewound to 57 and went on from 181."""
 
 
-def marker(applied: int, applying: int, timeline: int = 1, job: str = "job") -> Marker:
-    return Marker(JobUuid(job), Timeline(timeline), Epoch(applied), Epoch(applying), (0, 64), (1,), (1,))
+def marker(applied: int, applying: int, job: str = "job", said: str = "manifest of {}") -> Marker:
+    named = [said.format(number) if number else "" for number in (applied, applying)]
+    return Marker(
+        JobUuid(job), Timeline(1), Epoch(applied), Epoch(applying), (0, 64), (1,), (1,),
+        applied_manifest=named[0], applying_manifest=named[1],
+    )  # fmt: skip
 
 
 def base(found: Marker | None, target: int = 200, owned: tuple[int, int] = (32, 96)) -> tuple[int, int] | None:
@@ -23,8 +28,8 @@ def base(found: Marker | None, target: int = 200, owned: tuple[int, int] = (32, 
 class TestUsableState:
     def test_lies_on_the_lineage_and_covers_what_both_own(self) -> None:
         assert base(marker(50, 57)) == (32, 64)
-        assert base(marker(57, 57, timeline=2)) == (32, 64)
-        assert base(marker(57, 190, timeline=2)) == (32, 64)
+        assert base(marker(57, 57)) == (32, 64)
+        assert base(marker(57, 190)) == (32, 64)
 
     @pytest.mark.parametrize(
         "found",
@@ -33,10 +38,17 @@ class TestUsableState:
             marker(50, 57, job="another"),
             marker(60, 60),
             marker(50, 60),
-            marker(190, 190),
-            marker(190, 201, timeline=2),
+            marker(190, 201),
+            marker(50, 50, said="another manifest of {}"),
+            msgspec.structs.replace(marker(50, 57), applied_manifest="another"),
+            msgspec.structs.replace(marker(50, 57), applying_manifest="another"),
+            marker(50, 50, said=""),
+            msgspec.structs.replace(marker(50, 50), version=1),
         ],
-        ids=["no marker", "another job", "undone epoch", "undone epoch in part", "younger timeline", "beyond"],
+        ids=[
+            "no marker", "another job", "undone epoch", "undone epoch in part", "beyond", "another history",
+            "applied another's", "applying another's", "content unknown", "an older version's",
+        ],
     )
     def test_is_nothing_else(self, found: Marker | None) -> None:
         assert base(found) is None
@@ -50,6 +62,9 @@ class TestUsableState:
 
     def test_of_epoch_zero_lies_on_every_lineage(self) -> None:
         assert base(marker(0, 0)) == (32, 64)
+
+    def test_is_nothing_of_an_unknown_epoch_where_the_target_does_not_know_it_either(self) -> None:
+        assert usable(marker(50, 50, said=""), JOB, {Epoch(50): ""}, Epoch(50), (0, 64)) is None
 
 
 class TestMarker:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from killed_worker import KilledWorker, OnRocks
 
-from holdfast.model import Epoch, Generation, JobUuid, Stretch, Timeline, WorkerId
+from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys import KeyType
@@ -56,7 +56,7 @@ class OneWorker(KilledWorker):
     def __init__(self) -> None:
         super().__init__()
         self.timeline = Timeline(1)
-        self.lineage = [Stretch(self.timeline, Epoch(1), Epoch(1 << 40))]
+        self.lineage: dict[Epoch, str] = {}
         self.newest = Epoch(0)
         self.working: State = {1: {}, 2: {}}
         self.frozen: dict[Epoch, State] = {}
@@ -125,8 +125,10 @@ class OneWorker(KilledWorker):
             self.segments[epoch] = data
             self.completed[epoch] = self.frozen[epoch]
             self.frozen = {}
+            self.lineage[epoch] = f"manifest of {epoch} on {self.timeline}"
             if announced:
                 self.store.commit(epoch)
+                self.store.completed(Cut(epoch, self.lineage[epoch]))
 
     @rule()
     def roll_back(self) -> None:
@@ -158,10 +160,7 @@ class OneWorker(KilledWorker):
     def rewind(self, data: st.DataObject) -> None:
         target = data.draw(st.sampled_from(sorted(self.completed)))
         self.timeline = Timeline(self.timeline + 1)
-        last = self.lineage.pop()
-        past = [part for part in [*self.lineage, Stretch(last.timeline, last.first, target)] if part.first <= target]
-        past = [Stretch(part.timeline, part.first, min(part.last, target)) for part in past]
-        self.lineage = [*past, Stretch(self.timeline, Epoch(self.newest + 1), Epoch(1 << 40))]
+        self.lineage = {epoch: manifest for epoch, manifest in self.lineage.items() if epoch <= target}
         self.completed = {epoch: state for epoch, state in self.completed.items() if epoch <= target}
         self.segments = {epoch: segment for epoch, segment in self.segments.items() if epoch <= target}
         if self.store.roll_back(target, self.identity):
@@ -172,11 +171,12 @@ class OneWorker(KilledWorker):
 
     def restart(self, target: Epoch) -> None:
         marker = None if self.cold is None else read_marker(self.cold)
-        base = usable(marker, JOB, tuple(self.lineage), target, (0, GROUPS))
+        base = usable(marker, JOB, self.lineage, target, (0, GROUPS))
         self.store = StateStore(self.identity, SPECS.values(), GROUPS, (0, GROUPS), self.cold)
         applied = marker.applied if base is not None and marker is not None else None
         segments = [data for epoch, data in self.segments.items() if applied is None or epoch > applied]
         self.store.restore(target, segments, applied)
+        self.store.completed(Cut(target, self.lineage.get(target, "")))
         self.working, self.frozen = copied(self.completed[target]), {}
 
     @invariant()

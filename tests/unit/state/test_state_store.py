@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import ConfigError, Damaged, Unavailable
-from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.cold import SCAN_AFTER_MISSES
@@ -127,6 +127,36 @@ class TestApply:
         marker = read_marker(cold.after_kill(before + 1))
         assert marker is not None and (marker.applied, marker.applying) == (0, 7)
         assert cold.after_kill(before + 1).scan(b"", b"\xff\xfe") == cold.after_kill(before).scan(b"", b"\xff\xfe")
+
+    def test_names_epochs_by_their_manifests_as_soon_as_those_are_known(self) -> None:
+        cold = MemoryKeyValue()
+        worker = Worker(cold)
+        worker.add(1, *range(10))
+        worker.close_epoch(5)
+        worker.store.completed(Cut(Epoch(5), "five"))
+        worker.apply()
+        worker.add(1, *range(10))
+        worker.close_epoch(7)
+        assert worker.store.apply(4)
+        marker = read_marker(cold)
+        assert marker is not None and marker.cuts == (Cut(Epoch(5), "five"), Cut(Epoch(7), ""))
+        worker.apply()
+        marker = read_marker(cold)
+        assert marker is not None and marker.cuts == (Cut(Epoch(7), ""), Cut(Epoch(7), ""))
+        worker.store.completed(Cut(Epoch(7), "seven"))
+        worker.apply()
+        marker = read_marker(cold)
+        assert marker is not None and marker.cuts == (Cut(Epoch(7), "seven"), Cut(Epoch(7), "seven"))
+
+    def test_does_not_give_an_epoch_the_name_of_another(self) -> None:
+        cold = MemoryKeyValue()
+        worker = Worker(cold)
+        worker.add(1, 1)
+        worker.close_epoch(5)
+        worker.store.completed(Cut(Epoch(4), "four"))
+        worker.apply()
+        marker = read_marker(cold)
+        assert marker is not None and marker.cuts == (Cut(Epoch(5), ""), Cut(Epoch(5), ""))
 
     def test_writes_a_key_of_many_epochs_once(self) -> None:
         worker = Worker(MemoryKeyValue())
