@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from holdfast.chaos.targets import SharedTable
 from holdfast.checkpoint import append, joblog
 from holdfast.errors import Unavailable
@@ -24,7 +26,7 @@ def keeps_generation(right: Right) -> Right:
     def record(owner: str, job: joblog.Job, draft: append.Draft, at: int) -> joblog.Record:
         made: joblog.Record = right(owner, job, draft, at)
         if isinstance(made.body, joblog.Rewound):
-            return joblog.Record(made.seq, made.job_uuid, job.generation, made.timeline, owner, at, made.body)
+            return msgspec.structs.replace(made, generation=job.generation)
         return made
 
     return record

@@ -98,7 +98,7 @@ Effect = Create | Appended | Lost
 def create_job(state: Quiet, body: JobCreated, uuid: JobUuid, at: int) -> tuple[Appender, list[Effect]]:
     """Send the first record of a new job; if another driver was first, its record is taken (P1)."""
     assert state.job is None
-    record = Record(1, uuid, Generation(0), Timeline(1), state.owner, at, body)
+    record = Record(1, uuid, Generation(0), Timeline(1), state.owner, at, body, prev="")
     return InFlight(state.owner, None, record, lambda _job: body), [Create(record)]
 
 
@@ -142,4 +142,4 @@ def _record(owner: str, job: Job, draft: Draft, at: int) -> Record:
     body = draft(job)
     generation = Generation(job.generation + isinstance(body, STARTS))
     timeline = Timeline(job.timeline + isinstance(body, Rewound))
-    return Record(job.next_seq, job.uuid, generation, timeline, owner, at, body)
+    return Record(job.next_seq, job.uuid, generation, timeline, owner, at, body, prev=job.head)

@@ -12,10 +12,13 @@ Invariants
       anybody, at any time after a checkpoint, also after the end of a run (P6).
     - `Rewound` starts a generation and a timeline: what was completed after its base is abandoned, nothing
       ever builds on it again, and its numbers are not given away (P2, P6).
+    - Records of format 3 form a chain: each carries the hash of the one before it, so the log of another history,
+      with the same UUID and numbers, never continues this one.
     - A savepoint's name belongs to one checkpoint, for good, and that checkpoint never expires (P16).
 
 Pure: no clock, thread or I/O. The bytes are moved by checkpoint/repository.py.
-Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010 for rewinds.
+Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010 for rewinds, 0020 for the
+chain.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ import msgspec
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Timeline
-from holdfast.storage.hashed import fits_hash, with_hash
+from holdfast.storage.hashed import fits_hash, own_hash, with_hash
 
-FORMAT_VERSION = 2
-"""Records of format 1 have no hash at their end; they are read, and written no more."""
+FORMAT_VERSION = 3
+"""Format 1 has no hash at the end of a record, format 2 no hash of the record before; both are read."""
 SAVEPOINT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 """Begins with a letter, so that a name is never taken for an epoch number."""
 
@@ -119,8 +122,15 @@ STARTS = (GenerationStarted, Rewound)
 """Each of them makes its writer the job's owner (P6)."""
 PRUNABLE = (CheckpointCompleted, Expired, LogStart)
 """A generation's own driver alone appends these, so a stale driver's next record never meets one of them (P7)."""
+_HASHED = 2
+"""The first format whose records have a hash at their end."""
 STARTS_KEPT = 100
 """How many starts the fold remembers, for people."""
+
+
+def record_path(seq: int) -> str:
+    """Return where the record with this sequence number is kept."""
+    return f"log/{seq:020d}.json"
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -135,6 +145,20 @@ class Record(msgspec.Struct, frozen=True):
     """Microseconds since 1970, UTC; for people, never for decisions (P3)."""
     body: Body
     v: int = FORMAT_VERSION
+    prev: str | msgspec.UnsetType = msgspec.UNSET
+    """Hash of the record before it, empty in the first one; absent in formats 1 and 2."""
+    xxh3: str | msgspec.UnsetType = msgspec.UNSET
+    """Hash of the stored record where an older version wrote other bytes than this one would."""
+
+    @property
+    def hash(self) -> str:
+        """Return what `prev` of the next record has to be."""
+        return own_hash(encode(self)) if isinstance(self.xxh3, msgspec.UnsetType) else self.xxh3
+
+    @property
+    def path(self) -> str:
+        """Return where the record is kept."""
+        return record_path(self.seq)
 
     @property
     def kind(self) -> str:
@@ -199,6 +223,8 @@ class Job:
     expired_through: Epoch = NO_EPOCH
     log_start: int = 0
     """Sequence number of the newest LogStart; 0 if there is none."""
+    head: str = ""
+    """Hash of the newest record: what the next one has to name as `prev`."""
     rewinds: tuple[Rewind, ...] = ()
     abandoned: tuple[Completed, ...] = ()
     """Retained checkpoints that rewinds left behind: listed and kept like others, never built on."""
@@ -234,8 +260,8 @@ class Job:
 
 def encode(record: Record) -> bytes:
     """Return the record as JSON, the form it has in storage."""
-    data = msgspec.json.encode(record)
-    return data if record.v == 1 else with_hash(data)
+    data = msgspec.json.encode(msgspec.structs.replace(record, xxh3=msgspec.UNSET))
+    return with_hash(data) if record.v >= _HASHED else data
 
 
 _VERSION, _RECORD = msgspec.json.Decoder(_Version), msgspec.json.Decoder(Record)
@@ -250,10 +276,10 @@ def decode(data: bytes, path: str) -> Record:
     """
     try:
         version, fits = _VERSION.decode(data).v, fits_hash(data)
-        if fits is False or (fits is None and version == FORMAT_VERSION):
+        if fits is False or (fits is None and version >= _HASHED):
             raise _broken(f"job log record {path} does not match the hash at its end")
         if 1 <= version <= FORMAT_VERSION:
-            return _RECORD.decode(data)
+            return _with_its_hash(_RECORD.decode(data), own_hash(data))
     except msgspec.DecodeError as error:
         raise _broken(f"job log record {path} cannot be read: {error}") from error
     raise ConfigError(
@@ -261,6 +287,11 @@ def decode(data: bytes, path: str) -> Record:
         not_done="the job was not started and nothing was written",
         next_step="run the job with the version that wrote it, or with a newer one",
     )
+
+
+def _with_its_hash(record: Record, stored: str) -> Record:
+    record = msgspec.structs.replace(record, xxh3=msgspec.UNSET)
+    return record if record.hash == stored else msgspec.structs.replace(record, xxh3=stored)
 
 
 def next_first_epoch(job: Job) -> Epoch:
@@ -282,58 +313,65 @@ def fold(job: Job | None, record: Record) -> Job:
     """Take the next record; return the job after it. Raises Damaged if no correct run can have written it."""
     body = record.body
     if job is None and isinstance(body, LogStart):
-        return replace(body.job, next_seq=record.seq + 1, log_start=record.seq)
+        return replace(body.job, next_seq=record.seq + 1, log_start=record.seq, head=record.hash)
     if job is None:
         if not isinstance(body, JobCreated) or record.seq != 1:
-            raise _broken(f"the job log begins with {record.kind} at {record.seq}")
-        return Job(record.job_uuid, body.name, body.key_groups, record.at, next_seq=2)
+            raise _broken(f"the job log begins with {record.kind} at {record.seq}, {record.path}")
+        if record.prev not in (msgspec.UNSET, ""):
+            raise _broken(f"job log record {record.path} follows another record, and is the first")
+        return Job(record.job_uuid, body.name, body.key_groups, record.at, next_seq=2, head=record.hash)
     if record.seq != job.next_seq:
-        raise _broken(f"job log record {record.seq} stands where {job.next_seq} was expected")
+        raise _broken(f"job log record {record.path} stands where {record_path(job.next_seq)} was expected")
     if record.job_uuid != job.uuid:
         raise ConfigError(
             f"the job log of {job.name!r} holds a record of another job ({record.job_uuid}, expected {job.uuid})",
             next_step="give each job a root or a name of its own",
             where=Where(job=job.name),
         )
+    if record.prev not in (msgspec.UNSET, job.head):
+        raise _broken(
+            f"job log record {record.path} does not continue {record_path(record.seq - 1)}: one of the two is of "
+            "another history of this job, of a copy or from before a restore"
+        )
     if record.timeline != job.timeline + isinstance(body, Rewound):
-        raise _broken(f"job log record {record.seq} is of timeline {record.timeline}, not of {job.timeline}")
-    job = replace(job, next_seq=record.seq + 1)
+        raise _broken(f"job log record {record.path} is of timeline {record.timeline}, not of {job.timeline}")
+    job = replace(job, next_seq=record.seq + 1, head=record.hash)
     if isinstance(body, GenerationStarted):
         return _fold_start(job, record, body)
     if isinstance(body, Rewound):
         return _fold_rewind(job, record, body)
     if isinstance(body, SavepointNamed):
         if record.generation != job.generation or all(done.body.epoch != body.epoch for done in job.completed):
-            raise _broken(f"job log record {record.seq} names epoch {body.epoch}, which is not completed")
+            raise _broken(f"job log record {record.path} names epoch {body.epoch}, which is not completed")
         return _named(job, record, body.name, body.epoch)
     if job.ended is not None:
-        raise _broken(f"job log record {record.seq} ({record.kind}) follows the end of the run")
+        raise _broken(f"job log record {record.path} ({record.kind}) follows the end of the run")
     if record.generation != job.generation or record.owner != job.owner:
-        raise _broken(f"job log record {record.seq} is of generation {record.generation}, not of {job.generation}")
+        raise _broken(f"job log record {record.path} is of generation {record.generation}, not of {job.generation}")
     match body:
         case CheckpointCompleted(epoch=epoch, follows=follows):
             first = max(job.first_epoch, job.base_epoch + 1)
             if not first <= epoch <= _last_usable(job) or follows != job.base_epoch:
-                raise _broken(f"job log record {record.seq}: epoch {epoch} cannot follow {job.base_epoch}")
+                raise _broken(f"job log record {record.path}: epoch {epoch} cannot follow {job.base_epoch}")
             done = Completed(body, record.generation, record.timeline, record.at)
             job = replace(job, completed=(*job.completed, done))
             return job if body.savepoint is None else _named(job, record, body.savepoint, epoch)
         case Stopped(epoch=epoch) | Finished(epoch=epoch):
             if epoch != job.base_epoch:
-                raise _broken(f"job log record {record.seq} ends the run at epoch {epoch}, not at {job.base_epoch}")
+                raise _broken(f"job log record {record.path} ends the run at epoch {epoch}, not at {job.base_epoch}")
             return replace(job, ended=body, ended_at=record.at)
         case Expired(through=through):
             if not job.expired_through < through < job.base_epoch:
-                raise _broken(f"job log record {record.seq} gives up epochs through {through} of {job.base_epoch}")
+                raise _broken(f"job log record {record.path} gives up epochs through {through} of {job.base_epoch}")
             kept = tuple(each for each in job.completed if _outlives(job, each.body.epoch, through))
             left = tuple(each for each in job.abandoned if _outlives(job, each.body.epoch, through))
             return replace(job, completed=kept, abandoned=left, expired_through=through)
         case LogStart(job=said):
-            if replace(said, next_seq=job.next_seq) != job:
-                raise _broken(f"job log record {record.seq} does not say what the records before it say")
+            if replace(said, next_seq=job.next_seq, head=job.head) != job:
+                raise _broken(f"job log record {record.path} does not say what the records before it say")
             return replace(job, log_start=record.seq)
         case JobCreated():
-            raise _broken(f"job log record {record.seq} creates the job a second time")
+            raise _broken(f"job log record {record.path} creates the job a second time")
 
 
 def _outlives(job: Job, epoch: Epoch, through: Epoch) -> bool:
@@ -343,7 +381,7 @@ def _outlives(job: Job, epoch: Epoch, through: Epoch) -> bool:
 
 def _named(job: Job, record: Record, name: str, epoch: Epoch) -> Job:
     if job.savepoint(name) is not None:
-        raise _broken(f"job log record {record.seq} gives the name {name!r} a second time")
+        raise _broken(f"job log record {record.path} gives the name {name!r} a second time")
     return replace(job, savepoints=(*job.savepoints, Savepoint(name, epoch)))
 
 
@@ -351,7 +389,7 @@ def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
     """P6: a rewind is a start as any other, but for where it continues from."""
     base = body.base_epoch
     if all(each.body.epoch != base for each in job.completed):
-        raise _broken(f"job log record {record.seq} goes back to epoch {base}, which is none of the lineage")
+        raise _broken(f"job log record {record.path} goes back to epoch {base}, which is none of the lineage")
     job = replace(
         job,
         timeline=record.timeline,
@@ -366,11 +404,11 @@ def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
 
 def _fold_start(job: Job, record: Record, body: GenerationStarted | Rewound) -> Job:
     if job.finished:
-        raise _broken(f"job log record {record.seq} starts a finished job")
+        raise _broken(f"job log record {record.path} starts a finished job")
     if record.generation != job.generation + 1 or body.base_epoch != job.base_epoch:
-        raise _broken(f"job log record {record.seq}: generation {record.generation} cannot follow {job.generation}")
+        raise _broken(f"job log record {record.path}: generation {record.generation} cannot follow {job.generation}")
     if body.first_epoch < next_first_epoch(job):
-        raise _broken(f"job log record {record.seq}: first epoch {body.first_epoch} may have been used")
+        raise _broken(f"job log record {record.path}: first epoch {body.first_epoch} may have been used")
     start = Start(record.generation, record.at, body.cause, body.host, body.base_epoch, body.first_epoch)
     return replace(
         job,

@@ -21,10 +21,7 @@ from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailabl
 from holdfast.model import ObjectRef
 from holdfast.ports import ObjectStore
 
-
-def record_path(seq: int) -> str:
-    """Return where the record with this sequence number is kept."""
-    return f"log/{seq:020d}.json"
+record_path = joblog.record_path
 
 
 class Repository:
@@ -99,10 +96,18 @@ class Repository:
 
     def read_record(self, seq: int) -> joblog.Record | None:
         """Return the record with this number, None if there is none yet."""
+        path = record_path(seq)
         try:
-            return joblog.decode(self._store.get(record_path(seq)), record_path(seq))
+            record = joblog.decode(self._store.get(path), path)
         except NotFound:
             return None
+        if record.path != path:
+            raise Damaged(
+                f"{path} holds the record of {record.path}: the two were swapped, or the one was copied over the other",
+                not_done="the job was not started and nothing was written",
+                next_step="restore the job's log folder from a copy, or start under another name",
+            )
+        return record
 
     def create_record(self, record: joblog.Record) -> joblog.Record:
         """Create the record unless its number is taken; return what stands there now.

@@ -51,7 +51,7 @@ class Naming:
             )
         body = joblog.SavepointNamed(job.base_epoch, self._name)
         self._record = joblog.Record(
-            job.next_seq, job.uuid, job.generation, job.timeline, self._owner, self._at_us, body
+            job.next_seq, job.uuid, job.generation, job.timeline, self._owner, self._at_us, body, prev=job.head
         )
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import reduce
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.checkpoint import joblog
@@ -120,6 +121,45 @@ class TestFormatTwoOfTheJobLog:
             for bit in range(8):
                 with pytest.raises((Damaged, ConfigError)):
                     joblog.decode(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], record_path(3))
+
+
+class TestFormatThreeOfTheJobLog:
+    """Each record carries the hash of the one before it, whatever format that has."""
+
+    def read(self) -> list[joblog.Record]:
+        paths = sorted((GOLDEN.with_name("job_v3") / "log").iterdir())
+        return [joblog.decode(path.read_bytes(), f"log/{path.name}") for path in paths]
+
+    def test_a_log_that_older_versions_began_is_continued(self) -> None:
+        records = self.read()
+        assert [each.v for each in records] == [1, 2, 3, 3]
+        assert records == records_of_three_formats()
+        job = reduce(joblog.fold, records, None)
+        assert job is not None and (job.base_epoch, job.head) == (7, "d22cc59221afebe1")
+
+    def test_a_record_is_written_as_then(self) -> None:
+        for each in records_of_three_formats():
+            assert joblog.encode(each) == (GOLDEN.with_name("job_v3") / each.path).read_bytes()
+
+    def test_a_record_with_any_byte_changed_is_refused(self) -> None:
+        data = (GOLDEN.with_name("job_v3") / record_path(3)).read_bytes()
+        for at in range(len(data)):
+            with pytest.raises((Damaged, ConfigError)):
+                joblog.decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], record_path(3))
+
+
+def records_of_three_formats() -> list[joblog.Record]:
+    found = [
+        record(1, 0, joblog.JobCreated("hot-auctions", 128)),
+        record(2, 1, joblog.GenerationStarted(Epoch(1), Epoch(0), "host-1", "started"), v=2),
+    ]
+    for body in (
+        joblog.CheckpointCompleted(Epoch(7), Epoch(0), MANIFEST_REF, 42, 300, 300),
+        joblog.SavepointNamed(Epoch(7), "before-upgrade"),
+    ):
+        next_one = record(len(found) + 1, 1, body, v=3)
+        found.append(msgspec.structs.replace(next_one, prev=found[-1].hash))
+    return found
 
 
 class TestFormatOneOfTheManifest:

@@ -21,6 +21,12 @@ def with_hash(data: bytes) -> bytes:
     return body + b',"xxh3":"' + xxhash.xxh3_64_hexdigest(body).encode("ascii") + b'"}'
 
 
+def own_hash(data: bytes) -> str:
+    """Return the hash that a JSON object ends with, or that it would end with."""
+    found = _END.search(data)
+    return xxhash.xxh3_64_hexdigest(data[: len(data) - 1 if found is None else found.start()])
+
+
 def fits_hash(data: bytes) -> bool | None:
     """Return whether the hash at the end fits; None if there is none."""
     found = _END.search(data)

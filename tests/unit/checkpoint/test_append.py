@@ -53,8 +53,9 @@ def completion(job: Job, number: int = 0, skipped: int = 0) -> Body:
     return CheckpointCompleted(Epoch(epoch), job.base_epoch, MANIFEST, number, 1, 1)
 
 
-def record(seq: int, generation: int, owner: str, body: Body, uuid: JobUuid = UUID) -> Record:
-    return Record(seq, uuid, Generation(generation), Timeline(1), owner, 0, body)
+def record(seq: int, generation: int, owner: str, body: Body, after: Record | None = None) -> Record:
+    prev = "" if after is None else after.hash
+    return Record(seq, UUID, Generation(generation), Timeline(1), owner, 0, body, prev=prev)
 
 
 def folded(*records: Record) -> Job:
@@ -64,9 +65,9 @@ def folded(*records: Record) -> Job:
 
 
 CREATION = record(1, 0, "a", CREATED)
-START_OF_A = record(2, 1, "a", GenerationStarted(Epoch(1), Epoch(0), "here", "a starts"))
-EPOCH_OF_A = record(3, 1, "a", completion(folded(CREATION, START_OF_A)))
-START_OF_B = record(3, 2, "b", GenerationStarted(Epoch(101), Epoch(0), "here", "b starts"))
+START_OF_A = record(2, 1, "a", GenerationStarted(Epoch(1), Epoch(0), "here", "a starts"), CREATION)
+EPOCH_OF_A = record(3, 1, "a", completion(folded(CREATION, START_OF_A)), START_OF_A)
+START_OF_B = record(3, 2, "b", GenerationStarted(Epoch(101), Epoch(0), "here", "b starts"), START_OF_A)
 RUN_BY_A = folded(CREATION, START_OF_A)
 
 
@@ -79,7 +80,7 @@ def in_flight(owner: str, job: Job, draft: Callable[[Job], Body]) -> InFlight:
 class TestNames:
     """P6: a name given meanwhile hinders nobody."""
 
-    NAMED = record(4, 1, "somebody", SavepointNamed(Epoch(1), "v1"))
+    NAMED = record(4, 1, "somebody", SavepointNamed(Epoch(1), "v1"), EPOCH_OF_A)
     RUN = folded(CREATION, START_OF_A, EPOCH_OF_A)
 
     def test_an_epoch_is_appended_behind_it(self) -> None:
@@ -137,7 +138,7 @@ class TestOneAppend:
         assert append(Quiet("b", RUN_BY_A), start_of("b starts"), 0)[1] == [Create(START_OF_B)]
 
     def test_a_finished_job_takes_no_record(self) -> None:
-        finished = folded(CREATION, START_OF_A, EPOCH_OF_A, record(4, 1, "a", Finished(Epoch(1))))
+        finished = folded(CREATION, START_OF_A, EPOCH_OF_A, record(4, 1, "a", Finished(Epoch(1)), EPOCH_OF_A))
         with pytest.raises(AssertionError):
             append(Quiet("b", finished), start_of("b starts"), 0)
 
@@ -147,7 +148,7 @@ class TestConflict:
         """P5: the base is the fold of everything before the start, folded again."""
         after = folded(CREATION, START_OF_A, EPOCH_OF_A)
         starting = start_of("b starts")
-        anew = record(4, 2, "b", GenerationStarted(Epoch(102), Epoch(1), "here", "b starts"))
+        anew = record(4, 2, "b", GenerationStarted(Epoch(102), Epoch(1), "here", "b starts"), EPOCH_OF_A)
         assert occupied(in_flight("b", RUN_BY_A, starting), EPOCH_OF_A) == (
             InFlight("b", after, anew, starting),
             [Create(anew)],
@@ -155,14 +156,15 @@ class TestConflict:
 
     def test_a_start_after_a_stop_is_made_anew_too(self) -> None:
         before = folded(CREATION, START_OF_A, EPOCH_OF_A)
-        state, effects = occupied(in_flight("b", before, start_of("b")), record(4, 1, "a", Stopped(Epoch(1))))
+        stop = record(4, 1, "a", Stopped(Epoch(1)), EPOCH_OF_A)
+        state, effects = occupied(in_flight("b", before, start_of("b")), stop)
         assert isinstance(state, InFlight)
-        assert effects == [Create(record(5, 2, "b", GenerationStarted(Epoch(102), Epoch(1), "here", "b")))]
+        assert effects == [Create(record(5, 2, "b", GenerationStarted(Epoch(102), Epoch(1), "here", "b"), stop))]
 
     def test_a_job_that_finished_just_before_is_not_started_again(self) -> None:
         """P13: a start after `Finished` would make the log unreadable for good."""
         before = folded(CREATION, START_OF_A, EPOCH_OF_A)
-        end = record(4, 1, "a", Finished(Epoch(1)))
+        end = record(4, 1, "a", Finished(Epoch(1)), EPOCH_OF_A)
         after = fold(before, end)
         assert occupied(in_flight("b", before, start_of("b")), end) == (
             Overtaken("b", after, Generation(2)),

@@ -27,7 +27,7 @@ from holdfast.checkpoint.joblog import (
 )
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, Epoch, Generation, JobUuid, ObjectRef, Timeline
-from holdfast.storage.hashed import with_hash
+from holdfast.storage.hashed import own_hash, with_hash
 
 UUID = JobUuid("6f1d2c9e000040008000000000000001")
 MANIFEST = ObjectRef("manifests/00000001/000000000001-a.json", 2, "0" * 64)
@@ -60,7 +60,9 @@ RUNNING = (created(), started(2, 1, 1), completed(3, 1, 1, 0))
 
 class TestFold:
     def test_a_log_begins_with_the_creation_of_the_job(self) -> None:
-        assert folded(created()) == Job(UUID, "hot", 128, 1_700_000_000_000_001, next_seq=2)
+        assert folded(created()) == Job(
+            UUID, "hot", 128, 1_700_000_000_000_001, next_seq=2, head=created().hash
+        )  # fmt: skip
         with pytest.raises(Damaged, match="begins with GenerationStarted at 1"):
             folded(started(1, 1, 1))
         with pytest.raises(Damaged, match="begins with JobCreated at 2"):
@@ -72,7 +74,7 @@ class TestFold:
         assert folded(*RUNNING, completed(4, 1, 4, 1)).base_epoch == 4
 
     def test_a_missing_record_is_damage_and_not_an_end(self) -> None:
-        with pytest.raises(Damaged, match="record 5 stands where 4 was expected"):
+        with pytest.raises(Damaged, match=r"record log/0+5\.json stands where log/0+4\.json was expected"):
             folded(*RUNNING, completed(5, 1, 2, 1))
 
     def test_a_record_of_another_job_is_refused(self) -> None:
@@ -89,6 +91,64 @@ class TestFold:
         other = msgspec.structs.replace(completed(4, 1, 2, 1), timeline=Timeline(2))
         with pytest.raises(Damaged, match="of timeline 2, not of 1"):
             folded(*RUNNING, other)
+
+
+def chained(*records: Record) -> list[Record]:
+    found: list[Record] = []
+    for each in records:
+        found.append(msgspec.structs.replace(each, prev=found[-1].hash if found else ""))
+    return found
+
+
+class TestChain:
+    """A root that was restored or copied has records with the same job, numbers and generation."""
+
+    OURS = chained(*RUNNING, completed(4, 1, 2, 1), record(5, 1, SavepointNamed(Epoch(2), "v1"), owner="somebody"))
+    THEIRS = chained(*RUNNING[:2], completed(3, 1, 1, 0, owner="a"), completed(4, 1, 3, 1), completed(5, 1, 4, 3))
+
+    def test_the_fold_knows_the_newest_record_by_its_hash(self) -> None:
+        for count in range(1, len(self.OURS) + 1):
+            assert folded(*self.OURS[:count]).head == self.OURS[count - 1].hash
+
+    def test_a_record_of_another_history_is_damage_that_names_both_files(self) -> None:
+        assert folded(*RUNNING, *map(unchained, self.THEIRS[3:])).base_epoch == 4, "the numbers alone fit"
+        swapped = [*self.OURS[:4], msgspec.structs.replace(completed(5, 1, 3, 2), prev=self.THEIRS[3].hash)]
+        with pytest.raises(Damaged, match=r"log/0+5\.json does not continue log/0+4\.json: one of the two is of another"):
+            folded(*swapped)
+
+    def test_a_record_that_takes_the_place_of_one_in_the_middle_is_found_by_the_next(self) -> None:
+        middle = msgspec.structs.replace(self.OURS[2], at=7)
+        with pytest.raises(Damaged, match=r"log/0+4\.json does not continue log/0+3\.json"):
+            folded(*self.OURS[:2], middle, self.OURS[3])
+
+    def test_a_name_that_somebody_gave_is_a_link_as_any_other(self) -> None:
+        last = msgspec.structs.replace(completed(6, 1, 4, 2), prev=self.OURS[3].hash)
+        with pytest.raises(Damaged, match=r"log/0+6\.json does not continue log/0+5\.json"):
+            folded(*self.OURS, last)
+
+    def test_the_first_record_follows_nothing(self) -> None:
+        with pytest.raises(Damaged, match=r"log/0+1\.json follows another record"):
+            folded(msgspec.structs.replace(created(), prev="0" * 16))
+
+    def test_a_log_that_begins_anew_continues_the_chain(self) -> None:
+        begin = msgspec.structs.replace(record(6, 1, LogStart(folded(*self.OURS))), prev=self.OURS[-1].hash)
+        after = msgspec.structs.replace(completed(7, 1, 4, 2), prev=begin.hash)
+        stored = decode(encode(begin), begin.path)
+        assert folded(stored, after) == folded(*self.OURS, begin, after)
+        with pytest.raises(Damaged, match=r"log/0+7\.json does not continue log/0+6\.json"):
+            folded(stored, msgspec.structs.replace(after, prev=self.OURS[-1].hash))
+
+    def test_a_record_that_an_older_version_wrote_with_other_bytes_keeps_its_hash(self) -> None:
+        begin = record(4, 1, LogStart(folded(*RUNNING)))
+        older = with_hash(msgspec.json.encode(begin).replace(b'"head":', b'"was":').replace(b'"v":3', b'"v":2'))
+        stored = decode(older, begin.path)
+        assert stored.hash == own_hash(older) != msgspec.structs.replace(stored, xxh3=msgspec.UNSET).hash
+        after = msgspec.structs.replace(completed(5, 1, 2, 1), prev=own_hash(older))
+        assert folded(stored, after) == folded(*RUNNING, stored, after)
+
+
+def unchained(each: Record) -> Record:
+    return msgspec.structs.replace(each, prev=msgspec.UNSET)
 
 
 class TestWhoMayAppend:
@@ -246,8 +306,8 @@ class TestBytes:
             decode(data, "log/7.json")
 
     def test_a_record_of_a_later_format_is_not_taken_for_damage(self) -> None:
-        later = msgspec.json.encode(created()).replace(b'"v":2', b'"v":3').replace(b"JobCreated", b"SomethingNew")
-        with pytest.raises(ConfigError, match="has format 3"):
+        later = msgspec.json.encode(created()).replace(b'"v":3', b'"v":4').replace(b"JobCreated", b"SomethingNew")
+        with pytest.raises(ConfigError, match="has format 4"):
             decode(with_hash(later), "log/7.json")
 
     def test_a_record_that_still_is_one_with_a_digit_changed_is_damaged(self) -> None:

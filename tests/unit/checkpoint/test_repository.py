@@ -95,11 +95,12 @@ class TestReadingTheLog:
         store.put("log/readme.txt", b"hands off")
         assert filled(store, CREATED).records() == [CREATED]
 
-    def test_a_record_under_a_foreign_number_is_damage(self) -> None:
+    def test_records_that_were_swapped_are_named_by_their_files(self) -> None:
         store = MemoryObjects()
         store.create(record_path(1), encode(CREATED))
         store.create(record_path(2), encode(AGAIN))
-        with pytest.raises(Damaged, match="record 3 stands where 2 was expected"):
+        store.create(record_path(3), encode(STARTED))
+        with pytest.raises(Damaged, match=r"log/0+3\.json holds the record of log/0+2\.json: the two were swapped"):
             Repository(store).read_log()
 
 
@@ -221,10 +222,11 @@ class TestPruning:
             job = fold(job, each)
         assert job is not None
         store = MemoryObjects()
-        repository = filled(store, *records, of(6, LogStart(job)))
+        begin = of(6, LogStart(job))
+        repository = filled(store, *records, begin)
         assert repository.prune(6, set()) == 2
         assert store.list("log") == [record_path(n) for n in (1, 2, 5, 6)]
-        assert repository.read_log() == replace(job, next_seq=7, log_start=6)
+        assert repository.read_log() == replace(job, next_seq=7, log_start=6, head=begin.hash)
 
     def test_a_log_that_is_pruned_while_it_is_read_is_read_again(self) -> None:
         records = long_log()
