@@ -42,6 +42,7 @@ from holdfast.runtime.admission import (
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
 from holdfast.runtime.exposed import check_written_at_once, exposed
+from holdfast.runtime.log_end import read_whole_log
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.placement import local_paths
 from holdfast.runtime.plan import Plan
@@ -118,11 +119,12 @@ def prepare(
     Raises:
         ConfigError: the job, a setting, a source or a target does not fit.
         Fenced: another run of this job is alive.
+        Damaged: the job log was cut short.
     """
     root = join(settings.root, plan.app)
     store = open_objects(root)
     repository = Repository(store)
-    job = repository.read_log()
+    job = read_whole_log(plan.app, store, repository)
     before: Manifest | None = None
     if savepoint is not None:
         check_from(plan.app, job, savepoint)

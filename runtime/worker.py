@@ -278,7 +278,7 @@ def _advance(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
 
 
 def handle_at(state: Worker, epoch: Epoch) -> SnapshotHandle | None:
-    """Return what the manifest of this epoch has to name if it is made of this worker's part, None if it is not (P10)."""
+    """Return what a manifest of this epoch names if it is made of this worker's part; None if it cannot be (P10)."""
     if state.handle is None or epoch == state.committed:
         return state.handle
     if (sealed := state.sealed.get(epoch)) is None:

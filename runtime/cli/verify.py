@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.checkpoint.beyond import Beyond
 from holdfast.checkpoint.catalogue import FOLDERS, Catalogue
 from holdfast.checkpoint.joblog import Completed
 from holdfast.checkpoint.manifest import Manifest
@@ -23,6 +24,7 @@ from holdfast.model import Epoch, ObjectRef
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.history import Stored
 from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.log_end import beyond_the_log, way_out
 from holdfast.state.changelog import unseal
 
 PROGRESS_EVERY_S = 1.0
@@ -54,6 +56,7 @@ class Broken:
 
     path: str
     kind: str
+    """As above; log: it proves that records are missing at the end of the job log."""
     what: str
     epochs: tuple[int, ...]
 
@@ -61,7 +64,8 @@ class Broken:
 def verify_all(stored: Stored, chosen: Sequence[Completed], *, as_json: bool) -> int:
     """Check all these checkpoints and print the verdict. Exit status: 0 whole, 4 damaged."""
     named: dict[str, Named] = {}
-    broken: list[Broken] = []
+    _, missing = beyond_the_log(stored.store, stored.repository, FOLDERS)
+    broken = [Broken(each.path, "log", f"the job log was cut short: {each.what}", ()) for each in missing]
     for each in chosen:
         try:
             manifest = stored.repository.load_manifest(each.body.manifest)
@@ -149,16 +153,25 @@ def _print(stored: Stored, counts: Counts, broken: list[Broken], whole: list[Epo
         f"{text.plural(counts.checkpoints, 'checkpoint')}, {text.plural(counts.objects, 'object')}, "
         f"{text.size(counts.bytes)}"
     )
-    if not counts.checkpoints:
+    if not counts.checkpoints and not broken:
         print(f"{stored.name}: there is no checkpoint to verify yet")
         return
     if not broken:
         print(f"{stored.name}: all is whole ({read})")
         return
     print(text.table(("kind", "epochs", "what"), [(each.kind, _epochs(each), each.what) for each in broken]))
+    missing = [Beyond(each.path, each.what) for each in broken if each.kind == "log"]
+    if missing:
+        advise(
+            f"holdfast: the job log of {stored.name} was cut short or restored from an older copy.\n"
+            "Not done: nothing was changed.\n"
+            f"Next: {way_out(stored.job, missing)}"
+        )
+    if len(missing) == len(broken):
+        return
     newest = f"the newest whole checkpoint is epoch {whole[-1]}" if whole else "no checkpoint here is whole"
     advise(
-        f"holdfast: {text.plural(len(broken), 'object')} of {stored.name} damaged ({read}); {newest}.\n"
+        f"holdfast: {text.plural(len(broken) - len(missing), 'object')} of {stored.name} damaged ({read}); {newest}.\n"
         "Not done: nothing was changed.\n"
         f"Next: restore the named objects from a copy of {stored.folder}; then verify again{_else_rewind(whole)}"
     )

@@ -93,7 +93,7 @@ class History:
             confirmed=(Confirmed(out, Tag(Timeline(1), follows)),) if follows else (),
             operators=(OperatorState("counts", 1, {"key": [["word", "int64"]], "columns": [["rows.count", "int64"]]}),),
         )  # fmt: skip
-        ref = self.repository.store_manifest(manifest, "owner")
+        ref = self.repository.store_manifest(manifest, f"owner{self.generation}")
         size = sum(each.object.size for each in self._segments)
         self._append(joblog.CheckpointCompleted(number, follows, ref, 35, segment.size, size))
         self._epochs.append(number)

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.errors import Damaged
+from holdfast.runtime.log_end import read_whole_log
+
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
 
@@ -140,3 +143,52 @@ class TestVerify:
         ended = holdfast("checkpoints", "verify", "new")
         assert (ended.status, ended.out) == (0, "new: there is no checkpoint to verify yet\n")
 
+
+
+class TestALogThatWasCutShort:
+    @pytest.fixture
+    def cut(self, job: History) -> History:
+        """The newest two records are gone, their objects are not."""
+        for path in job.store.list("log")[-2:]:
+            job.store.delete(path)
+        return job
+
+    def test_is_damage_with_the_proof_and_the_way_out(self, holdfast: Holdfast, cut: History) -> None:
+        ended = holdfast("checkpoints", "verify", "hot")
+        assert ended.status == 4
+        assert ended.out.count("the job log was cut short: manifests/00000001/") == 2
+        assert "is of an epoch after 5, the last one in the log" in ended.out
+        assert "put the missing records back below log/ from a copy" in ended.err
+        assert "holdfast rewind JOB.py --to-epoch 5" in ended.err
+
+    def test_has_whole_checkpoints_nevertheless(self, holdfast: Holdfast, cut: History) -> None:
+        shown = holdfast("checkpoints", "verify", "hot", "--json").json
+        assert {each["kind"] for each in shown["damaged"]} == {"log"}
+        assert shown["newest_whole_epoch"] == 5
+
+    def test_is_not_started(self, cut: History) -> None:
+        with pytest.raises(Damaged, match="job log of 'hot' was cut short or restored from an older copy") as refused:
+            read_whole_log("hot", cut.store, cut.repository)
+        assert "not started" in refused.value.not_done
+
+    def test_that_is_gone_is_no_new_job(self, cut: History) -> None:
+        for path in cut.store.list("log"):
+            cut.store.delete(path)
+        with pytest.raises(Damaged, match="manifests/00000001/ has 3 objects, the log ends at generation 0"):
+            read_whole_log("hot", cut.store, cut.repository)
+
+    def test_is_known_from_what_its_driver_said_last(self, job: History) -> None:
+        job.live(checkpoint={"epoch": 12})
+        with pytest.raises(Damaged, match="live.json is of generation 1 and epoch 12, the log ends at 1 and 9"):
+            read_whole_log("hot", job.store, job.repository)
+
+    @pytest.mark.parametrize(
+        "said", [b"[]", b"{", b"null", b'{"generation": null}', b'{"generation": 1, "checkpoint": []}', b"[" * 100_000]
+    )
+    def test_is_not_known_from_what_nobody_understands(self, job: History, said: bytes) -> None:
+        job.store.put("live.json", said)
+        assert read_whole_log("hot", job.store, job.repository) == job.repository.read_log()
+
+    def test_is_not_known_from_another_job(self, job: History) -> None:
+        job.live(checkpoint={"epoch": 12}, job_uuid="another")
+        assert read_whole_log("hot", job.store, job.repository) == job.repository.read_log()

@@ -1,0 +1,74 @@
+"""What storage knows of a job beyond the end of its log: the log was cut short, or restored from an older copy.
+
+A driver stores objects only after the start of its generation is in the log, and a manifest only while it decides an
+epoch, one at a time. So objects of a generation that the log does not know, of another owner, or two manifests after
+the last completed epoch prove that records are missing. One such manifest is normal: its driver ended before the append.
+
+Invariants
+    - Of a log that no record was taken from nothing is reported, if names and `live.json` were read before the log.
+
+Pure: no clock, thread or I/O.
+Source: PROTOCOL P2, P4, P6, P16; docs/design/0020-histories.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from holdfast.checkpoint.joblog import Job
+from holdfast.model import NO_EPOCH, Epoch, Generation
+
+_NAME = re.compile(r"(\w+)/(\d{8})/(\d{12})[-/](.+)")
+_SHOWN_MAX = 3
+
+
+class LastWord(NamedTuple):
+    """What `live.json` says: the driver's generation, and the last epoch that it completed."""
+
+    generation: Generation
+    epoch: Epoch
+
+
+class Beyond(NamedTuple):
+    """Something that a whole log would know of."""
+
+    path: str
+    """An object, or a folder of the job that ends with a slash."""
+    what: str
+
+
+def beyond(job: Job | None, listed: Iterable[str], live: LastWord | None) -> list[Beyond]:
+    """Return the proofs that records are missing at the end of the log, none if it is whole.
+
+    Args:
+        job: The fold of the log; None if it has no record.
+        listed: Names of objects, read before the log.
+        live: Likewise; None if there is no `live.json` of this job.
+    """
+    generation, base = (Generation(0), NO_EPOCH) if job is None else (job.generation, job.base_epoch)
+    newer: Counter[tuple[str, int]] = Counter()
+    foreign: list[Beyond] = []
+    undecided: list[Beyond] = []
+    for path in sorted(listed):
+        if (match := _NAME.fullmatch(path)) is None:
+            continue  # not one of ours
+        folder, of, epoch = match[1], int(match[2]), int(match[3])
+        if of > generation:
+            newer[folder, of] += 1
+        elif of == generation and folder == "manifests" and job is not None:
+            if match[4] != f"{job.owner}.json":
+                foreign.append(Beyond(path, f"{path} is of another driver than the log's generation {generation}"))
+            elif epoch > base:
+                undecided.append(Beyond(path, f"{path} is of an epoch after {base}, the last one in the log"))
+    found = [
+        Beyond(f"{folder}/{of:08d}/", f"{folder}/{of:08d}/ has {count:,} objects, the log ends at generation {generation}")
+        for (folder, of), count in sorted(newer.items())
+    ]
+    found += foreign[:_SHOWN_MAX] + (undecided[:_SHOWN_MAX] if len(undecided) > 1 else [])
+    if live is not None and live > (generation, base):
+        ends = f"the log ends at {generation} and {base}"
+        found.append(Beyond("live.json", f"live.json is of generation {live.generation} and epoch {live.epoch}, {ends}"))
+    return found
