@@ -2,7 +2,7 @@
 
 A driver stores objects only after the start of its generation is in the log, and a manifest only while it decides an
 epoch, one at a time. So objects of a generation that the log does not know, of another owner, or two manifests after
-the last completed epoch prove that records are missing. One such manifest is normal: its driver ended before the append.
+the last completed epoch prove that records are missing. One is normal: its append never happened.
 
 Invariants
     - Of a log that no record was taken from nothing is reported, if names and `live.json` were read before the log.
@@ -64,11 +64,11 @@ def beyond(job: Job | None, listed: Iterable[str], live: LastWord | None) -> lis
             elif epoch > base:
                 undecided.append(Beyond(path, f"{path} is of an epoch after {base}, the last one in the log"))
     found = [
-        Beyond(f"{folder}/{of:08d}/", f"{folder}/{of:08d}/ has {count:,} objects, the log ends at generation {generation}")
+        Beyond(path := f"{folder}/{of:08d}/", f"{path} has {count:,} objects, the log ends at generation {generation}")
         for (folder, of), count in sorted(newer.items())
     ]
     found += foreign[:_SHOWN_MAX] + (undecided[:_SHOWN_MAX] if len(undecided) > 1 else [])
     if live is not None and live > (generation, base):
-        ends = f"the log ends at {generation} and {base}"
-        found.append(Beyond("live.json", f"live.json is of generation {live.generation} and epoch {live.epoch}, {ends}"))
+        said = f"live.json is of generation {live.generation} and epoch {live.epoch}"
+        found.append(Beyond("live.json", f"{said}, the log ends at {generation} and {base}"))
     return found

@@ -17,8 +17,7 @@ Invariants
     - A savepoint's name belongs to one checkpoint, for good, and that checkpoint never expires (P16).
 
 Pure: no clock, thread or I/O. The bytes are moved by checkpoint/repository.py.
-Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010 for rewinds, 0020 for the
-chain.
+Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010, 0020.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePos
 from holdfast.runtime import messages as m
 from holdfast.runtime.master_state import Master, Running
 
-
 LOCAL_EPOCHS_MAX = 256
 """Completed epochs that a deployment names: local state lags by a few, so what is older than all of them is rare."""
 
