@@ -1,8 +1,12 @@
 """Where a worker keeps its state: memory, and behind it a local folder with RocksDB.
 
 A folder that a dead worker left on this machine is the best base there is: only the segments after
-its marker have to be read. Folders lie below the machine's boot id, because what RocksDB has not
-synced is lost with the machine, not with the process.
+its marker have to be read. Folders lie below the machine's identity and its boot id, because what
+RocksDB has not synced is lost with the machine, not with the process, and because several machines may
+share the folder above: `<root>/<machine>/<boot id>/<job UUID>/<worker's folder>`.
+
+Invariants
+    - Folders of another machine are never opened or removed, nor is anything where the boot is unknown.
 
 Source: DESIGN section 5 (restore); PROTOCOL P14, P15.
 """
@@ -22,7 +26,7 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
-from holdfast.runtime.presence import boot_id
+from holdfast.runtime.presence import boot_id, machine_id
 from holdfast.state.directory import claim
 from holdfast.state.marker import usable
 from holdfast.state.store import Identity, StateStore
@@ -62,11 +66,15 @@ class LocalFolders:
 
     Args:
         root: Parent of all folders; default: below the system's temporary directory.
+        machine: What this machine is known by.
+        boot: Its boot id, empty if there is none.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, machine: str | None = None, boot: str | None = None) -> None:
         self._folder: Path | None = None
         self._root = root or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+        self._machine = machine_id() if machine is None else machine
+        self._boot = boot_id() if boot is None else boot
 
     def discard(self) -> None:
         """The job is finished: nobody will need the folder again."""
@@ -75,14 +83,13 @@ class LocalFolders:
 
     def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
         """Take over the folder that leaves least to restore, else a new one."""
-        parent = self._root / (boot_id() or "unknown-boot") / deploy.job_uuid
+        boots = self._root / self._machine
+        parent = boots / (self._boot or "unknown-boot") / deploy.job_uuid
         lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
         try:
             self._root.mkdir(exist_ok=True, mode=0o700)
             _check_owner(self._root)
-            for other in self._root.iterdir():
-                if other.name != parent.parent.name:
-                    shutil.rmtree(other, ignore_errors=True)  # of an earlier boot: no base for anything
+            _remove_earlier_boots(boots, self._boot)
             parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder = claim(parent, deploy.job_uuid, lineage, target, owned)
         except OSError as error:
@@ -97,6 +104,13 @@ class LocalFolders:
         store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, folder.store)
         applied = folder.marker.applied if covered is not None and folder.marker is not None else None
         return Opened(store, applied, covered, folder.store.close)
+
+
+def _remove_earlier_boots(boots: Path, boot: str) -> None:
+    """Remove what this machine left before it was started again: it is no base for anything."""
+    for other in boots.iterdir() if boot and boots.is_dir() else ():
+        if other.name != boot:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _check_owner(root: Path) -> None:

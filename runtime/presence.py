@@ -13,6 +13,7 @@ Source: DESIGN section 13 (`live.json`); proc(5).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Mapping
@@ -29,6 +30,15 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def machine_id() -> str:
+    """Return what this machine is known by; machines made from one image may share one half of it, not both."""
+    try:
+        installed = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        installed = ""
+    return hashlib.sha256(f"{installed} {socket.gethostname()}".encode()).hexdigest()[:16]
 
 
 def myself(owner: str, now_us: int) -> dict[str, Any]:
