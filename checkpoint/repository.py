@@ -19,7 +19,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, decode, encode
 from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable
 from holdfast.model import ObjectRef
-from holdfast.ports import ObjectStore
+from holdfast.ports import ObjectStore, TidyStore
 
 record_path = joblog.record_path
 
@@ -160,6 +160,11 @@ class Repository:
     def names(self, folder: str) -> Sequence[str]:
         """Return the paths of all objects in one of the job's folders."""
         return self._store.list(folder)
+
+    def tidy(self) -> None:
+        """Remove what killed writers left in a local root: temporary files, and folders without objects."""
+        if isinstance(self._store, TidyStore):
+            self._store.tidy()
 
     def delete(self, path: str) -> None:
         """Delete an object that nothing needs; the caller has made sure (P16)."""

@@ -62,4 +62,5 @@ class Sweep:
                 left += 1
         if job.log_start:
             repository.prune(job.log_start, self._kept)
+        repository.tidy()
         return len(gone) + left

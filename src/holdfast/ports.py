@@ -6,7 +6,7 @@ Production, the test driver and the simulator each supply their own; the code be
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -45,6 +45,14 @@ class ObjectStore(Protocol):
 
     def delete(self, path: str) -> None:
         """Remove the object; it is no error if there is none."""
+
+
+@runtime_checkable
+class TidyStore(Protocol):
+    """An object store in which killed writers leave something behind."""
+
+    def tidy(self) -> int:
+        """Remove it; return how many files that were."""
 
 
 class KeyValue(Protocol):

@@ -5,7 +5,9 @@ link(2) fails when the name is taken, so exactly one of several creators wins an
 
 Invariants
     - What `create` or `put` reported as done survives a crash of the machine: file and folder are fsynced.
-    - A crash in the middle of a write leaves at most a temporary file, which `list` does not show.
+    - A crash in the middle of a write leaves at most a temporary file, which `list` does not show, and folders
+      without files. `tidy` and `delete` remove both; a writer that loses its file or folder to them writes it again,
+      so no clock decides whether an object is stored.
 
 Source: link(2), rename(2), fsync(2).
 """
@@ -14,7 +16,9 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +30,12 @@ from holdfast.storage.paths import TEMPORARY, checked_folder, checked_path
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+ABANDONED_AFTER_S = 3_600.0
+"""A temporary file that was not written to for so long belongs to a writer that was killed, or is written again."""
+TIDIED_MAX = 5
+"""How often in a row one write may lose its file or folder to another process."""
 
 
 class LocalObjects:
@@ -42,12 +52,7 @@ class LocalObjects:
         try:
             if target.exists():
                 raise FileExistsError(path)
-            temporary = _write_temporary(target.parent, data)
-            try:
-                os.link(temporary, target)
-            finally:
-                os.unlink(temporary)
-            _sync_folder(target.parent)
+            _write(target, data, _link)
         except FileExistsError:
             self._settled(target)
             raise AlreadyExists(path) from None
@@ -64,13 +69,7 @@ class LocalObjects:
     def put(self, path: str, data: bytes) -> None:
         target = self._writable_target(path, data)
         try:
-            temporary = _write_temporary(target.parent, data)
-            try:
-                os.replace(temporary, target)
-            except OSError:
-                os.unlink(temporary)
-                raise
-            _sync_folder(target.parent)
+            _write(target, data, os.replace)
         except OSError as error:
             self._refused(error, f"writing {target}", "the object may hold its old or its new bytes")
 
@@ -97,6 +96,7 @@ class LocalObjects:
             with suppress(*_NO_SUCH):
                 target.unlink()
                 _sync_folder(target.parent)
+                self._remove_if_empty(target.parent)
         except OSError as error:
             self._refused(error, f"deleting {target}", "the object may or may not be there")
 
@@ -111,6 +111,32 @@ class LocalObjects:
         except OSError as error:
             self._refused(error, f"creating the folder {target.parent}", f"{path} was not written")
         return target
+
+    def _remove_if_empty(self, folder: Path) -> None:
+        """Remove a folder without files, and those above it; the folders directly below the root stay."""
+        while folder.parent != self.root and self.root in folder.parents:
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # not empty, or another process was first
+            folder = folder.parent
+
+    def tidy(self, unchanged_s: float = ABANDONED_AFTER_S) -> int:
+        """Remove what killed writers left: temporary files not written to for so long, and folders without files.
+
+        Returns:
+            How many files were removed.
+        """
+        removed, before = 0, time.time() - unchanged_s
+        try:
+            for here, _, names in os.walk(self.root, topdown=False):
+                for name in names:
+                    if name.startswith(TEMPORARY) and _removed_if_older(Path(here, name), before):
+                        removed += 1
+                self._remove_if_empty(Path(here))
+        except OSError as error:
+            self._refused(error, f"tidying {self.root}", "some temporary files may be left")
+        return removed
 
     def prove_writable(self) -> None:
         """Create a missing root and try what `create` needs: a write, a hard link, a removal."""
@@ -160,6 +186,41 @@ class LocalObjects:
         else:
             advice = f"check that {self.root} is reachable, then try again"
         raise Unavailable(f"{doing} failed: {error.strerror or error}", not_done=not_done, next_step=advice) from error
+
+
+def _write(target: Path, data: bytes, place: Callable[[Path, Path], None]) -> None:
+    """Write a temporary file beside the target and put it in place; again if another process tidies meanwhile."""
+    for left in reversed(range(TIDIED_MAX)):
+        try:
+            temporary = _write_temporary(target.parent, data)
+            try:
+                place(temporary, target)
+                break
+            except OSError:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary)
+                raise
+        except FileNotFoundError:  # nothing was put in place
+            if not left:
+                raise
+            _ensure_folder(target.parent)
+    _sync_folder(target.parent)
+
+
+def _link(temporary: Path, target: Path) -> None:
+    os.link(temporary, target)
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)
+
+
+def _removed_if_older(path: Path, before: float) -> bool:
+    try:
+        if path.stat().st_mtime > before:
+            return False
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _write_temporary(folder: Path, data: bytes) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
 from holdfast.ports import ObjectStore
+from holdfast.storage import local
 from holdfast.storage.objects import FsspecObjects, LocalObjects, MemoryObjects, open_objects, read_buffer
 from holdfast.storage.paths import refuse_password
 
@@ -182,6 +184,98 @@ class TestLocalObjects:
         with pytest.raises(Unavailable):
             store.create("a/b", b"1")
         assert store.get("a") == b"1"
+
+
+def abandoned(folder: Path, age_s: float) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".tmp-0123456789abcdef"
+    path.write_bytes(b"half")
+    os.utime(path, (time.time() - age_s, time.time() - age_s))
+    return path
+
+
+class TestWhatKilledWritersLeave:
+    def test_is_removed_when_it_is_old_and_objects_stay(self, tmp_path: Path) -> None:
+        store = LocalObjects(tmp_path)
+        store.create("segments/1/2/w.segment", b"1")
+        old = [abandoned(tmp_path / "segments" / "1" / "2", 7_200), abandoned(tmp_path, 7_200)]
+        young = abandoned(tmp_path / "segments" / "1" / "3", 60)
+        (tmp_path / "segments" / "1" / "4" / "5").mkdir(parents=True)
+        assert store.tidy() == 2
+        assert not any(path.exists() for path in old) and young.exists()
+        assert not (tmp_path / "segments" / "1" / "4").exists()
+        assert store.list("") == ["segments/1/2/w.segment"]
+
+    def test_the_folders_of_the_root_itself_stay(self, tmp_path: Path) -> None:
+        (tmp_path / "log").mkdir()
+        assert LocalObjects(tmp_path).tidy() == 0
+        assert (tmp_path / "log").is_dir()
+
+    def test_a_root_that_is_not_there_has_none(self, tmp_path: Path) -> None:
+        assert LocalObjects(tmp_path / "nowhere").tidy() == 0
+
+    def test_folders_go_with_their_last_object(self, tmp_path: Path) -> None:
+        store = LocalObjects(tmp_path)
+        for path in ("segments/1/2/a", "segments/1/2/b", "segments/1/3/c"):
+            store.create(path, b"1")
+        store.delete("segments/1/2/a")
+        assert (tmp_path / "segments" / "1" / "2").is_dir()
+        store.delete("segments/1/2/b")
+        assert [path.name for path in (tmp_path / "segments" / "1").iterdir()] == ["3"]
+        store.delete("segments/1/3/c")
+        assert [path.name for path in tmp_path.iterdir()] == ["segments"]
+
+    @pytest.mark.parametrize("write", ["create", "put"])
+    @pytest.mark.parametrize("lost", ["file", "folder"])
+    def test_a_live_writer_that_loses_its_file_writes_it_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, lost: str
+    ) -> None:
+        """P3: a clock that jumps makes a file of now look old."""
+        store = LocalObjects(tmp_path)
+        written, tidied = local._write_temporary, []
+
+        def lose(folder: Path, data: bytes) -> Path:
+            if lost == "folder" and not tidied:
+                tidied.append(store.tidy(-60.0))
+                assert not folder.exists()
+            temporary = written(folder, data)
+            if lost == "file" and not tidied:
+                tidied.append(store.tidy(-60.0))
+                assert not temporary.exists()
+            return temporary
+
+        monkeypatch.setattr(local, "_write_temporary", lose)
+        getattr(store, write)("segments/1/a", b"1")
+        assert len(tidied) == 1 and store.get("segments/1/a") == b"1"
+
+    @pytest.mark.parametrize("write", ["create", "put"])
+    def test_a_writer_that_loses_it_every_time_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+    ) -> None:
+        store, written = LocalObjects(tmp_path), local._write_temporary
+
+        def lose(folder: Path, data: bytes) -> Path:
+            temporary = written(folder, data)
+            store.tidy(-60.0)
+            return temporary
+
+        monkeypatch.setattr(local, "_write_temporary", lose)
+        with pytest.raises(Unavailable, match="writing .* failed"):
+            getattr(store, write)("segments/1/a", b"1")
+        assert store.list("") == []
+
+    def test_a_name_that_was_taken_meanwhile_stays_taken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, linked = LocalObjects(tmp_path), os.link
+
+        def link(temporary: Path, target: Path) -> None:
+            linked(temporary, target)
+            os.unlink(temporary)  # tidied just after it was linked
+
+        monkeypatch.setattr(os, "link", link)
+        store.create("log/1", b"1")
+        with pytest.raises(AlreadyExists):
+            store.create("log/1", b"2")
+        assert store.get("log/1") == b"1"
 
 
 class TestOpenObjects:
