@@ -46,6 +46,7 @@ from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.placement import local_paths
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.presence import boot_id, myself
+from holdfast.runtime.reading import refuse_other_sources
 from holdfast.runtime.repair import unrepairable, writers_of
 from holdfast.runtime.rewind_plan import granted
 from holdfast.runtime.rewind_sources import missing_records
@@ -148,6 +149,7 @@ def prepare(
         if once:
             check_has_end(plan.app, spec.name, spec.source)
         opened = spec.source.open()
+        refuse_other_sources(plan.app, () if before is None else before.positions, {spec.name: opened})
         partitions[spec.name] = tuple(opened.partitions())
         if until is not None:
             until[spec.name] = opened.end_offsets()

@@ -114,7 +114,7 @@ class SubtaskRun:
             if operator.fragment == index:
                 self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
         self._close_stages(index, barrier.epoch)
-        positions = tuple(self._position(r) for r in self._readings if r.fragment == index)
+        positions = tuple(self._position(r, r.identify()) for r in self._readings if r.fragment == index)
         self._immediate.noted(barrier.epoch, positions)
         for channel in self._outputs[index]:
             self.links.put(channel, barrier)
@@ -234,10 +234,10 @@ class SubtaskRun:
             self._once_through(index, lambda: self._forward(index, state.now))
         self._watermarks[index] = state
 
-    def _position(self, reading: Reading) -> SourcePosition:
+    def _position(self, reading: Reading, identity: str | None = None) -> SourcePosition:
         time = self._times.get(reading.fragment)
         known = None if time is None else time.known(reading.partition)
-        return SourcePosition(reading.source, reading.partition, reading.offset, known)
+        return SourcePosition(reading.source, reading.partition, reading.offset, known, identity)
 
     def _close_stages(self, index: int, epoch: Epoch) -> None:
         """Set the output of the fragment's sinks aside: what it emits from now on is of the next epoch."""

@@ -152,3 +152,5 @@ class SourcePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: int
     watermark: int | None = None
     """Watermark of the partition at this offset, in microseconds since 1970, UTC; None before its first record."""
+    identity: str | None = None
+    """What the source said of the history that the records before this offset belong to (docs/design/0022)."""

@@ -292,6 +292,11 @@ def check_follows(commit: Commit, before: Commit) -> None:
         raise damaged(path, "has end offsets that do not fit its rows")
 
 
+def hash_in(data: bytes) -> str:
+    """Return the hash at the end of a record, which tells it from every other one: a commit names its one append."""
+    return data[-18:-2].decode("ascii", "replace")
+
+
 def describe_column(column: pa.Field) -> str:
     """Return the column as people write it: `price:double?`, the question mark for nullable."""
     return f"{column.name}:{column.type}{'?' if column.nullable else ''}"
