@@ -36,6 +36,7 @@ from holdfast.runtime.admission import (
     check_repairable,
     check_sinks,
     prepare_sink,
+    refuse_private_memory,
     refuse_second_run,
     with_identities,
 )
@@ -120,6 +121,7 @@ def prepare(
         ConfigError: the job, a setting, a source or a target does not fit.
         Fenced: another run of this job is alive.
     """
+    refuse_private_memory(plan, settings.root)
     root = join(settings.root, plan.app)
     store = open_objects(root)
     repository = Repository(store)
