@@ -207,7 +207,8 @@ class SubtaskRun:
         return FragmentRuntime(fragment, tables, self._send, self._write, None, groups, letters, turn)
 
     def _intake(self, spec: SourceSpec) -> Intake:
-        return Intake(spec, self._plan.fragments[spec.fragment].schema, self._letters[spec.fragment])
+        held = self._plan.event_times_held()
+        return Intake(spec, self._plan.fragments[spec.fragment].schema, self._letters[spec.fragment], held)
 
     def _event_times(self, opened: Mapping[str, OpenSource]) -> dict[int, EventTime]:
         """Begin the event time of every source that has one, also where this subtask reads none of its partitions."""
