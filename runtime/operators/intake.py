@@ -1,8 +1,8 @@
 """What enters a fragment from its source: rows with exactly the planned columns. Other records are undecodable.
 
 A source gives what it read. A record is undecodable if the source could not make a row of it, if it has a null where
-the job's schema allows none, or if its event time is one that no window or target can hold. By the source's policy such a record fails the job, is left out, or becomes a dead letter;
-the records around it go on, and everything is counted.
+the job's schema allows none, or if its event time is one that no window or target can hold. By the source's policy such
+a record fails the job, is left out, or becomes a dead letter; the records around it go on, and everything is counted.
 
 Invariants
     - Records in = rows out + dropped + dead letters.
