@@ -218,7 +218,10 @@ class SubtaskRun:
                 mine = [r for r in self._readings if r.source == spec.name]
                 at = [SourcePosition(r.source, r.partition, r.offset, r.watermark) for r in mine]
                 send = self._sends_to(spec.fragment)
-                times[spec.fragment] = EventTime(spec, opened[spec.name], at, self._throttle.clock, send)
+                time = times[spec.fragment] = EventTime(spec, opened[spec.name], at, self._throttle.clock, send)
+                for reading in mine:
+                    if reading.caught_up():
+                        time.at_end(reading.partition, reading.ended)
         return times
 
     def _sends_to(self, index: int) -> Callable[[Watermark], None]:
@@ -367,6 +370,8 @@ class SubtaskRun:
             self._immediate.arrived(reading.source, reading.partition, following)
             if time is not None:
                 time.emitted(reading.partition, rows, following)
+                if reading.caught_up():
+                    time.at_end(reading.partition, reading.ended)
             if pace is not None:
                 pace.took(taken, self._limit.now() - began)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -447,7 +448,7 @@ class TestDamage:
 class TestWhatAnotherWriterMayHaveWritten:
     """Size and hash prove who wrote the bytes, not that the bytes are sound."""
 
-    def append_raw(self, store: ObjectStore, data: bytes, rows: int = 2, **changed: object) -> None:
+    def append_raw(self, store: ObjectStore, data: bytes, rows: int = 2, **changed: Any) -> None:
         segment = LogSegment(0, 0, rows, "data/0/foreign.arrow", len(data), segment_hash(data))
         meta = read_meta(store)
         assert meta is not None
@@ -485,7 +486,7 @@ class TestWhatAnotherWriterMayHaveWritten:
         ],
     )
     def test_a_commit_with_impossible_segments_is_damage(
-        self, store: ObjectStore, changed: dict[str, object], what: str
+        self, store: ObjectStore, changed: dict[str, Any], what: str
     ) -> None:
         self.append_raw(store, encode_segment(rows(1, 2).cast(SCHEMA)), **changed)
         with pytest.raises(Damaged, match=what):
