@@ -24,6 +24,7 @@ import pyarrow as pa
 from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
 from holdfast.ports import Clock
 from holdfast.runtime import watermark
+from holdfast.runtime.messages import PartitionTime
 from holdfast.runtime.steps import SourceSpec
 
 _ALIVE, _QUIET = Watermark(NEVER_US), Watermark(NEVER_US, quiet=True)
@@ -112,11 +113,12 @@ class EventTime:
         if ended or self._at[partition] == NEVER_US:
             self._tell(partition, _OVER)
 
-    def times(self) -> dict[int, tuple[float | None, bool]]:
-        """Return of each partition for how many seconds nothing was found, and whether it may hold time back."""
+    def times(self) -> list[PartitionTime]:
+        """Return of each partition for how long nothing was found, and whether it may hold time back."""
         now, parts = self._clock.monotonic(), self._minimum.parts
-        since = {p: self._silent_since.get(p) for p in self._at}
-        return {p: (None if at is None else now - at, not (parts[p].idle or parts[p].over)) for p, at in since.items()}
+        silent = {p: None if (at := self._silent_since.get(p)) is None else round(1000 * (now - at)) for p in parts}
+        name = self._spec.name
+        return [PartitionTime(name, p, silent[p], not (each.idle or each.over)) for p, each in parts.items()]
 
     def finish(self) -> None:
         """No record follows anywhere: send the last watermark (P13)."""

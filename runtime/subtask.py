@@ -193,6 +193,7 @@ class SubtaskRun:
                 *(each for run in self._fragments.values() for each in run.progress()),
             ),
             ended=tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.ended),
+            times=tuple(each for time in self._times.values() for each in time.times()),
         )
 
     def _counts(self, index: int) -> list[m.OperatorProgress]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from holdfast.model import SourcePosition
 from holdfast.runtime.cluster import VirtualClock
 from holdfast.runtime.event_time import EventTime
+from holdfast.runtime.messages import PartitionTime
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.runtime.steps import SourceSpec
 from holdfast.runtime.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, told
@@ -281,10 +282,10 @@ class TestEventTimeOfASource:
         reading.take(0, 9)
         reading.quiet(0, 1)
         reading.quiet(4, 1)
-        assert reading.time.times() == {0: (None, True), 1: (4.0, True)}
+        assert reading.time.times() == [PartitionTime("s", 0, None, True), PartitionTime("s", 1, 4_000, True)]
         reading.quiet(2, 1)
         reading.quiet(5, 1)
-        assert reading.time.times() == {0: (None, True), 1: (11.0, False)}
+        assert reading.time.times() == [PartitionTime("s", 0, None, True), PartitionTime("s", 1, 11_000, False)]
 
     def test_the_last_watermark_does_not_become_that_of_a_partition(self) -> None:
         reading = Reading(*FRESH)

@@ -22,6 +22,7 @@ from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.identity import check_against, describe_operators
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.window import KeyGroups
+from holdfast.runtime.status import of_run
 from holdfast.runtime.windows import Tumbling
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.keygroups import range_of
@@ -130,6 +131,19 @@ class TestClosing:
             t.push("bids", [bid(50)], 3)
             t.checkpoint()
             assert sorted(counts(t)) == [(10, 4), (20, 2), (30, 1), (40, 1)]
+
+    def test_the_status_tells_which_partitions_hold_time_back_and_for_how_long_they_are_silent(self) -> None:
+        with TestDriver(app_of(idle_after="6s")) as t:
+            t.push("bids", [bid(1), bid(12)])
+            t.advance("4s")
+            rows = of_run(t.cluster.driver.state, "", "", {})["sources"]
+            assert [row["holds_time"] for row in rows] == [True] * 4
+            assert all(2_000 <= row["idle_ms"] <= 4_000 for row in rows)
+            t.advance("1s")
+            t.push("bids", [bid(13)])
+            t.advance("4s")
+            rows = of_run(t.cluster.driver.state, "", "", {})["sources"]
+            assert [row["holds_time"] for row in rows] == [True, False, False, False]
 
     def test_a_record_within_the_lateness_corrects_its_window(self) -> None:
         with TestDriver(app_of()) as t:
