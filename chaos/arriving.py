@@ -44,9 +44,12 @@ class ArrivingSource:
         """Return this very source: it keeps no position."""
         return self
 
-    def identity(self) -> str:
+    def identity(self, partition: int, offset: int) -> str:
         """Return a name."""
         return "arriving"
+
+    def changed(self, identity: str) -> str | None:
+        """It never is another one."""
 
     def partitions(self) -> list[int]:
         """Return all partitions."""

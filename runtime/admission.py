@@ -68,6 +68,23 @@ def check_from(name: str, job: joblog.Job | None, savepoint: str) -> None:
     )
 
 
+def refuse_private_memory(plan: Plan, root: str) -> None:
+    """Refuse places that only the process can see that writes there: workers are processes of their own."""
+    places = [("the root", root)]
+    places += [(f"source {spec.name!r}", getattr(spec.source, "path", "")) for spec in plan.sources]
+    places += [(f"sink {spec.name!r}", getattr(spec.sink, "path", "")) for spec in plan.sinks]
+    for name, path in places:
+        if str(path).startswith("memory://"):
+            raise ConfigError(
+                f"{name} is {path}, which is the memory of one process; no other process, and every worker is one, "
+                "sees what is written there",
+                not_done="the job was not started, and nothing was opened",
+                next_step="use a folder that all workers reach, or an object store (s3://bucket/prefix); "
+                "for a test without files use hf.testing.TestDriver",
+                where=Where(job=plan.app),
+            )
+
+
 def check_has_end(job: str, name: str, source: object) -> None:
     """Refuse to read to the end of a source that has none."""
     if isinstance(source, Generator) and source.count is None:

@@ -1,7 +1,9 @@
 """Event time of one source in one subtask: a watermark per partition, and what the channels are told.
 
-Idleness is by clock: a partition in which nothing was found for `idle_after` holds nothing back until its next record.
-A partition that was read to its sealed end never does again.
+Idleness is by clock: a partition in which nothing was found for half of `idle_after` is quiet, and idle after the rest
+of it, until its next record. Time that passed while it was not looked at does not count twice: it is quiet before it is
+idle. A partition that was read to its sealed end holds nothing back ever again. Where a run reads no further, it holds
+time where it is, as records may follow in the next run; if it never had one, it holds nothing back.
 
 Invariants
     - What is sent behind a batch covers the batch; a partition that wakes is announced before its rows.
@@ -13,6 +15,7 @@ Source: DESIGN sections 6 and 13; PROTOCOL P11, P13; docs/design/0006-watermarks
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -21,8 +24,11 @@ import pyarrow as pa
 from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
 from holdfast.ports import Clock
 from holdfast.runtime import watermark
+from holdfast.runtime.messages import PartitionTime
 from holdfast.runtime.steps import SourceSpec
 
+_ALIVE, _QUIET = Watermark(NEVER_US), Watermark(NEVER_US, quiet=True)
+_IDLE, _OVER = Watermark(NEVER_US, idle=True), Watermark(NEVER_US, idle=True, over=True)
 POLL_S = 0.05
 """How long a partition in which nothing was found lets others go first: to look again may cost a request."""
 
@@ -56,7 +62,7 @@ class EventTime:
         self._told = opened if isinstance(opened, TellsTime) else None
         self._column = spec.source.schema.get_field_index(spec.event_time)
         self._at = {p.partition: NEVER_US if p.watermark is None else p.watermark for p in positions}
-        self._quiet_since: dict[int, float] = {}
+        self._silent_since: dict[int, float] = {}
         self._looked_at: dict[int, float] = {}
         self._minimum = watermark.begin(self._at)
         for partition, at_us in self._at.items():
@@ -76,9 +82,9 @@ class EventTime:
 
     def woke(self, partition: int) -> bool:
         """The partition has records, which are not emitted yet."""
-        self._quiet_since.pop(partition, None)
+        self._silent_since.pop(partition, None)
         self._looked_at.pop(partition, None)
-        return self._tell(partition, idle=False)
+        return self._tell(partition, _ALIVE)
 
     def emitted(self, partition: int, batch: pa.RecordBatch, following: int) -> None:
         """The batch was emitted; the partition is read up to `following`."""
@@ -87,14 +93,32 @@ class EventTime:
             micros = np.frombuffer(times.buffers()[1], np.int64, len(times), times.offset * 8)
             self._raise_to(partition, int(micros.max()) - self._spec.out_of_orderness_us)
         self._ask(partition, following)
-        self._tell(partition, idle=False)
+        self._tell(partition, _ALIVE)
 
     def found_nothing(self, partition: int, offset: int, ended: bool) -> bool:
         """Nothing was there to read; return whether anything was sent."""
-        self._ask(partition, offset)
         now = self._looked_at[partition] = self._clock.monotonic()
-        since = self._quiet_since.setdefault(partition, now)
-        return self._tell(partition, idle=ended or now - since >= self._spec.idle_after_s)
+        if self._ask(partition, offset):
+            self._silent_since.pop(partition, None)
+        silent = now - self._silent_since.setdefault(partition, now)
+        if ended:
+            return self._tell(partition, _OVER)
+        idle_after, told = self._spec.idle_after_s, self._minimum.parts[partition]
+        if silent >= idle_after and (told.quiet or told.idle):
+            return self._tell(partition, _IDLE)
+        return self._tell(partition, _QUIET if silent >= idle_after / 2 else _ALIVE)
+
+    def at_end(self, partition: int, ended: bool) -> None:
+        """This run reads the partition no further; it is sealed there, or more may follow in the next run."""
+        if ended or self._at[partition] == NEVER_US:
+            self._tell(partition, _OVER)
+
+    def times(self) -> list[PartitionTime]:
+        """Return of each partition for how long nothing was found, and whether it may hold time back."""
+        now, parts = self._clock.monotonic(), self._minimum.parts
+        silent = {p: None if (at := self._silent_since.get(p)) is None else round(1000 * (now - at)) for p in parts}
+        name = self._spec.name
+        return [PartitionTime(name, p, silent[p], not (each.idle or each.over)) for p, each in parts.items()]
 
     def finish(self) -> None:
         """No record follows anywhere: send the last watermark (P13)."""
@@ -102,15 +126,18 @@ class EventTime:
             self._minimum, _ = watermark.told(self._minimum, partition, Watermark(LAST_US))
         self._send(Watermark(LAST_US))
 
-    def _ask(self, partition: int, offset: int) -> None:
+    def _ask(self, partition: int, offset: int) -> bool:
+        """Take what the source tells of event time; return whether that moves the partition's."""
+        before = self._at[partition]
         if self._told is not None and (at_us := self._told.watermark(partition, offset)) is not None:
             self._raise_to(partition, at_us)
+        return self._at[partition] > before
 
     def _raise_to(self, partition: int, at_us: int) -> None:
         self._at[partition] = max(self._at[partition], at_us)
 
-    def _tell(self, partition: int, idle: bool) -> bool:
-        part = Watermark(self._at[partition], idle)
+    def _tell(self, partition: int, how: Watermark) -> bool:
+        part = replace(how, at_us=self._at[partition])
         if self._minimum.parts[partition] == part:
             return False
         self._minimum, changed = watermark.told(self._minimum, partition, part)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.runtime.messages import FUNCTION
-from holdfast.runtime.status import LOCAL_STATE_REFUSED, MERGE_REFUSED
+from holdfast.runtime.status import LOCAL_STATE_REFUSED, MERGE_REFUSED, time_held
 
 Status = Mapping[str, Any]
 SLOW_EPOCHS = 3
@@ -44,10 +45,10 @@ def findings(shown: Status) -> list[Finding]:
     """Return what there is to say, causes first; never nothing."""
     job, state = shown["job"], shown["state"]
     if state in ("finished", "stopped", "failed", "unreachable"):
-        return [_ended(job, state, shown)]
+        return [_ended(job, state, shown), *_event_time(shown)]
     found = [
-        *_repairs(shown), *_workers(shown), *_local(shown), *_epoch(shown), *_delivery(shown), *_sources(shown),
-        *_letters(shown),
+        *_repairs(shown), *_workers(shown), *_local(shown), *_epoch(shown), *_delivery(shown), *_event_time(shown),
+        *_sources(shown), *_letters(shown),
     ]  # fmt: skip
     if all(each.code in GOOD for each in found):
         checkpoint = shown["checkpoint"]
@@ -187,6 +188,19 @@ def _delivery(shown: Status) -> Iterator[Finding]:
             )
 
 
+def _event_time(shown: Status) -> Iterator[Finding]:
+    for row, furthest in time_held(shown["sources"]):
+        at = "has not begun" if row["watermark"] is None else f"stands at {_moment(row['watermark'])}"
+        silent = "" if row["idle_ms"] is None else f", in which nothing was found for {_span(row['idle_ms'])}"
+        yield Finding(
+            "event_time_held",
+            f"event time of source {row['name']} {at}: partition {row['partition']} holds it back{silent}; another one "
+            f"is at {_moment(furthest)}",
+            "windows behind it close with its next records. A partition that stays empty holds nothing back after "
+            "idle_after (app.source(..., idle_after=)) while others have records; run --once waits for no such time",
+        )
+
+
 def _sources(shown: Status) -> Iterator[Finding]:
     held = {reason for each in shown.get("waiting", []) for reason in each["held_by"]}
     lag = [row["lag"] for row in shown["sources"]]
@@ -236,6 +250,13 @@ def _letters(shown: Status) -> Iterator[Finding]:
             f"{sum(refused.values()):,} records became dead letters since the last start: {where}",
             f"see holdfast dlq list {shown['job']}; when the cause is removed, holdfast dlq redrive {shown['job']}",
         )
+
+
+def _moment(at_us: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_us:,} us"
 
 
 def _failures(failures: Mapping[str, Any]) -> str:

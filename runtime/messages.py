@@ -72,6 +72,17 @@ class LocalRefusal(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class PartitionTime(msgspec.Struct, frozen=True):
+    """What a source partition has to do with event time."""
+
+    source: str
+    partition: int
+    silent_ms: int | None
+    """For how long nothing was found in it; None: its last look found something, or it is looked at no more."""
+    holds: bool
+    """Event time of the source waits for it."""
+
+
 FUNCTION = "function: "
 """Begins what `held_by` says of a Python function that the worker has been busy with for a while; its step follows."""
 
@@ -88,6 +99,8 @@ class Progress(msgspec.Struct, frozen=True):
     sink_errors: dict[str, str] = {}
     ended: tuple[SourcePosition, ...] = ()
     """Partitions of which nothing more will come."""
+    times: tuple[PartitionTime, ...] = ()
+    """Of the partitions of sources that have event time."""
     held_by: tuple[str, ...] = ()
     """What keeps sources from being read at this moment: throttle, delivery, channel, last barrier,
     or a Python function."""

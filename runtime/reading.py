@@ -3,20 +3,22 @@
 Invariants
     - A partition is read no further than its `until`, where one is given and a record lies before it. If none does, as
       the next one lies behind a gap that holds `until`, what was read is taken whole: nobody may stand in a gap.
+    - A partition is read only in the history that its position was noted in.
     - What was not used of the rate for more than a second is not saved up for a burst.
 
-Source: DESIGN sections 6 and 13; docs/design/0008.
+Source: DESIGN sections 6 and 13; PROTOCOL P12; docs/design/0008, 0022.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.errors import Damaged, Where
 from holdfast.model import SourcePosition
 from holdfast.ports import Clock
 from holdfast.runtime.operators.functions import Arrival
@@ -38,10 +40,20 @@ class Reading:
     """As of the checkpoint; from then on the source's EventTime knows."""
     until: int | None = None
     """Read no further than this offset, unless only a gap lies before it."""
+    identity: str | None = None
+    """Of the records before `identified`; None: nothing was read."""
+    identified: int = 0
 
     def caught_up(self) -> bool:
         """Return whether there is nothing left that this run has to read."""
         return self.ended or (self.until is not None and self.offset >= self.until)
+
+    def identify(self) -> str | None:
+        """Return what tells the records that were read from those of another history; None before the first."""
+        if self.offset != self.identified:
+            self.identity = self.opened.identity(self.partition, self.offset) if self.offset > 0 else None
+            self.identified = self.offset
+        return self.identity
 
 
 @dataclass
@@ -122,7 +134,12 @@ def open_readings(
     opened: Mapping[str, OpenSource],
     until: tuple[SourcePosition, ...] = (),
 ) -> list[Reading]:
-    """Return the partitions to read; an unknown position (-1) is the partition's first record."""
+    """Return the partitions to read; an unknown position (-1) is the partition's first record.
+
+    Raises:
+        Damaged: a source is not the one that was read up to these positions.
+    """
+    refuse_other_sources(plan.app, positions, opened)
     fragments = {spec.name: spec.fragment for spec in plan.sources}
     ends = {(at.source, at.partition): at.offset for at in until}
     readings = []
@@ -131,7 +148,36 @@ def open_readings(
         offset = source.retention_start(at.partition) if at.offset < 0 else at.offset
         end = ends.get((at.source, at.partition))
         ended = end is not None and offset >= end and source.ended(at.partition, offset)
-        readings.append(
-            Reading(at.source, fragments[at.source], at.partition, source, offset, ended, at.watermark, end)
-        )
+        known = at.identity if at.offset > 0 else None
+        reading = Reading(
+            at.source, fragments[at.source], at.partition, source, offset, ended, at.watermark, end, known,
+            identified=0 if known is None else offset,
+        )  # fmt: skip
+        reading.identify()  # a checkpoint of an older version has no identity: what is found here is taken
+        readings.append(reading)
     return readings
+
+
+def refuse_other_sources(
+    job: str, positions: Iterable[SourcePosition], opened: Mapping[str, OpenSource]
+) -> None:
+    """Refuse to read on in a source that is not the one that was read up to these positions.
+
+    Raises:
+        Damaged: a source was recreated, or restored from a copy that lacks records that were read.
+    """
+    identities: dict[tuple[str, str], SourcePosition] = {}
+    for at in positions:
+        if at.identity is not None and at.offset > 0 and at.source in opened:
+            identities.setdefault((at.source, at.identity), at)
+    for (source, identity), at in identities.items():
+        if (why := opened[source].changed(identity)) is not None:
+            raise Damaged(
+                f"source {source!r}: {why}",
+                not_done=f"no record was read; job {job!r} stands at its last checkpoint, at offset {at.offset} of "
+                f"partition {at.partition}, and its state and output are untouched",
+                next_step="restore the source as it was; or, if it was restored from an older copy, go back to before "
+                f"that copy ends: holdfast rewind {job} --to-offset {source}:{at.partition}:OFFSET; or, to read the "
+                "present records from the first one on, give the job another name",
+                where=Where(job=job, source=source, partition=at.partition, offset=at.offset),
+            )

@@ -12,18 +12,21 @@ Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P16; docs/design/0014-
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
+from holdfast.model import SourcePosition
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.sources.source import same_from
 from holdfast.runtime.steps import SourceSpec
 
 _Place = tuple[str, int]
 """Source and partition."""
+_NOWHERE = 1 << 63
+"""Behind every offset."""
 
 
 def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) -> list[dict[str, Any]]:
@@ -36,7 +39,7 @@ def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) 
     """
     back = {(at.source, at.partition): at.offset for at in there.positions}
     now = {(at.source, at.partition): at.offset for at in here.positions}
-    starts = _starts(back, sources)
+    starts = _starts(there.positions, sources)
     return [_row(place, back.get(place), now.get(place), starts.get(place)) for place in {**now, **back}]
 
 
@@ -68,19 +71,23 @@ def _row(place: _Place, to: int | None, at: int | None, start: int | None) -> di
         "from_offset": offset,
         "to_offset": back if known else None,
         "records": offset - back if offset is not None and back is not None else None,
-        "available": None if start is None or to is None else to == at or start <= max(to, 0),
+        "available": None if start is None or to is None else start <= (start if to == at else max(to, 0)) < _NOWHERE,
     }
 
 
-def _starts(back: Collection[_Place], sources: Sequence[SourceSpec]) -> dict[_Place, int]:
-    """Return the lowest offset from which all can be read again, of every partition of a source that is known."""
+def _starts(back: Sequence[SourcePosition], sources: Sequence[SourceSpec]) -> dict[_Place, int]:
+    """Return the lowest offset from which all can be read again, of every partition of a source that is known.
+
+    Of a source with another history than the one that was read, that is none.
+    """
     found: dict[_Place, int] = {}
     for spec in sources:
         opened = spec.source.open()
         try:
-            for name, partition in back:
-                if name == spec.name:
-                    found[name, partition] = same_from(opened, partition)
+            for at in back:
+                if at.source == spec.name:
+                    other = at.offset > 0 and at.identity is not None and opened.changed(at.identity) is not None
+                    found[at.source, at.partition] = _NOWHERE if other else same_from(opened, at.partition)
         finally:
             opened.close()
     return found

@@ -36,6 +36,7 @@ from holdfast.runtime.admission import (
     check_repairable,
     check_sinks,
     prepare_sink,
+    refuse_private_memory,
     refuse_second_run,
     with_identities,
 )
@@ -47,6 +48,7 @@ from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.placement import local_paths
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.presence import boot_id, myself
+from holdfast.runtime.reading import refuse_other_sources
 from holdfast.runtime.repair import unrepairable, writers_of
 from holdfast.runtime.rewind_plan import granted
 from holdfast.runtime.rewind_sources import missing_records
@@ -121,6 +123,7 @@ def prepare(
         Fenced: another run of this job is alive.
         Damaged: the job log was cut short.
     """
+    refuse_private_memory(plan, settings.root)
     root = join(settings.root, plan.app)
     store = open_objects(root)
     repository = Repository(store)
@@ -143,6 +146,18 @@ def prepare(
         written = {writer.sink for writer in writers_of(repository, job, before, ())}
         check_repairable(plan, written, job.rewinds[-1].accepted)
     plan, operators = with_identities(plan, before.operators if before is not None else (), drop_state)
+    partitions, until = _look_at_sources(plan, before, once)
+    for sink in plan.sinks:
+        prepare_sink(sink, job)
+    dlq_places.write(store, plan)
+    warnings = exposed(plan, job, before)
+    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings)
+
+
+def _look_at_sources(
+    plan: Plan, before: Manifest | None, once: bool
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Mapping[int, int]] | None]:
+    """Check every source; return its partitions and, with `once`, its end offsets."""
     partitions: dict[str, tuple[int, ...]] = {}
     until: dict[str, Mapping[int, int]] | None = {} if once else None
     for spec in plan.sources:
@@ -150,15 +165,12 @@ def prepare(
         if once:
             check_has_end(plan.app, spec.name, spec.source)
         opened = spec.source.open()
+        refuse_other_sources(plan.app, () if before is None else before.positions, {spec.name: opened})
         partitions[spec.name] = tuple(opened.partitions())
         if until is not None:
             until[spec.name] = opened.end_offsets()
         opened.close()
-    for sink in plan.sinks:
-        prepare_sink(sink, job)
-    dlq_places.write(store, plan)
-    warnings = exposed(plan, job, before)
-    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings)
+    return partitions, until
 
 
 def run(

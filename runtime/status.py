@@ -8,10 +8,11 @@ Source: API.md, JSON `status`; DESIGN section 13 (`live.json`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from holdfast.checkpoint import joblog
+from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime import master, waiting
 from holdfast.runtime.rewinding import no_way_back
 
@@ -20,6 +21,8 @@ ENDED_NOW = "it was ended at once, without a last checkpoint"
 LOCAL_STATE_REFUSED = "local_state_refused"
 MERGE_REFUSED = "merge_refused"
 """Code of the problem that a worker's disk takes nothing; nothing else stops for it."""
+BEHIND_MIN_US = 1_000_000
+"""A partition whose event time is less behind that of another one is not worth a word."""
 STALE_AFTER_MS = 5_000
 """A `live.json` older than this says that its driver cannot be reached."""
 
@@ -165,9 +168,11 @@ def _merge_refusals(state: master.Master) -> list[dict[str, Any]]:
 
 def _sources(state: master.Master) -> list[dict[str, Any]]:
     ends = {(at.source, at.partition): at.offset for h in state.workers.values() for at in h.progress.ends}
+    times = {(at.source, at.partition): at for h in state.workers.values() for at in h.progress.times}
     rows = []
     for hosted in state.workers.values():
         for at in hosted.progress.positions:
+            time = times.get((at.source, at.partition))
             end = ends.get((at.source, at.partition))
             rows.append(
                 {
@@ -178,10 +183,36 @@ def _sources(state: master.Master) -> list[dict[str, Any]]:
                     "lag": None if end is None else max(0, end - at.offset),
                     "oldest_offset": None,
                     "watermark": at.watermark,
-                    "idle_ms": None,
+                    "idle_ms": None if time is None else time.silent_ms,
+                    "holds_time": None if time is None else time.holds,
                 }
             )
     return sorted(rows, key=lambda row: (str(row["name"]), row["partition"]))
+
+
+def time_held(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Return of every source whose event time one partition holds back that row of `sources`, and how far others are.
+
+    A partition that still has something to read holds nothing up: it is read first. After a run which partitions held
+    time is not known; those without event time did not.
+    """
+    sources: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        sources.setdefault(row["name"], []).append(row)
+    for each in sources.values():
+        times = [row["watermark"] for row in each if row.get("watermark") is not None]
+        holding = [row for row in each if _may_hold_time(row)]
+        if not times or not holding:
+            continue
+        lowest = min(holding, key=lambda row: NEVER_US if row["watermark"] is None else row["watermark"])
+        behind_us = LAST_US if lowest["watermark"] is None else max(times) - lowest["watermark"]
+        if behind_us >= BEHIND_MIN_US and not lowest["lag"]:
+            yield lowest, max(times)
+
+
+def _may_hold_time(row: Mapping[str, Any]) -> bool:
+    told = row.get("holds_time")
+    return row.get("watermark") is not None if told is None else bool(told)
 
 
 def _sinks(state: master.Master) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from holdfast.model import ChannelId, Subtask
 from holdfast.runtime.aggregates import BoundAggregation
 from holdfast.runtime.expressions import Column, Use
 from holdfast.runtime.sources.source import Source
-from holdfast.runtime.windows import Tumbling
+from holdfast.runtime.windows import Tumbling, event_times_held
 from holdfast.sinks.contract import Sink
 from holdfast.state.spec import TableSpec
 
@@ -240,6 +240,11 @@ class Plan:
     def operator(self, name: str) -> OperatorSpec:
         """Return the operator of this name; it exists."""
         return next(operator for operator in self.operators if operator.name == name)
+
+    def event_times_held(self) -> tuple[int, int]:
+        """Return the first and the last event time that all windows of the job, and targets, can hold."""
+        kinds = [step.kind for fragment in self.fragments for step in fragment.steps]
+        return event_times_held((k.window, k.lateness_us) for k in kinds if isinstance(k, WindowAggregate))
 
     def read_together(self) -> dict[int, int]:
         """Return, for every fragment that reads a source, the first of those that it is united with, itself if none.

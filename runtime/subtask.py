@@ -114,7 +114,7 @@ class SubtaskRun:
             if operator.fragment == index:
                 self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
         self._close_stages(index, barrier.epoch)
-        positions = tuple(self._position(r) for r in self._readings if r.fragment == index)
+        positions = tuple(self._position(r, r.identify()) for r in self._readings if r.fragment == index)
         self._immediate.noted(barrier.epoch, positions)
         for channel in self._outputs[index]:
             self.links.put(channel, barrier)
@@ -193,6 +193,7 @@ class SubtaskRun:
                 *(each for run in self._fragments.values() for each in run.progress()),
             ),
             ended=tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.ended),
+            times=tuple(each for time in self._times.values() for each in time.times()),
         )
 
     def _counts(self, index: int) -> list[m.OperatorProgress]:
@@ -207,7 +208,8 @@ class SubtaskRun:
         return FragmentRuntime(fragment, tables, self._send, self._write, None, groups, letters, turn)
 
     def _intake(self, spec: SourceSpec) -> Intake:
-        return Intake(spec, self._plan.fragments[spec.fragment].schema, self._letters[spec.fragment])
+        held = self._plan.event_times_held()
+        return Intake(spec, self._plan.fragments[spec.fragment].schema, self._letters[spec.fragment], held)
 
     def _event_times(self, opened: Mapping[str, OpenSource]) -> dict[int, EventTime]:
         """Begin the event time of every source that has one, also where this subtask reads none of its partitions."""
@@ -217,7 +219,10 @@ class SubtaskRun:
                 mine = [r for r in self._readings if r.source == spec.name]
                 at = [SourcePosition(r.source, r.partition, r.offset, r.watermark) for r in mine]
                 send = self._sends_to(spec.fragment)
-                times[spec.fragment] = EventTime(spec, opened[spec.name], at, self._throttle.clock, send)
+                time = times[spec.fragment] = EventTime(spec, opened[spec.name], at, self._throttle.clock, send)
+                for reading in mine:
+                    if reading.caught_up():
+                        time.at_end(reading.partition, reading.ended)
         return times
 
     def _sends_to(self, index: int) -> Callable[[Watermark], None]:
@@ -234,10 +239,10 @@ class SubtaskRun:
             self._once_through(index, lambda: self._forward(index, state.now))
         self._watermarks[index] = state
 
-    def _position(self, reading: Reading) -> SourcePosition:
+    def _position(self, reading: Reading, identity: str | None = None) -> SourcePosition:
         time = self._times.get(reading.fragment)
         known = None if time is None else time.known(reading.partition)
-        return SourcePosition(reading.source, reading.partition, reading.offset, known)
+        return SourcePosition(reading.source, reading.partition, reading.offset, known, identity)
 
     def _close_stages(self, index: int, epoch: Epoch) -> None:
         """Set the output of the fragment's sinks aside: what it emits from now on is of the next epoch."""
@@ -366,6 +371,8 @@ class SubtaskRun:
             self._immediate.arrived(reading.source, reading.partition, following)
             if time is not None:
                 time.emitted(reading.partition, rows, following)
+                if reading.caught_up():
+                    time.at_end(reading.partition, reading.ended)
             if pace is not None:
                 pace.took(taken, self._limit.now() - began)
 

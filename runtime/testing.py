@@ -56,9 +56,12 @@ class PushedSource:
         """Return this very source."""
         return self
 
-    def identity(self) -> str:
+    def identity(self, partition: int, offset: int) -> str:
         """Return a name."""
         return self.name
+
+    def changed(self, identity: str) -> str | None:
+        """It never is another one."""
 
     def partitions(self) -> list[int]:
         """Return all partitions."""

@@ -1,10 +1,15 @@
 """Watermarks: the minimum over what comes in, for source partitions and input channels alike.
 
-A source subtask takes the minimum over its partitions, a fragment over its input channels. Parts that are idle hold
-nothing back; if all are, the minimum holds where it is and says that it is idle itself.
+A source subtask takes the minimum over its partitions, a fragment over its input channels. A part that is over holds
+nothing back. One that is idle holds nothing back either where another one shows life; if none does, the minimum is that
+of all parts that are not over, and says that it is quiet or idle itself.
+
+A part tells that it is quiet long before it tells that it is idle. So of parts that fall silent together none is taken
+for alive when the first of them becomes idle, and what windows give does not depend on which one that is.
 
 Invariants
     - A watermark never goes back, neither that of a part nor the minimum (P11).
+    - In whatever order parts become quiet and then idle, the minimum comes out the same.
     - A part that becomes idle and comes back lower does not pull the minimum back; its records may be late.
 
 Pure.
@@ -35,13 +40,16 @@ class Minimum(Generic[P]):
 def begin(parts: Iterable[P]) -> Minimum[P]:
     """Return the minimum over parts that have said nothing yet; without parts it is idle."""
     known = {part: Watermark(NEVER_US) for part in parts}
-    return Minimum(known, Watermark(NEVER_US, idle=not known))
+    return Minimum(known, Watermark(NEVER_US, idle=not known, over=not known))
 
 
 def told(state: Minimum[P], part: P, watermark: Watermark) -> tuple[Minimum[P], bool]:
     """Take what a part says; return the next state and whether the minimum changed."""
     at_us = max(state.parts[part].at_us, watermark.at_us)
     parts = {**state.parts, part: replace(watermark, at_us=at_us)}
-    active = [each.at_us for each in parts.values() if not each.idle]
-    now = Watermark(max(state.now.at_us, min(active, default=NEVER_US)), idle=not active)
+    left = [each for each in parts.values() if not each.over]
+    active = [each for each in left if not each.idle]
+    alive = any(not each.quiet for each in active)
+    lowest = min((each.at_us for each in (active if alive else left)), default=NEVER_US)
+    now = Watermark(max(state.now.at_us, lowest), not active, bool(active) and not alive, not left)
     return Minimum(parts, now), now != state.now

@@ -14,7 +14,7 @@ from holdfast.runtime.dataflow import Stream
 from holdfast.runtime.graph import Graph, Node, position, refused
 from holdfast.runtime.settings import duration_ms
 from holdfast.runtime.steps import Late, WindowAggregate
-from holdfast.runtime.windows import TIME, WINDOW_END, WINDOW_START, Tumbling
+from holdfast.runtime.windows import LENGTH_MAX_US, TIME, WINDOW_END, WINDOW_START, Tumbling
 
 EMITS = ("close", "final")
 
@@ -103,4 +103,9 @@ def windowed(graph: Graph, node: Node, keys: tuple[str, ...], window: object, al
     lateness_ms = duration_ms(allowed_lateness, "allowed_lateness")
     if lateness_ms < 0:
         raise refused(f"{where}: allowed_lateness={allowed_lateness!r} is negative", "give 0s or more")
+    if window.size_us + 1_000 * lateness_ms > LENGTH_MAX_US:
+        raise refused(
+            f"{where}: the window and its lateness are longer than 1,000 years",
+            "give a shorter window, or count without one: .key_by(...).agg(...)",
+        )
     return Windowed(graph, node, keys, node.event_time, window, 1_000 * lateness_ms)

@@ -5,6 +5,8 @@ the offset. Every record is in exactly one.
 
 Invariants
     - start <= time < end, also for times before 1970.
+    - The bounds of every window that an event time comes into are times that targets hold; times that would come into
+      others are refused before (intake.py by the source's policy, window.py for times that a function gave).
 
 Pure.
 Source: API.md (windows); docs/design/0006-watermarks.md.
@@ -12,6 +14,7 @@ Source: API.md (windows); docs/design/0006-watermarks.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -36,6 +39,12 @@ CLOCK_COLUMNS = (ColumnSpec("at", np.dtype(np.int64), NEVER_US),)
 """One row per key group: the watermark up to which its windows are closed."""
 
 
+TIME_FIRST_US, TIME_LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""Years 1 to 9999: what every target can hold."""
+LENGTH_MAX_US = 365_000 * 86_400_000_000
+"""Of a window with its lateness: a thousand years, so that bounds are far from the ends of int64."""
+
+
 @dataclass(frozen=True)
 class Tumbling:
     """Windows of one size without gaps or overlaps; microseconds."""
@@ -51,6 +60,39 @@ class Tumbling:
 
     def __str__(self) -> str:
         return f"tumbling({self.size_us}us, offset={self.offset_us}us)"
+
+
+def event_times_held(windows: Iterable[tuple[Tumbling, int]]) -> tuple[int, int]:
+    """Return the first and the last event time whose window, with its lateness, lies within what targets hold.
+
+    Args:
+        windows: Those that the times go to, each with its lateness in microseconds.
+    """
+    lengths = [(window.size_us, window.size_us + lateness_us) for window, lateness_us in windows]
+    before, behind = (max(each, default=0) for each in ([a for a, _ in lengths], [b for _, b in lengths]))
+    return TIME_FIRST_US + before, TIME_LAST_US - behind
+
+
+def outside(times: NDArray[np.int64], held: tuple[int, int]) -> NDArray[np.bool_] | None:
+    """Return which times are not in the range; None if all are, which costs next to nothing to find out."""
+    if not times.size or (held[0] <= times.min() and times.max() <= held[1]):
+        return None
+    found: NDArray[np.bool_] = (times < held[0]) | (times > held[1])
+    return found
+
+
+def micros_of(times: pa.Array) -> NDArray[np.int64]:
+    """Return event times as microseconds since 1970, without a copy; anything stands where one is null."""
+    buffer = times.buffers()[1]
+    return np.zeros(0, np.int64) if buffer is None else np.frombuffer(buffer, np.int64, len(times), times.offset * 8)
+
+
+def not_held(at_us: int) -> str:
+    """Return why an event time is refused."""
+    return (
+        f"event time {at_us:,} us since 1970 lies outside of the years 1 to 9999, or its window does (are seconds or "
+        "milliseconds taken for microseconds, or nanoseconds?)"
+    )
 
 
 def tumbling(size: str, offset: str = "0s") -> Tumbling:

@@ -167,7 +167,7 @@ def _add_manifest(shown: dict[str, Any], manifest: Manifest, *, ended: bool) -> 
     Args:
         ended: The log holds the end of the run, which is appended only when everything is delivered (PROTOCOL P13).
     """
-    unknown = dict.fromkeys(("end_offset", "lag", "oldest_offset", "idle_ms"))
+    unknown = dict.fromkeys(("end_offset", "lag", "oldest_offset", "idle_ms", "holds_time"))
     shown["sources"] = [
         {"name": at.source, "partition": at.partition, "offset": at.offset, "watermark": at.watermark, **unknown}
         for at in manifest.positions

@@ -12,6 +12,7 @@ from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.history import Stored, open_job, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.clock import SystemClock
+from holdfast.runtime.status import time_held
 
 WATCH_EVERY_S = 1.0
 ENDED = ("stopped", "finished", "failed")
@@ -82,6 +83,8 @@ def _checkpoint(checkpoint: dict[str, Any] | None) -> str:
 def _tables(shown: dict[str, Any]) -> list[tuple[str, str]]:
     restarts = shown["restarts"][-RESTARTS_SHOWN_MAX:]
     left_out = len(shown["restarts"]) - len(restarts)
+    held = {(row["name"], row["partition"]) for row, _ in time_held(shown["sources"])}
+    timed = any(row.get("watermark") is not None for row in shown["sources"])
     recoveries = "recoveries" + (f" ({left_out} older ones left out)" if left_out else "")
     tables: list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]] = [
         ("workers", ("id", "host", "pid", "role", "subtasks", "memory", "lag", "came by"), [
@@ -89,8 +92,10 @@ def _tables(shown: dict[str, Any]) -> list[tuple[str, str]]:
              w["lag_epochs"], w.get("how"))
             for w in shown["workers"]
         ]),
-        ("sources", ("name", "partition", "offset", "end", "lag"), [
-            (s["name"], s["partition"], _offset(s["offset"]), s["end_offset"], s["lag"]) for s in shown["sources"]
+        ("sources", ("name", "partition", "offset", "end", "lag", *(("event time",) if timed else ())), [
+            (s["name"], s["partition"], _offset(s["offset"]), s["end_offset"], s["lag"],
+             *((_time(s, held),) if timed else ()))
+            for s in shown["sources"]
         ]),
         ("sinks", ("name", "staged", "delivered", "error"), [
             (s["name"], s["staged_epoch"], s["delivered_epoch"], s["error"]) for s in shown["sinks"]
@@ -108,6 +113,10 @@ def _tables(shown: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _offset(offset: int | None) -> int | None:
     return None if offset is None or offset < 0 else offset
+
+
+def _time(row: dict[str, Any], held: set[tuple[str, int]]) -> str:
+    return text.moment(row["watermark"]) + (", holds time back" if (row["name"], row["partition"]) in held else "")
 
 
 def _log_of(stored: Stored) -> str:

@@ -1,8 +1,8 @@
 """What enters a fragment from its source: rows with exactly the planned columns. Other records are undecodable.
 
-A source gives what it read. A record is undecodable if the source could not make a row of it, or if it has a null where
-the job's schema allows none. By the source's policy such a record fails the job, is left out, or becomes a dead letter;
-the records around it go on, and everything is counted.
+A source gives what it read. A record is undecodable if the source could not make a row of it, if it has a null where
+the job's schema allows none, or if its event time is one that no window or target can hold. By the source's policy such
+a record fails the job, is left out, or becomes a dead letter; the records around it go on, and everything is counted.
 
 Invariants
     - Records in = rows out + dropped + dead letters.
@@ -23,6 +23,7 @@ from holdfast.runtime.dead_letters import ERROR, FORM, RAW, DeadLetter, Form, Le
 from holdfast.runtime.messages import OperatorProgress
 from holdfast.runtime.operators.functions import Arrival
 from holdfast.runtime.steps import SourceSpec
+from holdfast.runtime.windows import micros_of, not_held, outside
 
 
 class Intake:
@@ -31,10 +32,13 @@ class Intake:
     Args:
         schema: What the fragment takes.
         letters: Where dead letters go.
+        held: First and last event time that the job's windows and targets hold.
     """
 
-    def __init__(self, spec: SourceSpec, schema: pa.Schema, letters: Letters, job: str | None = None) -> None:
-        self._spec, self._schema, self._letters, self._job = spec, schema, letters, job
+    def __init__(
+        self, spec: SourceSpec, schema: pa.Schema, letters: Letters, held: tuple[int, int], job: str | None = None
+    ) -> None:
+        self._spec, self._schema, self._letters, self._held, self._job = spec, schema, letters, held, job
         self._not_null = [field.name for field in schema if not field.nullable]
         self.rows_in = self.rows_out = self.dropped = self.dlq = 0
 
@@ -74,6 +78,11 @@ class Intake:
             if column.null_count:
                 nulls = column.is_null().to_numpy(zero_copy_only=False)
                 found = nulls if found is None else found | nulls
+        if self._spec.event_time is not None:
+            column = batch.column(self._spec.event_time)
+            if (wrong := outside(micros_of(column), self._held)) is not None:
+                wrong &= column.is_valid().to_numpy(zero_copy_only=False)  # what is null was found above
+                found = wrong if found is None else found | wrong
         return found if found is not None and found.any() else None
 
     def _dispose(self, batch: pa.RecordBatch, rows: NDArray[np.intp], arrival: Arrival) -> None:
@@ -93,8 +102,12 @@ class Intake:
         if ERROR in batch.schema.names and (error := batch.column(ERROR)[row].as_py()) is not None:
             return error, batch.column(FORM)[row].as_py(), batch.column(RAW)[row].as_py()
         record = batch.select([name for name in batch.schema.names if name not in (ERROR, FORM, RAW)])
-        null = next(name for name in self._not_null if not record.column(name)[row].is_valid)
-        return f"column {null!r} is null, which the job's schema does not allow", "record", encode_row(record, row)
+        null = next((name for name in self._not_null if not record.column(name)[row].is_valid), None)
+        if null is not None:
+            return f"column {null!r} is null, which the job's schema does not allow", "record", encode_row(record, row)
+        time = self._spec.event_time
+        assert time is not None
+        return f"column {time!r}: {not_held(record.column(time)[row].value)}", "record", encode_row(record, row)
 
     def _failed(self, error: str, arrival: Arrival, offset: int | None) -> JobFailed:
         name = self._spec.name

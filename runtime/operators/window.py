@@ -27,11 +27,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.errors import JobFailed, Where
 from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime.operators.aggregate import AggregateOperator, Slots
 from holdfast.runtime.operators.stateless import OP_FIELD
 from holdfast.runtime.steps import Aggregate, WindowAggregate
-from holdfast.runtime.windows import CLOCK_KEY, TIME, WINDOW_END
+from holdfast.runtime.windows import CLOCK_KEY, TIME, WINDOW_END, event_times_held, micros_of, not_held, outside
 from holdfast.sinks.contract import PUT
 from holdfast.state.keygroups import key_of_group
 from holdfast.state.keys import Keys, KeyType
@@ -77,7 +78,7 @@ class WindowOperator:
         give: Consumer,
         give_late: Consumer | None,
     ) -> None:
-        self._kind, self._give, self._give_late = kind, give, give_late
+        self._kind, self._give, self._give_late, self._job = kind, give, give_late, job
         self._schema, self._upsert = pa.schema([*schema, OP_FIELD] if upsert else schema), upsert
         self._table, self._clock_table, self._key_groups = tables[kind.operator], tables[kind.clock], key_groups
         inner = Aggregate(kind.operator, kind.keys, kind.aggregations)
@@ -92,16 +93,19 @@ class WindowOperator:
         self._note_uniform()
         self._due = NEVER_US
         """Nothing is due before this time."""
+        self._held = event_times_held([(kind.window, kind.lateness_us)])
 
     def update(self, batch: pa.RecordBatch) -> None:
         """Take rows into their windows; give the late ones, and windows that are closed already and changed.
 
         Raises:
-            JobFailed: a sum does not fit.
+            JobFailed: a sum does not fit, or no window holds an event time, which a function gave then.
         """
         self.rows_in += batch.num_rows
-        times = batch.column(self._kind.time)
-        ends = self._kind.window.ends(np.frombuffer(times.buffers()[1], np.int64, len(times), times.offset * 8))
+        times = micros_of(batch.column(self._kind.time))
+        if (wrong := outside(times, self._held)) is not None:
+            raise self._failed(int(times[wrong.argmax()]))
+        ends = self._kind.window.ends(times)
         clock = self._clock_of(lambda: self._keys.encode([batch.column(name) for name in self._kind.keys]))
         late = ends + self._kind.lateness_us <= clock
         if late.any():
@@ -170,6 +174,17 @@ class WindowOperator:
         if self._give_late is not None:
             self._give_late(batch.filter(pa.array(late)))
         return batch.filter(pa.array(~late)), ends[~late]
+
+    def _failed(self, at_us: int) -> JobFailed:
+        name = self._kind.operator
+        return JobFailed(
+            f"windows of operator {name!r}: a function gave {self._kind.time!r} a time that cannot be held: "
+            f"{not_held(at_us)}",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step=f"give {self._kind.time!r} out as it came in, or filter such rows out in the function; then run "
+            "the job again, it goes on from the last checkpoint",
+            where=Where(job=self._job, operator=name),
+        )
 
     def _close(self, old: Times | int) -> None:
         """Give what is due since the clock stood at `old`, delete what is over, and find what is due next."""

@@ -182,8 +182,17 @@ class OpenGenerator:
         self._row_bytes = max(1, width)
         self._rows_max = ROWS_MAX if source.vectorised else ROWS_MAX_ONE_BY_ONE
 
-    def identity(self) -> str:
-        return repr(self._source)
+    def identity(self, partition: int, offset: int) -> str:
+        """Return the number of partitions, which decides what record is at an offset; the code is the user's affair."""
+        return f"generator {self._source.partitions}"
+
+    def changed(self, identity: str) -> str | None:
+        kind, _, rest = identity.partition(" ")
+        if kind != "generator":
+            return f"it is {self._source!r}, but a {kind} was read"
+        if rest != str(self._source.partitions):
+            return f"{self._source!r} has {self._source.partitions} partitions, but was read with {rest} partitions"
+        return None
 
     def partitions(self) -> list[int]:
         return list(range(self._source.partitions))

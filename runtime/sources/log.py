@@ -23,6 +23,7 @@ from holdfast.sinks.contract import Repair, Rewinding
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.storage.log import LogReader, read_meta
 from holdfast.storage.logformat import LogMeta, describe_column
+from holdfast.storage.logreader import Origin
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import refuse_password
 
@@ -160,8 +161,16 @@ class OpenLog:
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
 
-    def identity(self) -> str:
-        return self._reader.meta.uuid
+    def identity(self, partition: int, offset: int) -> str:
+        """Return UUID, number and hash of the first commit that reaches the offset, or a later one."""
+        origin = self._reader.origin(partition, offset)
+        return f"log {self._reader.meta.uuid} {origin.sequence} {origin.xxh3}"
+
+    def changed(self, identity: str) -> str | None:
+        kind, *rest = identity.split(" ")
+        if kind != "log" or len(rest) != 3:
+            return f"it is a log, but a {kind} was read"
+        return self._reader.changed(rest[0], Origin(int(rest[1]), rest[2]))
 
     def partitions(self) -> list[int]:
         return list(range(self._reader.meta.partitions))

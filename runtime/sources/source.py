@@ -9,8 +9,10 @@ Invariants
     - `ended` is true only when no record can ever follow; reaching `end_offsets` is not enough.
     - `read` does not wait for records; it is called from the operator thread.
 
-Source: DESIGN section 6; PROTOCOL P12: only the master discovers partitions, and `identity` lets it tell a log that
-was deleted and made again from the one it knew.
+    - Two histories of a source that differ in a record before an offset have different identities there.
+
+Source: DESIGN section 6; PROTOCOL P12: only the master discovers partitions. docs/design/0022-source-identity.md: a
+log that was recreated, or restored from an older copy, is not the one that the job has read.
 """
 
 from __future__ import annotations
@@ -40,8 +42,17 @@ class Source(Protocol):
 class OpenSource(Protocol):
     """A connection of one worker; used by one thread."""
 
-    def identity(self) -> str:
-        """Return what tells this log from another of the same name."""
+    def identity(self, partition: int, offset: int) -> str:
+        """Return what tells the records before this offset, which is above 0, from those of another history.
+
+        Asked at every barrier: where records were just read, it costs no request. Raises Damaged, Unavailable.
+        """
+
+    def changed(self, identity: str) -> str | None:
+        """Say why the source no longer has the history that gave this identity; None if it has.
+
+        Looks at the source as it stands now. Raises Damaged, Unavailable.
+        """
 
     def partitions(self) -> list[int]:
         """Return the partitions that exist now; more may appear, none goes away."""

@@ -150,7 +150,11 @@ class Watermark:
 
     at_us: int
     idle: bool = False
-    """The sender holds nothing back, whatever `at_us` says."""
+    """The sender has had nothing for a while: it holds nothing back where another one shows life."""
+    quiet: bool = False
+    """The sender has had nothing for half of that while: it holds time back as before, and shows no life."""
+    over: bool = False
+    """The sender will have nothing any more, or never has: it holds nothing back."""
 
 
 class SourcePosition(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -161,3 +165,5 @@ class SourcePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: int
     watermark: int | None = None
     """Watermark of the partition at this offset, in microseconds since 1970, UTC; None before its first record."""
+    identity: str | None = None
+    """What the source said of the history that the records before this offset belong to (docs/design/0022)."""

@@ -28,6 +28,7 @@ from holdfast.storage.logformat import (
     commit_path,
     damaged,
     decode_commit,
+    hash_in,
     sequence_of,
 )
 
@@ -58,6 +59,8 @@ class Commits:
     def __init__(self, store: ObjectStore, meta: LogMeta) -> None:
         self._store, self._meta = store, meta
         self._cached: dict[int, Commit] = {0: before_the_first(meta)}
+        self._hashes: dict[int, str] = {0: ""}
+        """Of the commits in `_cached`."""
         paths = store.list(COMMITS_FOLDER)
         self.tail = self.at(sequence_of(paths[-1])) if paths else self._cached[0]
         self._left: tuple[int, Left] | None = None
@@ -68,12 +71,24 @@ class Commits:
         before = self.tail
         while True:
             try:
-                found = self._read(self.tail.sequence + 1)
+                found, xxh3 = self._read(self.tail.sequence + 1)
             except NotFound:
                 break
             check_follows(found, self.tail)
-            self.tail = self._keep(found)
+            self.tail = self._keep(found, xxh3)
         return self.tail is not before
+
+    def hash_of(self, sequence: int) -> str:
+        """Return the hash that the commit with this sequence was read with; empty before the first. Raises Damaged."""
+        self.at(sequence)
+        return self._hashes[sequence]
+
+    def is_still(self, sequence: int, xxh3: str) -> bool:
+        """Look whether the store holds the commit with this sequence and hash, whatever is cached."""
+        try:
+            return not sequence or hash_in(self._store.get(commit_path(sequence))) == xxh3
+        except NotFound:
+            return False
 
     @property
     def left(self) -> Left | None:
@@ -90,7 +105,7 @@ class Commits:
         if (cached := self._cached.get(sequence)) is not None:
             return cached
         try:
-            return self._keep(self._read(sequence))
+            return self._keep(*self._read(sequence))
         except NotFound as error:
             raise damaged(commit_path(sequence), "is missing, while a later commit exists") from error
 
@@ -109,6 +124,19 @@ class Commits:
             segment = left.at_or_after(partition, offset)
             assert segment is not None, "the caller goes past gaps at the end"
             return left.through, segment
+        high = self._first_beyond(partition, offset, after)
+        for one in self.at(high).segments:
+            if one.partition == partition and one.base <= offset < one.base + one.rows:
+                return high, one
+        raise damaged(commit_path(high), f"does not hold offset {offset} of partition {partition}, as its ends say")
+
+    def reaching(self, partition: int, offset: int) -> int:
+        """Return the sequence of the first commit with which the partition ends at this offset or behind it."""
+        assert 0 <= offset <= self.tail.ends[partition]
+        return self._first_beyond(partition, offset - 1, 0) if offset else 0
+
+    def _first_beyond(self, partition: int, offset: int, after: int) -> int:
+        """Return the sequence of the first commit with which the partition ends behind this offset."""
         low = after if after <= self.tail.sequence and self.at(after).ends[partition] <= offset else 0
         step = 1
         while (high := min(low + step, self.tail.sequence)) and self.at(high).ends[partition] <= offset:
@@ -116,16 +144,15 @@ class Commits:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.at(middle).ends[partition] <= offset else (low, middle)
-        for one in self.at(high).segments:
-            if one.partition == partition and one.base <= offset < one.base + one.rows:
-                return high, one
-        raise damaged(commit_path(high), f"does not hold offset {offset} of partition {partition}, as its ends say")
+        return high
 
-    def _read(self, sequence: int) -> Commit:
-        return decode_commit(self._meta, sequence, self._store.get(commit_path(sequence)))
+    def _read(self, sequence: int) -> tuple[Commit, str]:
+        data = self._store.get(commit_path(sequence))
+        return decode_commit(self._meta, sequence, data), hash_in(data)
 
-    def _keep(self, commit: Commit) -> Commit:
+    def _keep(self, commit: Commit, xxh3: str) -> Commit:
         if len(self._cached) >= CACHED_COMMITS_MAX:
-            self._cached.pop(next(sequence for sequence in self._cached if sequence))
-        self._cached[commit.sequence] = commit
+            oldest = next(sequence for sequence in self._cached if sequence)
+            del self._cached[oldest], self._hashes[oldest]
+        self._cached[commit.sequence], self._hashes[commit.sequence] = commit, xxh3
         return commit

@@ -19,6 +19,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.storage.paths import is_object_in
+
 SINCE_MAX = 64
 COMPACTED_FOLDER = "compacted"
 
@@ -147,6 +149,8 @@ def problem_of(compaction: Compaction, sequence: int, ends: Sequence[int]) -> st
             return f"has compacted segments that overlap or lie outside partition {segment.partition}"
         if not 1 <= segment.rows <= segment.last - segment.first + 1:
             return f"has a compacted segment of {segment.rows} rows in fewer offsets"
+        if not is_object_in(COMPACTED_FOLDER, segment.path):
+            return f"names a path that is not below {COMPACTED_FOLDER}/"
         reached[segment.partition] = segment.last + 1
     return None
 

@@ -31,6 +31,7 @@ import xxhash
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Tag
 from holdfast.storage.compacted import Compaction, problem_of
+from holdfast.storage.paths import is_object_in
 
 FORMAT_VERSION = 1
 VOID_VERSION = 2
@@ -38,8 +39,9 @@ VOID_VERSION = 2
 COMPACT_VERSION = 3
 """Of commits from the first compaction on."""
 PARTITIONS_MAX = 4_096
+OFFSETS_MAX = 1 << 62
 META_PATH = "meta.json"
-COMMITS_FOLDER = "commits"
+COMMITS_FOLDER, DATA_FOLDER = "commits", "data"
 _HASH_FIELD = b',"xxh3":"'
 _HASH_BYTES = len(_HASH_FIELD) + 16 + 2
 
@@ -260,6 +262,10 @@ def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
         raise damaged(path, f"says it is commit {commit.sequence}")
     if len(commit.ends) != meta.partitions or not all(0 <= s.partition < meta.partitions for s in commit.segments):
         raise damaged(path, f"names partitions that a log of {meta.partitions} does not have")
+    if not all(0 <= end < OFFSETS_MAX for end in commit.ends) or not all(_fits(s, commit) for s in commit.segments):
+        raise damaged(path, "has rows or offsets that cannot be")
+    if not all(is_object_in(DATA_FOLDER, segment.path) for segment in commit.segments):
+        raise damaged(path, f"names a path that is not below {DATA_FOLDER}/")
     if (commit.void == sequence) != (commit.kind == "void") or (commit.voids and commit.kind != "void"):
         raise damaged(path, "has void ranges and is not of that kind, or the other way round")
     parts = range(meta.partitions)
@@ -292,6 +298,11 @@ def check_follows(commit: Commit, before: Commit) -> None:
         raise damaged(path, "has end offsets that do not fit its rows")
 
 
+def hash_in(data: bytes) -> str:
+    """Return the hash at the end of a record, which tells it from every other one: a commit names its one append."""
+    return data[-18:-2].decode("ascii", "replace")
+
+
 def describe_column(column: pa.Field) -> str:
     """Return the column as people write it: `price:double?`, the question mark for nullable."""
     return f"{column.name}:{column.type}{'?' if column.nullable else ''}"
@@ -304,6 +315,10 @@ def damaged(path: str, what: str) -> Damaged:
         not_done="nothing was read from it and nothing was appended",
         next_step="restore this object from a backup; nothing else in the log needs to change",
     )
+
+
+def _fits(segment: LogSegment, commit: Commit) -> bool:
+    return segment.rows >= 1 and 0 <= segment.base <= commit.ends[segment.partition] - segment.rows
 
 
 def _tags_after(tail: Commit, moved: tuple[WriterTag, ...]) -> tuple[WriterTag, ...]:

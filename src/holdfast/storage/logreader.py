@@ -11,6 +11,7 @@ Source: DESIGN section 13 (hf.Log); PROTOCOL P7; voids.py, compacted.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +20,28 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, Damaged, NotFound, Where
 from holdfast.ports import ObjectStore
 from holdfast.storage.commits import Commits
-from holdfast.storage.logformat import META_PATH, LogMeta, WriterTag, decode_meta
+from holdfast.storage.logformat import META_PATH, LogMeta, LogSegment, WriterTag, decode_meta
 from holdfast.storage.segment import OpenSegment, Piece
 from holdfast.storage.voids import Passage
+
+LOOK_BACK_EVERY = 64
+"""A reader that finds nothing new looks this seldom whether what it knows still stands."""
+
+
+class Origin(NamedTuple):
+    """A commit that was in the log when an offset was read; no other history of the log has it."""
+
+    sequence: int
+    """0: nothing was read."""
+    xxh3: str
+
+
+class _Placed(NamedTuple):
+    """A segment's offsets, and the commit that holds it."""
+
+    first: int
+    end: int
+    origin: Origin
 
 
 def read_meta(store: ObjectStore) -> LogMeta | None:
@@ -51,20 +71,68 @@ class LogReader:
         self._commits = Commits(store, self.meta)
         self._opened: dict[int, OpenSegment] = {}
         self._sequence: dict[int, int] = {}
+        self._placed: dict[int, _Placed] = {}
+        self._fruitless = 0
         self._passage = Passage(self._commits, repr(store))
 
     def refresh(self) -> bool:
         """Look for new commits: one request that finds nothing if there are none. Returns whether there were any.
 
         Raises:
-            Damaged: rows that this reader has read were taken back.
+            Damaged: rows that this reader has read were taken back, or the log is no longer the one that was read.
         """
-        compacted = self._commits.tail.compact
-        news = self._commits.refresh()
+        tail = self._commits.tail
+        before, compacted = Origin(tail.sequence, self._commits.hash_of(tail.sequence)), tail.compact
+        try:
+            news = self._commits.refresh()
+        except Damaged:
+            self._check_still(before)
+            raise
+        self._fruitless = 0 if news else self._fruitless + 1
+        if news or self._fruitless % LOOK_BACK_EVERY == 0:
+            self._check_still(before)
         if self._commits.tail.compact != compacted:
             self._opened.clear()  # They may hold rows that went.
         self._passage.refreshed()
         return news
+
+    def origin(self, partition: int, offset: int) -> Origin:
+        """Return a commit that tells the records before this offset from those of every other history of the log.
+
+        It is the first one that reaches the offset, or the newest that took rows back, as those were passed over.
+
+        Raises:
+            Damaged: the offset lies beyond the end.
+        """
+        if offset == 0:
+            return Origin(0, "")
+        placed = self._placed.get(partition)
+        if placed is not None and placed.first < offset <= placed.end:
+            found = placed.origin
+        else:
+            self._check_inside(partition, offset - 1, self.end_offset(partition))
+            sequence = self._commits.reaching(partition, offset)
+            found = Origin(sequence, self._commits.hash_of(sequence))
+        void = self._commits.tail.void
+        return found if void <= found.sequence else Origin(void, self._commits.hash_of(void))
+
+    def changed(self, uuid: str, origin: Origin) -> str | None:
+        """Say why the log is not the one of this UUID that had this commit; None if it is. Looks at the store."""
+        if (meta := read_meta(self._store)) is None:
+            return f"there is no log in {self._store!r} any more"
+        if meta.uuid != uuid:
+            return f"{self._store!r} holds another log, {meta.uuid}; the one that was read is {uuid}"
+        if self._commits.is_still(*origin):
+            return None
+        if (tail := Commits(self._store, meta).tail.sequence) < origin.sequence:
+            return (
+                f"the log in {self._store!r} ends at commit {tail}, but was read up to commit {origin.sequence}: "
+                "it was restored from an older copy"
+            )
+        return (
+            f"the log in {self._store!r} was read up to commit {origin.sequence}, and its commit {origin.sequence} "
+            "is not the one that was read: it was restored from an older copy and appended to since"
+        )
 
     @property
     def sealed(self) -> bool:
@@ -187,7 +255,19 @@ class LogReader:
         sequence, found = self._commits.find(partition, offset, self._sequence.get(partition, 0))
         opened = OpenSegment(self._store, self.meta.schema, found)
         self._sequence[partition], self._opened[partition] = sequence - 1, opened
+        first = found.base if isinstance(found, LogSegment) else found.first
+        end = found.base + found.rows if isinstance(found, LogSegment) else found.last + 1
+        self._placed[partition] = _Placed(first, end, Origin(sequence, self._commits.hash_of(sequence)))
         return opened
+
+    def _check_still(self, known: Origin) -> None:
+        if not self._commits.is_still(*known):
+            raise Damaged(
+                f"commit {known.sequence} of the log in {self._store!r}, up to which it was read, is gone or is not "
+                "the same: the log was deleted, or restored from a copy, while it was read",
+                not_done="nothing more was read",
+                next_step="restore the log as it was; a job that has read it says more when it is run again",
+            )
 
     def _check_inside(self, partition: int, offset: int, end: int) -> None:
         if not 0 <= offset < end:

@@ -35,8 +35,18 @@ def checked_path(path: str) -> str:
     """Return the path without a final slash; a path that could leave the root is a broken invariant."""
     assert not path.startswith("/"), f"{path!r}: paths are relative"
     parts = path.rstrip("/").split("/")
-    assert all(part not in ("", ".", "..") and not part.startswith(TEMPORARY) for part in parts), path
+    assert all(_is_name(part) for part in parts), path
     return "/".join(parts)
+
+
+def is_object_in(folder: str, path: str) -> bool:
+    """Say whether a path that another process wrote down names an object below this folder, and nothing else."""
+    first, *rest = path.split("/")
+    return first == folder and bool(rest) and all(_is_name(part) for part in rest)
+
+
+def _is_name(part: str) -> bool:
+    return part not in ("", ".", "..") and "\0" not in part and not part.startswith(TEMPORARY)
 
 
 def checked_folder(prefix: str) -> str:

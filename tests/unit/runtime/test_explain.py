@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime import status
+from holdfast.runtime.cli.status import render
 from holdfast.runtime.explain import GOOD, findings
 from tests.unit.runtime.test_master import A, B, Run, completed, opened, running, staged
 
@@ -156,3 +157,58 @@ class TestOneLook:
         run = running()
         less = {k: v for k, v in shown(run).items() if k not in ("waiting", "open_epoch", "backlog", "parallelism")}
         assert codes(less) == ["progress"]
+
+
+MINUTE_US = 60_000_000
+
+
+def source(partition: int, watermark: int | None, holds: bool | None = True, **more: Any) -> dict[str, Any]:
+    row = {"name": "bids", "partition": partition, "offset": 7, "end_offset": 7, "lag": 0, "watermark": watermark}
+    return row | {"idle_ms": 12_000, "holds_time": holds} | more
+
+
+class TestEventTimeThatAPartitionHoldsBack:
+    def told(self, *rows: dict[str, Any], state: str = "running") -> dict[str, Any]:
+        run = running()
+        completed(run)
+        return shown(run, sources=list(rows), state=state)
+
+    def test_is_named_with_its_partition_and_how_far_the_others_are(self) -> None:
+        told = self.told(source(0, 90 * MINUTE_US), source(3, 30 * MINUTE_US))
+        assert codes(told) == ["event_time_held", "caught_up"]
+        assert text(told, "event_time_held") == (
+            "event time of source bids stands at 1970-01-01 00:30:00Z: partition 3 holds it back, in which nothing was "
+            "found for 12.0 s; another one is at 1970-01-01 01:30:00Z"
+        )
+
+    def test_a_partition_that_never_had_a_record_is_said_to_have_none(self) -> None:
+        told = self.told(source(0, 90 * MINUTE_US), source(3, None))
+        assert "has not begun: partition 3 holds it back" in text(told, "event_time_held")
+        assert "idle_after" in str(findings(told)[0].next)
+
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            [source(0, 90 * MINUTE_US), source(3, 30 * MINUTE_US, holds=False)],
+            [source(0, 90 * MINUTE_US), source(3, 30 * MINUTE_US, lag=5)],
+            [source(0, 90 * MINUTE_US), source(3, 90 * MINUTE_US - 5)],
+            [source(0, None), source(3, None)],
+            [source(0, None, holds=None), source(3, None, holds=None)],
+        ],
+        ids=["idle", "being read", "level", "nothing yet", "no event time"],
+    )
+    def test_is_not_said_where_nothing_holds_it(self, rows: list[dict[str, Any]]) -> None:
+        assert "event_time_held" not in codes(self.told(*rows))
+
+    def test_is_named_too_when_a_run_to_the_found_ends_is_over(self) -> None:
+        told = self.told(
+            source(0, 90 * MINUTE_US, None), source(3, 30 * MINUTE_US, None), source(1, None, None), state="stopped"
+        )
+        assert codes(told) == ["stopped", "event_time_held"]
+        assert "partition 3 holds it back" in text(told, "event_time_held")
+
+    def test_the_table_of_status_marks_it(self) -> None:
+        told = self.told(source(0, 90 * MINUTE_US), source(3, 30 * MINUTE_US))
+        lines = [line for line in render(told).splitlines() if line.startswith("  bids")]
+        assert "01:30:00Z" in lines[0] and "holds" not in lines[0]
+        assert "00:30:00Z, holds time back" in lines[1]

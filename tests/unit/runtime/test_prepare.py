@@ -12,9 +12,11 @@ import pytest
 
 import holdfast as hf
 from holdfast.checkpoint import joblog
-from holdfast.errors import Unavailable
+from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.runtime import admission
+from holdfast.runtime.run import prepare
+from holdfast.runtime.settings import resolve
 from holdfast.runtime.steps import SinkSpec
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
@@ -40,3 +42,24 @@ class TestLockedTarget:
         with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             admission.prepare_sink(spec, USED)
+
+
+class TestAPlaceInTheMemoryOfOneProcess:
+    """Every worker is a process of its own: what one of them writes there, no other one sees."""
+
+    def app(self, root: str, log: str, out: str) -> hf.App:
+        app = hf.App("words", root=root)
+        app.source("rows", hf.Log(log, SCHEMA)).sink("out", hf.Log(out))
+        return app
+
+    @pytest.mark.parametrize(
+        ("place", "named"), [(0, "the root"), (1, "source 'rows'"), (2, "sink 'out'")], ids=["root", "source", "sink"]
+    )
+    def test_is_refused_before_anything_is_opened(self, tmp_path: Path, place: int, named: str) -> None:
+        places = [str(tmp_path / name) for name in ("root", "rows", "out")]
+        places[place] = "memory://here"
+        app = self.app(*places)
+        with pytest.raises(ConfigError, match=f"^{named} is memory://here") as caught:
+            prepare(app.plan(), resolve(app))
+        assert "other process" in caught.value.what and "folder" in caught.value.next_step
+        assert list(tmp_path.iterdir()) == []

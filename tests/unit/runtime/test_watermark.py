@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.model import SourcePosition
 from holdfast.runtime.cluster import VirtualClock
 from holdfast.runtime.event_time import EventTime
+from holdfast.runtime.messages import PartitionTime
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.runtime.steps import SourceSpec
 from holdfast.runtime.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, told
@@ -39,8 +41,43 @@ class TestMinimum:
     def test_a_part_that_wakes_does_not_pull_it_back(self) -> None:
         assert after(("b", 3, True), ("a", 5, False), ("b", 3, False)).now == Watermark(5)
 
-    def test_a_subtask_that_reads_nothing_is_idle_from_the_start(self) -> None:
-        assert begin("").now == Watermark(NEVER_US, idle=True)
+    def test_a_subtask_that_reads_nothing_never_holds_anything_back(self) -> None:
+        assert begin("").now == Watermark(NEVER_US, idle=True, over=True)
+
+    @given(st.permutations("abc"), st.permutations("abc"))
+    def test_parts_that_become_idle_together_move_nothing_in_any_order(self, first: list[str], then: list[str]) -> None:
+        state = after(("a", 5, False), ("b", 3, False), ("c", 9, False), parts="abc")
+        for part in first:
+            state, _ = told(state, part, Watermark(NEVER_US, quiet=True))
+            assert state.now.at_us == 3
+        for part in then:
+            state, _ = told(state, part, Watermark(NEVER_US, idle=True))
+            assert state.now.at_us == 3
+        assert state.now == Watermark(3, idle=True)
+
+    def test_an_idle_part_holds_back_until_another_one_shows_life(self) -> None:
+        state = after(("a", 5, False), ("b", 3, False))
+        state, _ = told(state, "a", Watermark(5, quiet=True))
+        state, _ = told(state, "b", Watermark(3, idle=True))
+        assert state.now == Watermark(3, quiet=True)
+        assert told(state, "a", Watermark(5))[0].now == Watermark(5)
+
+    def test_a_part_that_is_over_leaves_also_where_all_others_are_idle(self) -> None:
+        over = Watermark(3, idle=True, over=True)
+        one = after(("a", 5, False), ("b", 3, False), ("a", 5, True))
+        other = after(("a", 5, False), ("b", 3, False))
+        other, _ = told(told(other, "b", over)[0], "a", Watermark(5, idle=True))
+        assert told(one, "b", over)[0].now == other.now == Watermark(5, idle=True)
+
+    def test_it_is_over_when_every_part_is(self) -> None:
+        state = after(("a", 5, False), ("b", 3, False))
+        for part in "ab":
+            state, _ = told(state, part, Watermark(4, idle=True, over=True))
+        assert state.now == Watermark(3, idle=True, over=True)
+
+    def test_a_part_that_tells_less_than_before_keeps_what_it_told(self) -> None:
+        state = after(("a", 5, False), ("b", 7, False), ("a", 2, False))
+        assert (state.parts["a"].at_us, state.now) == (5, Watermark(5))
 
     def test_the_last_watermark_ends_idleness(self) -> None:
         assert after(("a", 5, True), ("b", 3, True), ("a", LAST_US, False), ("b", LAST_US, False)).now.at_us == LAST_US
@@ -57,6 +94,7 @@ class TestMinimum:
         state = begin("abc")
         for part, at_us, idle in said:
             following, changed = told(state, part, Watermark(at_us, idle))
+            assert all(following.parts[each].at_us >= state.parts[each].at_us for each in "abc")
             assert following.now.at_us >= state.now.at_us
             assert changed == (following.now != state.now)
             lowest = min((p.at_us for p in following.parts.values() if not p.idle), default=LAST_US)
@@ -90,15 +128,29 @@ class Source:
 class Reading:
     """The event time of partitions 0 and 1, idle after 10 s, 2 s out of order; and what it sent."""
 
-    def __init__(self, *positions: SourcePosition) -> None:
+    def __init__(self, *positions: SourcePosition, opened: object = None) -> None:
         self.clock, self.sent = VirtualClock(), list[Watermark]()
         spec = SourceSpec("s", Source(), 0, "at", 2_000_000, 10.0)
-        self.time = EventTime(spec, object(), list(positions), self.clock, self.sent.append)
+        self.time = EventTime(spec, opened, list(positions), self.clock, self.sent.append)
+
+    def quiet(self, seconds: float, *partitions: int) -> None:
+        self.clock.now += seconds
+        for partition in partitions:
+            self.time.found_nothing(partition, 1, ended=False)
 
     def take(self, partition: int, *seconds: int) -> None:
         self.time.woke(partition)
         rows = [{"at": at_second(second)} for second in seconds]
         self.time.emitted(partition, pa.RecordBatch.from_pylist(rows, schema=SCHEMA), len(rows))
+
+
+class Telling:
+    """A source that says how far time is."""
+
+    at_us: int | None = None
+
+    def watermark(self, partition: int, offset: int) -> int | None:
+        return self.at_us
 
 
 FRESH = (SourcePosition("s", 0, -1), SourcePosition("s", 1, -1))
@@ -124,13 +176,68 @@ class TestEventTimeOfASource:
         reading = Reading(*FRESH)
         reading.take(0, 9)
         assert not reading.time.found_nothing(1, 0, ended=False)
-        reading.clock.now += 10
-        assert reading.time.found_nothing(1, 0, ended=False)
-        assert not reading.time.found_nothing(0, 1, ended=False)
-        reading.clock.now += 10
-        assert reading.time.found_nothing(0, 1, ended=False)
+        reading.quiet(5, 1)
+        reading.take(0, 9)
+        reading.quiet(5, 1)
+        assert reading.sent[1:] == [Watermark(us(7))]
+        reading.quiet(0, 0)
+        reading.quiet(5, 0, 1)
+        reading.quiet(5, 0, 1)
         assert reading.time.woke(1)
-        assert reading.sent[1:] == [Watermark(us(7)), Watermark(us(7), idle=True), Watermark(us(7))]
+        told = [Watermark(us(7), quiet=True), Watermark(us(7), idle=True), Watermark(us(7))]
+        assert reading.sent[2:] == told
+
+    @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+    def test_partitions_that_fall_silent_together_move_nothing_whichever_is_looked_at_first(
+        self, order: tuple[int, int]
+    ) -> None:
+        reading = Reading(*FRESH)
+        reading.take(0, 9)
+        reading.take(1, 5)
+        for _ in range(30):
+            reading.quiet(1, *order)
+        assert {at.at_us for at in reading.sent} == {NEVER_US, us(3)}
+        assert reading.sent[-1] == Watermark(us(3), idle=True)
+
+    @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+    def test_time_that_passed_while_nothing_was_looked_at_makes_none_idle(self, order: tuple[int, int]) -> None:
+        reading = Reading(*FRESH)
+        reading.take(0, 9)
+        reading.take(1, 5)
+        reading.quiet(0, *order)
+        reading.quiet(60, *order)
+        reading.quiet(1, *order)
+        assert reading.sent[-1].at_us == us(3)
+
+    def test_a_partition_that_woke_is_idle_only_after_the_whole_time_again(self) -> None:
+        reading = Reading(*FRESH)
+        reading.take(1, 5)
+        for _ in range(11):
+            reading.quiet(1, 1)
+            reading.take(0, 9)
+        assert reading.sent[-1].at_us == us(7)
+        reading.take(1, 20)
+        reading.take(0, 30)
+        assert reading.sent[-1].at_us == us(18)
+        for _ in range(9):
+            reading.quiet(1, 1)
+            reading.take(0, 40)
+        assert reading.sent[-1].at_us == us(18)
+        reading.quiet(2, 1)
+        assert reading.sent[-1].at_us == us(38)
+
+    def test_a_watermark_told_by_the_source_is_a_sign_of_life_and_never_goes_back(self) -> None:
+        source = Telling()
+        reading = Reading(*FRESH, opened=source)
+        for _ in range(30):
+            reading.quiet(1, 0, 1)
+        source.at_us = us(50)
+        reading.quiet(1, 0, 1)
+        assert reading.sent[-1] == Watermark(us(50))
+        source.at_us = us(20)
+        reading.quiet(1, 0, 1)
+        reading.take(0, 9)
+        assert (reading.time.known(0), reading.sent[-1].at_us) == (us(50), us(50))
 
     def test_the_lowest_watermark_goes_first_but_for_what_was_just_found_empty(self) -> None:
         reading = Reading(*FRESH)
@@ -146,6 +253,39 @@ class TestEventTimeOfASource:
         reading.take(0, 9)
         assert reading.time.found_nothing(1, 0, ended=True)
         assert reading.sent[-1] == Watermark(us(7))
+
+    def test_a_partition_that_this_run_reads_no_further_holds_time_where_it_is(self) -> None:
+        reading = Reading(*FRESH)
+        reading.take(0, 9)
+        reading.take(1, 5)
+        reading.time.at_end(1, ended=False)
+        reading.take(0, 90)
+        assert reading.sent[-1] == Watermark(us(3))
+
+    def test_one_that_never_had_a_record_leaves_when_this_run_reads_no_further(self) -> None:
+        reading = Reading(*FRESH)
+        reading.time.at_end(1, ended=False)
+        reading.take(0, 9)
+        assert reading.sent[-1] == Watermark(us(7))
+        reading.time.at_end(0, ended=False)
+        assert reading.sent[-1] == Watermark(us(7))
+
+    def test_one_that_is_sealed_leaves_when_this_run_reads_no_further(self) -> None:
+        reading = Reading(*FRESH)
+        reading.take(0, 9)
+        reading.take(1, 5)
+        reading.time.at_end(1, ended=True)
+        assert reading.sent[-1] == Watermark(us(7))
+
+    def test_it_says_of_every_partition_for_how_long_it_is_silent_and_which_hold_time_back(self) -> None:
+        reading = Reading(*FRESH)
+        reading.take(0, 9)
+        reading.quiet(0, 1)
+        reading.quiet(4, 1)
+        assert reading.time.times() == [PartitionTime("s", 0, None, True), PartitionTime("s", 1, 4_000, True)]
+        reading.quiet(2, 1)
+        reading.quiet(5, 1)
+        assert reading.time.times() == [PartitionTime("s", 0, None, True), PartitionTime("s", 1, 11_000, False)]
 
     def test_the_last_watermark_does_not_become_that_of_a_partition(self) -> None:
         reading = Reading(*FRESH)

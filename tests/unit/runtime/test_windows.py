@@ -22,6 +22,7 @@ from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.identity import check_against, describe_operators
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.window import KeyGroups
+from holdfast.runtime.status import of_run
 from holdfast.runtime.windows import Tumbling
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.keygroups import range_of
@@ -111,6 +112,39 @@ class TestClosing:
             t.checkpoint()
             assert counts(t) == [(10, 4)]
 
+    @pytest.mark.parametrize("parallelism", [1, 2, 3])
+    @pytest.mark.parametrize("seed", range(6))
+    def test_partitions_that_fall_silent_together_close_no_window_on_any_seed(
+        self, seed: int, parallelism: int
+    ) -> None:
+        with TestDriver(app_of(idle_after="3s"), parallelism, seed) as t:
+            for partition in range(4):
+                t.push("bids", [bid(1), bid(12 + 10 * partition)], partition)
+            t.advance("20s")
+            t.checkpoint()
+            assert counts(t) == [(10, 4)]
+            t.push("bids", [bid(13)], 0)
+            t.push("bids", [bid(40)], 3)
+            t.checkpoint()
+            assert counts(t) == [(10, 4)]
+            t.push("bids", [bid(50)], 0)
+            t.push("bids", [bid(50)], 3)
+            t.checkpoint()
+            assert sorted(counts(t)) == [(10, 4), (20, 2), (30, 1), (40, 1)]
+
+    def test_the_status_tells_which_partitions_hold_time_back_and_for_how_long_they_are_silent(self) -> None:
+        with TestDriver(app_of(idle_after="6s")) as t:
+            t.push("bids", [bid(1), bid(12)])
+            t.advance("4s")
+            rows = of_run(t.cluster.driver.state, "", "", {})["sources"]
+            assert [row["holds_time"] for row in rows] == [True] * 4
+            assert all(2_000 <= row["idle_ms"] <= 4_000 for row in rows)
+            t.advance("1s")
+            t.push("bids", [bid(13)])
+            t.advance("4s")
+            rows = of_run(t.cluster.driver.state, "", "", {})["sources"]
+            assert [row["holds_time"] for row in rows] == [True, False, False, False]
+
     def test_a_record_within_the_lateness_corrects_its_window(self) -> None:
         with TestDriver(app_of()) as t:
             t.push("bids", [bid(1)])
@@ -189,6 +223,47 @@ class TestClosing:
             t.checkpoint()
             workers = t.cluster.driver.state.workers.values()
             assert sum(o.late or 0 for w in workers for o in w.progress.operators) == 2
+
+
+class TestARunThatReadsToTheEndsThatItFound:
+    """`run --once`."""
+
+    def run(self, records: dict[int, list[Bid]], seed: int = 0, parallelism: int = 2) -> TestDriver:
+        t = TestDriver(app_of(), parallelism, seed)
+        for partition, bids in records.items():
+            rows = [asdict(each) for each in bids]
+            t.sources["bids"].tables[partition] = pa.Table.from_pylist(rows, schema=COLUMNS.schema)
+        t.cluster.change_rules(until={"bids": {p: len(records.get(p, [])) for p in range(4)}})
+        with t:
+            t.cluster.pass_time(10)
+        assert t.cluster.driver.outcome == ("stopped", None)
+        return t
+
+    @pytest.mark.parametrize("parallelism", [1, 2, 3])
+    @pytest.mark.parametrize("seed", range(6))
+    def test_partitions_without_a_record_hold_nothing_back(self, seed: int, parallelism: int) -> None:
+        assert counts(self.run({1: [bid(1), bid(2), bid(12)]}, seed, parallelism)) == [(10, 2)]
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_a_partition_whose_end_was_reached_fires_nothing_early(self, seed: int) -> None:
+        records = {0: [bid(1), bid(13)], 1: [bid(2), bid(33)], 2: [bid(3), bid(55)]}
+        assert counts(self.run(records, seed)) == [(10, 3)]
+
+    def test_nothing_is_closed_where_all_is_empty(self) -> None:
+        assert counts(self.run({})) == []
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_a_sealed_source_closes_them_all(self, seed: int) -> None:
+        t = TestDriver(app_of(), 2, seed)
+        for partition in range(2):
+            rows = [asdict(bid(1 + 20 * partition))]
+            t.sources["bids"].tables[partition] = pa.Table.from_pylist(rows, schema=COLUMNS.schema)
+        t.sources["bids"].over = True
+        t.cluster.change_rules(until={"bids": {0: 1, 1: 1, 2: 0, 3: 0}})
+        with t:
+            t.cluster.pass_time(10)
+        assert t.cluster.driver.outcome == ("finished", None)
+        assert counts(t) == [(10, 1), (30, 1)]
 
 
 class TestRestoring:

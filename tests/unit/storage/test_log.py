@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -14,8 +17,9 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.ports import ObjectStore
 from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
+from holdfast.storage.logformat import Draft, LogSegment, before_the_first, commit_path, encode_commit, placed
 from holdfast.storage.objects import LocalObjects, MemoryObjects
-from holdfast.storage.segment import READ_ROWS_MAX
+from holdfast.storage.segment import READ_ROWS_MAX, encode_segment, segment_hash
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("word", pa.utf8())])
 ANY_BYTES = 1 << 30
@@ -439,3 +443,60 @@ class TestDamage:
         store.put(path, bytes(whole))
         with pytest.raises(HoldfastError):
             numbers_in(store)
+
+
+class TestWhatAnotherWriterMayHaveWritten:
+    """Size and hash prove who wrote the bytes, not that the bytes are sound."""
+
+    def append_raw(self, store: ObjectStore, data: bytes, rows: int = 2, **changed: Any) -> None:
+        segment = LogSegment(0, 0, rows, "data/0/foreign.arrow", len(data), segment_hash(data))
+        meta = read_meta(store)
+        assert meta is not None
+        commit = placed(Draft("append", "foreign", 1, (replace(segment, rows=rows),)), before_the_first(meta))
+        commit = replace(commit, segments=tuple(replace(each, **changed) for each in commit.segments))
+        store.put("data/0/foreign.arrow", data)
+        store.create(commit_path(1), encode_commit(commit))
+
+    def patched(self, before: bytes, after: bytes) -> bytes:
+        data = encode_segment(rows(1, 2).cast(SCHEMA))
+        assert data.count(before) == 1
+        return data.replace(before, after)
+
+    def test_string_offsets_beyond_the_data_are_damage(self, store: ObjectStore) -> None:
+        offsets = np.array([0, 2, 4], np.int32), np.array([0, 2, 1 << 30], np.int32)
+        self.append_raw(store, self.patched(*(each.tobytes() for each in offsets)))
+        with pytest.raises(Damaged, match="foreign.arrow holds values that cannot be read"):
+            LogReader(store).read(0, 0, ANY_BYTES)
+
+    def test_bytes_that_are_no_text_are_damage(self, store: ObjectStore) -> None:
+        self.append_raw(store, self.patched(b"w1w2", b"w1\xff2"))
+        with pytest.raises(Damaged, match="UTF8"):
+            LogReader(store).read(0, 0, ANY_BYTES)
+
+    @pytest.mark.parametrize(
+        ("changed", "what"),
+        [
+            ({"rows": 0}, "rows or offsets"),
+            ({"rows": -2}, "rows or offsets"),
+            ({"base": -2}, "rows or offsets"),
+            ({"base": 7}, "rows or offsets"),
+            ({"path": "data/0/../../../other"}, "path"),
+            ({"path": "/etc/passwd"}, "path"),
+            ({"path": "meta.json"}, "path"),
+        ],
+    )
+    def test_a_commit_with_impossible_segments_is_damage(
+        self, store: ObjectStore, changed: dict[str, Any], what: str
+    ) -> None:
+        self.append_raw(store, encode_segment(rows(1, 2).cast(SCHEMA)), **changed)
+        with pytest.raises(Damaged, match=what):
+            LogReader(store).read(0, 0, ANY_BYTES)
+
+    @pytest.mark.parametrize("ends", [(-1, 0), (1 << 63, 0)])
+    def test_a_commit_with_impossible_ends_is_damage(self, store: ObjectStore, ends: tuple[int, int]) -> None:
+        meta = read_meta(store)
+        assert meta is not None
+        commit = replace(placed(Draft("append", "foreign", 1), before_the_first(meta)), ends=ends)
+        store.create(commit_path(1), encode_commit(commit))
+        with pytest.raises(Damaged, match="rows or offsets"):
+            LogReader(store)
