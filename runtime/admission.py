@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
@@ -22,7 +23,7 @@ from holdfast.runtime import status
 from holdfast.runtime.plan import check_against, describe_operators, with_operator_ids
 from holdfast.runtime.presence import is_gone
 from holdfast.runtime.sources.generator import Generator
-from holdfast.runtime.steps import Plan, SinkSpec
+from holdfast.runtime.steps import Plan, SinkSpec, clock_of, is_clock
 from holdfast.sinks.contract import OwnedSink, RepairableSink
 
 LOOK_EVERY_S = 0.2
@@ -138,23 +139,35 @@ def with_identities(
 ) -> tuple[Plan, tuple[OperatorState, ...]]:
     """Give every operator the number it had; numbers of dropped ones are kept and never given away."""
     alive = {operator.name: operator for operator in known if not operator.dropped}
-    unknown = sorted(set(drop_state) - set(alive))
-    gone = sorted(set(alive) - {operator.name for operator in plan.operators} - set(drop_state))
+    unknown = sorted(set(drop_state) - {name for name in alive if not is_clock(name)})
+    drop_state = with_clocks(plan, alive, drop_state)
+    gone = left_operators(plan, known, drop_state)
     if unknown or gone:
-        what, next_step = _unknown_state(unknown, sorted(alive)) if unknown else _left_state(gone)
+        named = sorted(name for name in alive if not is_clock(name))
+        what, next_step = _unknown_state(unknown, named) if unknown else left_state(gone)
         raise ConfigError(
             what,
             not_done="the job was not started; state and output are untouched",
             next_step=next_step,
             where=Where(job=plan.app),
         )
-    dropped = tuple(replace(o, dropped=True) if o.name in drop_state else o for o in known if _is_past(o, drop_state))
+    dropped = tuple(msgspec.structs.replace(o, dropped=True) for o in known if _is_past(o, drop_state))
     kept = {name: operator for name, operator in alive.items() if name not in drop_state}
     taken = {f"dropped {operator.id}": operator.id for operator in dropped}
     plan = with_operator_ids(plan, {name: operator.id for name, operator in kept.items()} | taken)
     check_against(plan, {name: operator.schema for name, operator in kept.items()})
     described = describe_operators(plan)
     return plan, (*dropped, *(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators))
+
+
+def with_clocks(plan: Plan, alive: Collection[str], drop_state: Sequence[str]) -> list[str]:
+    """Return the operators to drop, with the clocks of windows that the code no longer has.
+
+    The clock of a window that is still in the code stays: what was closed never opens again (P11).
+    """
+    kept = {operator.name for operator in plan.operators}
+    clocks = [clock_of(name) for name in drop_state]
+    return [*drop_state, *(clock for clock in clocks if clock in alive and clock not in kept)]
 
 
 def _unknown_state(unknown: Sequence[str], alive: Sequence[str]) -> tuple[str, str]:
@@ -164,7 +177,14 @@ def _unknown_state(unknown: Sequence[str], alive: Sequence[str]) -> tuple[str, s
     return what, f"operators with state: {', '.join(alive)}"
 
 
-def _left_state(gone: Sequence[str]) -> tuple[str, str]:
+def left_operators(plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str] = ()) -> list[str]:
+    """Return the operators that have state and are neither in the code nor dropped; a clock goes with its operator."""
+    named = {operator.name for operator in plan.operators} | set(drop_state)
+    return sorted(o.name for o in known if not o.dropped and not is_clock(o.name) and o.name not in named)
+
+
+def left_state(gone: Sequence[str]) -> tuple[str, str]:
+    """Return what a run refuses, and what to do, about state that the code no longer has an operator for."""
     drop = " ".join(f"--drop-state {name}" for name in gone)
     return (
         f"state is kept for {', '.join(gone)}, which the app no longer has",
