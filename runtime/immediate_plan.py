@@ -94,4 +94,3 @@ def _identity(fragment: Mapping[str, Any], path: tuple[Step, ...]) -> str:
         if isinstance(step.kind, Call):
             parts.append([step.kind.on_error, code_of(step.kind.function)])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-

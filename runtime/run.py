@@ -15,7 +15,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -119,6 +119,7 @@ def prepare(
         ConfigError: the job, a setting, a source or a target does not fit.
         Fenced: another run of this job is alive.
     """
+    plan = replace(plan, key_groups=settings.key_groups)
     root = join(settings.root, plan.app)
     store = open_objects(root)
     repository = Repository(store)
@@ -129,7 +130,7 @@ def prepare(
     if job is not None and job.finished:
         return Prepared(plan, settings, root, store, repository, job, (), {})
     if job is not None:
-        _check_job(job, plan)
+        _check_job(job, plan, settings)
         if not takeover:
             refuse_second_run(store, job)
         if job.completed:
@@ -200,6 +201,7 @@ class _Run:
         task = WorkerTask(
             prepared.plan, prepared.root, self._control.address, credentials, settings.heartbeat_ms / 1000,
             settings.session_timeout_ms / 1000, None if rate is None else float(rate), detour_of(os.environ),
+            settings.channel_bytes_max, settings.staged_bytes_max,
         )  # fmt: skip
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []
@@ -377,10 +379,11 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
     )
 
 
-def _check_job(job: joblog.Job, plan: Plan) -> None:
+def _check_job(job: joblog.Job, plan: Plan, settings: Settings) -> None:
     if job.key_groups != plan.key_groups:
         raise ConfigError(
-            f"job {job.name!r} was created with key_groups={job.key_groups}, the app says {plan.key_groups}",
+            f"job {job.name!r} was created with key_groups={job.key_groups}, and now has key_groups={plan.key_groups} "
+            f"(origin: {settings.origin('key_groups')})",
             not_done="the job was not started; state and output are untouched",
             next_step=f"set key_groups={job.key_groups} (it is fixed for the job's life), or give the job a new name",
             where=Where(job=job.name),
