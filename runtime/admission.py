@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ import msgspec
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
+from holdfast.model import Epoch
 from holdfast.ports import ObjectStore
 from holdfast.runtime import status
 from holdfast.runtime.plan import check_against, describe_operators, with_operator_ids
@@ -105,16 +106,45 @@ def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -
         )
 
 
-def check_sinks(plan: Plan, before: Manifest) -> None:
-    """Output that was committed has to go somewhere, also if the code no longer has its sink."""
-    waiting = sorted({item.writer.sink for item in before.pending} - {sink.name for sink in plan.sinks})
-    if waiting:
+def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[joblog.Record]]) -> tuple[str, ...]:
+    """Refuse to leave committed output behind whose sink the code no longer has.
+
+    Args:
+        records: Reads the job log; called only if the manifest names output of such a sink.
+
+    Returns:
+        Sinks that the code no longer has, whose output in the manifest is delivered: the run stopped after it.
+
+    Raises:
+        ConfigError: such output is not known to be delivered.
+    """
+    gone = sorted({item.writer.sink for item in before.pending} - {sink.name for sink in plan.sinks})
+    if gone and not delivered_through(records(), before.epoch):
         raise ConfigError(
-            f"the app no longer has the sink {waiting[0]!r}, but output for it is committed and not delivered yet",
+            f"the app no longer has the sink {gone[0]!r}, but output for it is committed and not delivered yet",
             not_done="the job was not started; state and output are untouched",
-            next_step=f"put the sink {waiting[0]!r} back and run until it has caught up (holdfast stop waits for that)",
+            next_step=f"put the sink {gone[0]!r} back, run the job and end it with holdfast stop, which waits for "
+            "delivery; then remove the sink",
             where=Where(job=plan.app),
         )
+    return tuple(gone)
+
+
+def delivered_through(records: Iterable[joblog.Record], epoch: Epoch) -> bool:
+    """Return whether a run stopped at this epoch, the job's last one: a run stops only when all is delivered (P13).
+
+    The record that ends a rewind says less: a target that cannot take output back may have been accepted as it is.
+    """
+    delivered = rewound = False
+    for record in records:
+        match record.body:
+            case joblog.Rewound():
+                delivered, rewound = False, True
+            case joblog.CheckpointCompleted():
+                rewound = False
+            case joblog.Stopped(epoch=stopped):
+                delivered = stopped == epoch and not rewound
+    return delivered
 
 
 def _live_driver(store: ObjectStore) -> dict[str, Any] | None:

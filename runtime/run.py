@@ -51,6 +51,7 @@ from holdfast.runtime.rewind_plan import granted
 from holdfast.runtime.rewind_sources import missing_records
 from holdfast.runtime.rewind_target import while_it_goes_on
 from holdfast.runtime.settings import Settings
+from holdfast.runtime.shape import shape_of
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.detour import detour_of
 from holdfast.runtime.spark.host import WorkerTask
@@ -96,6 +97,7 @@ class Prepared:
     """With `once`: the end offsets of every source as they were found."""
     warnings: tuple[str, ...] = ()
     """For people: what this run cannot make right."""
+    gone_sinks: master.GoneSinks | None = None
 
 
 def prepare(
@@ -135,8 +137,9 @@ def prepare(
             refuse_second_run(store, job)
         if job.completed:
             before = repository.load_manifest(job.completed[-1].body.manifest)
+    gone_sinks: tuple[str, ...] = ()
     if before is not None:
-        check_sinks(plan, before)
+        gone_sinks = check_sinks(plan, before, repository.records)
         check_written_at_once(plan, before)
     if job is not None and before is not None and job.repair_due:
         written = {writer.sink for writer in writers_of(repository, job, before, ())}
@@ -157,7 +160,8 @@ def prepare(
         prepare_sink(sink, job)
     dlq_places.write(store, plan)
     warnings = exposed(plan, job, before)
-    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings)
+    gone = None if before is None else master.GoneSinks(gone_sinks, before.epoch)
+    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings, gone)
 
 
 def run(
@@ -376,6 +380,8 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         local_paths=() if settings.shared_paths == "true" else local_paths(plan, prepared.root),
         unrepairable=unrepairable(plan.sinks),
         audit=settings.audit,
+        shape=shape_of(plan),
+        gone_sinks=prepared.gone_sinks,
     )
 
 

@@ -41,6 +41,8 @@ from holdfast.runtime.steps import (
 
 FORMAT_VERSION = 1
 TEXT_LENGTH_MAX = 200
+PLACE = ("path", "table", "url", "servers", "topic", "prefix")
+"""Attributes of sources and sinks that say where they read or write."""
 Chain = list[dict[str, Any]]
 
 
@@ -94,7 +96,7 @@ class _Steps:
 def _source(plan: Plan, spec: SourceSpec) -> dict[str, Any]:
     return {
         "kind": type(spec.source).__name__,
-        "where": getattr(spec.source, "where", None),
+        "place": _place(spec.source),
         "columns": _columns(plan.fragments[spec.fragment].schema),
         "event_time": spec.event_time,
         "out_of_orderness_us": spec.out_of_orderness_us,
@@ -106,11 +108,17 @@ def _source(plan: Plan, spec: SourceSpec) -> dict[str, Any]:
 def _sink(spec: SinkSpec) -> dict[str, Any]:
     return {
         "kind": type(spec.sink).__name__,
-        "where": getattr(spec.sink, "where", None),
+        "place": _place(spec.sink),
         "columns": _columns(spec.schema),
         "upsert_key": None if spec.upsert_key is None else list(spec.upsert_key),
         "written": "at commit" if spec.path is None else "at once",
     }
+
+
+def _place(connector: object) -> dict[str, str]:
+    """Return where a source or sink reads or writes, as far as it says so; passwords are refused in these."""
+    said = {name: getattr(connector, name, None) for name in PLACE}
+    return {name: value for name, value in said.items() if isinstance(value, str)}
 
 
 def _columns(schema: pa.Schema) -> list[list[Any]]:

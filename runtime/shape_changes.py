@@ -68,12 +68,9 @@ def _source_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]
         return Change("source", name, what, effect)
 
     found = []
-    for part in ("kind", "where"):
-        if before[part] != now[part]:
-            found.append(
-                change(f"read {before[part]} and now reads {now[part]}", "reading goes on from the offsets it has")
-            )
-            break
+    if _where(before) != _where(now):
+        what = f"read {_where(before)} and now reads {_where(now)}"
+        found.append(change(what, "reading goes on from the offsets it has"))
     found += [change(what, FROM_HERE) for what in _column_changes(before["columns"], now["columns"])]
     if before["event_time"] != now["event_time"]:
         found.append(change(f"had event_time={before['event_time']!r} and now has {now['event_time']!r}", FROM_HERE))
@@ -89,8 +86,8 @@ def _source_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]
 
 def _sink_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     found = []
-    if (before["kind"], before["where"]) != (now["kind"], now["where"]):
-        what = f"wrote to {before['where'] or before['kind']} and now writes to {now['where'] or now['kind']}"
+    if _where(before) != _where(now):
+        what = f"wrote to {_where(before)} and now writes to {_where(now)}"
         effect = (
             "rows delivered so far stay in the old target; the new one gets what is delivered from now on, and of "
             "a stream that replaces rows only the keys that change"
@@ -108,6 +105,11 @@ def _sink_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
         what = f"was written {before['written']} and is now written {now['written']}"
         found.append(Change("sink", name, what, "rows delivered so far stay as they are"))
     return found
+
+
+def _where(connector: Mapping[str, Any]) -> str:
+    """Return kind and place of a source or sink."""
+    return " ".join([connector["kind"], *(f"{part} {value!r}" for part, value in connector["place"].items())])
 
 
 def _column_changes(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> list[str]:
