@@ -67,7 +67,7 @@ def chain_of(shape: dict[str, Any], name: str) -> Chain | None:
 
 
 def _expanded(shape: dict[str, Any], number: int) -> dict[str, Any]:
-    step = shape["steps"][number]
+    step: dict[str, Any] = shape["steps"][number]
     if step["step"] != "union":
         return dict(step)
     return step | {"of": [[_expanded(shape, each) for each in chain] for chain in step["of"]]}

@@ -1,13 +1,14 @@
 """Format 1 of the plan's shape and of operators' identity, as manifests keep them, is read and written as then.
 
-A difference here makes `holdfast plan` report changes, or a run refuse its own state, after an upgrade of Holdfast. If
-it comes from a new version of Polars, whose expressions have another normal form, write a new golden file beside the old
+A difference here makes `holdfast plan` report changes, or a run refuse its own state, after an upgrade of Holdfast.
+If it comes from a new version of Polars, whose expressions have another normal form, write a new golden file beside the old
 one: between two versions of Polars such a difference refuses nothing.
 """
 
 from __future__ import annotations
 
 import json
+import platform
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -60,7 +61,7 @@ def golden(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(GOLDEN.read_text())
     monkeypatch.setattr(shape, "POLARS", found["shape"]["polars"])
     monkeypatch.setattr(identity, "POLARS", found["shape"]["polars"])
-    monkeypatch.setattr(shape.platform, "python_version", lambda: found["shape"]["python"])
+    monkeypatch.setattr(platform, "python_version", lambda: found["shape"]["python"])
     return found
 
 

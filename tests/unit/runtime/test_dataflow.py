@@ -239,6 +239,7 @@ class TestReservedColumnNames:
         with pytest.raises(hf.ConfigError) as function:
             stream.map(lambda row: row, to=schema)
         with pytest.raises(hf.ConfigError) as aggregate:
-            stream.key_by("v").agg("a", **{name: hf.count()})
+            counted: dict[str, Any] = {name: hf.count()}
+            stream.key_by("v").agg("a", **counted)
         for refused in (source, select, function, aggregate):
             assert says in refused.value.what and repr(name) in refused.value.what

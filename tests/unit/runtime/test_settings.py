@@ -210,9 +210,7 @@ class TestEverySettingHasAnEffect:
         app = hf.App("numbers")
         app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", hf.SQLite("unused.db", table="t"))
         address = ("127.0.0.1", 1)
-        task = WorkerTask(
-            app.plan(), "root", address, make_credentials(False), 0.5, 10.0, 9.0, None, 70_000, 2_000_000
-        )
+        task = WorkerTask(app.plan(), "root", address, make_credentials(False), 0.5, 10.0, 9.0, None, 70_000, 2_000_000)
         limits = limits_of(task)
         assert (limits.records_per_second, limits.staged_bytes_max) == (9.0, 2_000_000)
 
@@ -222,7 +220,9 @@ class TestEverySettingHasAnEffect:
         ports = MemberPorts(VirtualClock(), MemoryObjects(), MemoryNetwork(), MemoryState(), lambda _: None)
 
         def is_full(staged_bytes_max: int) -> bool:
-            deliveries = Deliveries(app.plan(), ports, lambda *_: None, lambda *_: None, pytest.fail, staged_bytes_max)
+            deliveries = Deliveries(
+                app.plan(), ports, lambda *_: None, lambda *_: None, list[BaseException]().append, staged_bytes_max
+            )
             staged = Staged((ObjectRef("staged/x", 1_000, "0"),), 1)
             pending = Pending(Writer("out", Subtask(0)), Tag(Timeline(1), Epoch(1)), staged)
             handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
