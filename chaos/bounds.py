@@ -33,7 +33,7 @@ def small(wanted: bool) -> Iterator[None]:
     swapped: tuple[tuple[Any, str, object], ...] = (
         (coordinator, "EPOCHS_GIVEN_UP_MAX", GIVEN_UP_MAX),
         (joblog, "EPOCHS_GIVEN_UP_MAX", GIVEN_UP_MAX),
-        (delivery, "is_full", lambda state: is_full(state, BACKLOG_EPOCHS_MAX)),
+        (delivery, "is_full", lambda state, **limits: is_full(state, BACKLOG_EPOCHS_MAX, **limits)),
     )
     rights = [getattr(owner, name) for owner, name, _ in swapped]
     for owner, name, value in swapped:

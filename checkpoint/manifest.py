@@ -77,6 +77,8 @@ class Manifest(msgspec.Struct, frozen=True):
     v: int = FORMAT_VERSION
     audit: Audit | msgspec.UnsetType = msgspec.UNSET
     """Left out where it is not known, also in manifests of older versions."""
+    shape: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    """What the job's code was; left out in manifests of older versions. Opaque here: runtime/shape.py makes it."""
 
     @property
     def audited(self) -> Audit | None:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
+from holdfast.model import Epoch
 from holdfast.ports import ObjectStore
 from holdfast.runtime import status
 from holdfast.runtime.plan import check_against, describe_operators, with_operator_ids
 from holdfast.runtime.presence import is_gone
 from holdfast.runtime.sources.generator import Generator
-from holdfast.runtime.steps import Plan, SinkSpec
+from holdfast.runtime.steps import Plan, SinkSpec, clock_of, is_clock
 from holdfast.sinks.contract import OwnedSink, RepairableSink
 
 LOOK_EVERY_S = 0.2
@@ -121,16 +123,45 @@ def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -
         )
 
 
-def check_sinks(plan: Plan, before: Manifest) -> None:
-    """Output that was committed has to go somewhere, also if the code no longer has its sink."""
-    waiting = sorted({item.writer.sink for item in before.pending} - {sink.name for sink in plan.sinks})
-    if waiting:
+def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[joblog.Record]]) -> tuple[str, ...]:
+    """Refuse to leave committed output behind whose sink the code no longer has.
+
+    Args:
+        records: Reads the job log; called only if the manifest names output of such a sink.
+
+    Returns:
+        Sinks that the code no longer has, whose output in the manifest is delivered: the run stopped after it.
+
+    Raises:
+        ConfigError: such output is not known to be delivered.
+    """
+    gone = sorted({item.writer.sink for item in before.pending} - {sink.name for sink in plan.sinks})
+    if gone and not delivered_through(records(), before.epoch):
         raise ConfigError(
-            f"the app no longer has the sink {waiting[0]!r}, but output for it is committed and not delivered yet",
+            f"the app no longer has the sink {gone[0]!r}, but output for it is committed and not delivered yet",
             not_done="the job was not started; state and output are untouched",
-            next_step=f"put the sink {waiting[0]!r} back and run until it has caught up (holdfast stop waits for that)",
+            next_step=f"put the sink {gone[0]!r} back, run the job and end it with holdfast stop, which waits for "
+            "delivery; then remove the sink",
             where=Where(job=plan.app),
         )
+    return tuple(gone)
+
+
+def delivered_through(records: Iterable[joblog.Record], epoch: Epoch) -> bool:
+    """Return whether a run stopped at this epoch, the job's last one: a run stops only when all is delivered (P13).
+
+    The record that ends a rewind says less: a target that cannot take output back may have been accepted as it is.
+    """
+    delivered = rewound = False
+    for record in records:
+        match record.body:
+            case joblog.Rewound():
+                delivered, rewound = False, True
+            case joblog.CheckpointCompleted():
+                rewound = False
+            case joblog.Stopped(epoch=stopped):
+                delivered = stopped == epoch and not rewound
+    return delivered
 
 
 def _live_driver(store: ObjectStore) -> dict[str, Any] | None:
@@ -155,23 +186,35 @@ def with_identities(
 ) -> tuple[Plan, tuple[OperatorState, ...]]:
     """Give every operator the number it had; numbers of dropped ones are kept and never given away."""
     alive = {operator.name: operator for operator in known if not operator.dropped}
-    unknown = sorted(set(drop_state) - set(alive))
-    gone = sorted(set(alive) - {operator.name for operator in plan.operators} - set(drop_state))
+    unknown = sorted(set(drop_state) - {name for name in alive if not is_clock(name)})
+    drop_state = with_clocks(plan, alive, drop_state)
+    gone = left_operators(plan, known, drop_state)
     if unknown or gone:
-        what, next_step = _unknown_state(unknown, sorted(alive)) if unknown else _left_state(gone)
+        named = sorted(name for name in alive if not is_clock(name))
+        what, next_step = _unknown_state(unknown, named) if unknown else left_state(gone)
         raise ConfigError(
             what,
             not_done="the job was not started; state and output are untouched",
             next_step=next_step,
             where=Where(job=plan.app),
         )
-    dropped = tuple(replace(o, dropped=True) if o.name in drop_state else o for o in known if _is_past(o, drop_state))
+    dropped = tuple(msgspec.structs.replace(o, dropped=True) for o in known if _is_past(o, drop_state))
     kept = {name: operator for name, operator in alive.items() if name not in drop_state}
     taken = {f"dropped {operator.id}": operator.id for operator in dropped}
     plan = with_operator_ids(plan, {name: operator.id for name, operator in kept.items()} | taken)
     check_against(plan, {name: operator.schema for name, operator in kept.items()})
     described = describe_operators(plan)
     return plan, (*dropped, *(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators))
+
+
+def with_clocks(plan: Plan, alive: Collection[str], drop_state: Sequence[str]) -> list[str]:
+    """Return the operators to drop, with the clocks of windows that the code no longer has.
+
+    The clock of a window that is still in the code stays: what was closed never opens again (P11).
+    """
+    kept = {operator.name for operator in plan.operators}
+    clocks = [clock_of(name) for name in drop_state]
+    return [*drop_state, *(clock for clock in clocks if clock in alive and clock not in kept)]
 
 
 def _unknown_state(unknown: Sequence[str], alive: Sequence[str]) -> tuple[str, str]:
@@ -181,7 +224,14 @@ def _unknown_state(unknown: Sequence[str], alive: Sequence[str]) -> tuple[str, s
     return what, f"operators with state: {', '.join(alive)}"
 
 
-def _left_state(gone: Sequence[str]) -> tuple[str, str]:
+def left_operators(plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str] = ()) -> list[str]:
+    """Return the operators that have state and are neither in the code nor dropped; a clock goes with its operator."""
+    named = {operator.name for operator in plan.operators} | set(drop_state)
+    return sorted(o.name for o in known if not o.dropped and not is_clock(o.name) and o.name not in named)
+
+
+def left_state(gone: Sequence[str]) -> tuple[str, str]:
+    """Return what a run refuses, and what to do, about state that the code no longer has an operator for."""
     drop = " ".join(f"--drop-state {name}" for name in gone)
     return (
         f"state is kept for {', '.join(gone)}, which the app no longer has",

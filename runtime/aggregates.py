@@ -26,6 +26,8 @@ from holdfast.runtime.expressions import check_column_name, unknown_column
 from holdfast.state.spec import ColumnSpec
 
 Kind = Literal["count", "sum", "min", "max", "mean"]
+_NOT_GIVEN: Any = None
+"""An aggregate that lacks its column is refused in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -54,29 +56,29 @@ class BoundAggregation:
     """State column with the number of values that were not null; None where nothing needs it."""
 
 
-def count(column: str | None = None) -> Aggregation:
+def count(column: str | None = None, *, filter: None = None) -> Aggregation:
     """Count rows, or the values of `column` that are not null. int64, never null."""
-    return _aggregation("count", column)
+    return _aggregation("count", column, filter)
 
 
-def sum(column: str) -> Aggregation:
+def sum(column: str = _NOT_GIVEN, *, filter: None = None) -> Aggregation:
     """Add up a column: integers to int64, floats to double. An overflow fails the job."""
-    return _aggregation("sum", column)
+    return _aggregation("sum", column, filter)
 
 
-def min(column: str) -> Aggregation:
+def min(column: str = _NOT_GIVEN, *, filter: None = None) -> Aggregation:
     """Smallest value of a column of integers, floats, dates, times or durations."""
-    return _aggregation("min", column)
+    return _aggregation("min", column, filter)
 
 
-def max(column: str) -> Aggregation:
+def max(column: str = _NOT_GIVEN, *, filter: None = None) -> Aggregation:
     """Largest value of a column of integers, floats, dates, times or durations."""
-    return _aggregation("max", column)
+    return _aggregation("max", column, filter)
 
 
-def mean(column: str) -> Aggregation:
+def mean(column: str = _NOT_GIVEN, *, filter: None = None) -> Aggregation:
     """Average of a column of integers or floats, double."""
-    return _aggregation("mean", column)
+    return _aggregation("mean", column, filter)
 
 
 def bound(name: str, aggregation: object, schema: pa.Schema, where: str) -> BoundAggregation:
@@ -104,6 +106,20 @@ def bound(name: str, aggregation: object, schema: pa.Schema, where: str) -> Boun
     return BoundAggregation(
         kind, column, field.nullable, pa.field(name, result, nullable=nullable), f"{name}.{kind}", seen
     )
+
+
+def refuse_unnamed(given: tuple[object, ...], where: str) -> None:
+    """Refuse aggregates that are given without the name of their result column.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if given:
+        raise ConfigError(
+            f"{where}: {given[0]} has no name",
+            not_done="the job was not planned",
+            next_step=f"name its result column: .agg(..., name={given[0]})",
+        )
 
 
 def state_columns(bound: BoundAggregation) -> tuple[ColumnSpec, ...]:
@@ -135,7 +151,14 @@ def state_dtype(bound: BoundAggregation) -> np.dtype[Any]:
     return dtype
 
 
-def _aggregation(kind: Kind, column: str | None) -> Aggregation:
+def _aggregation(kind: Kind, column: str | None, filter: object) -> Aggregation:
+    if filter is not None:
+        raise ConfigError(
+            f"{kind}(..., filter=) is not in this version",
+            not_done="the job was not planned",
+            next_step="give the aggregate a column that is null where the row does not count, made before with "
+            ".with_columns(x=pl.when(condition).then(value))",
+        )
     if column is None and kind == "count":
         return Aggregation(kind, None)
     if not isinstance(column, str):

@@ -7,6 +7,7 @@ and `holdfast run job.py` the same; `app.plan()` gives the plan without running 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
@@ -16,12 +17,13 @@ from holdfast.runtime.dataflow import Stream
 from holdfast.runtime.dead_letters import DEAD_LETTERS
 from holdfast.runtime.expressions import check_column_name, unknown_column
 from holdfast.runtime.functions import checked_policy
-from holdfast.runtime.graph import FromSource, Graph, check_name, position
+from holdfast.runtime.graph import NOT_GIVEN, FromSource, Graph, check_name, position
 from holdfast.runtime.plan import compile_plan
 from holdfast.runtime.settings import duration_ms
 from holdfast.runtime.sources.log import Log
 from holdfast.runtime.sources.source import Source
 from holdfast.runtime.steps import Plan
+from holdfast.runtime.unsupported import APP, no_attribute
 from holdfast.runtime.windows import TIME
 from holdfast.sinks.contract import Sink
 
@@ -36,6 +38,7 @@ class App:
         parallelism: Workers; default 2.
         standbys: Warm spare workers. Only 0 so far.
         key_groups: Units in which state moves between workers; fixed once the job has run.
+        mode, changelog, state_memory: Only their defaults so far.
         dlq: A sink for dead letters, such as `hf.Log("data/dead")`: records that no row can be made of, and rows that
             a function with on_error="dlq" fails on. None: such a record fails the job.
 
@@ -45,7 +48,7 @@ class App:
 
     def __init__(
         self,
-        name: str,
+        name: str = NOT_GIVEN,
         *,
         root: str | None = None,
         checkpoint_every: str = "1s",
@@ -53,6 +56,9 @@ class App:
         standbys: int = 0,
         key_groups: int = 128,
         dlq: Sink | None = None,
+        mode: str = "continuous",
+        changelog: object = "root",
+        state_memory: object = None,
     ) -> None:
         self.name = check_name(name, "app")
         duration_ms(checkpoint_every, "checkpoint_every")
@@ -65,12 +71,22 @@ class App:
                 )
         self.root, self.checkpoint_every, self.parallelism = root, checkpoint_every, parallelism
         self.standbys, self.key_groups, self.dlq = standbys, key_groups, dlq
+        self._later = {
+            f"mode={mode!r}": mode != "continuous",
+            f"changelog={changelog!r}": changelog != "root",
+            f"state_memory={state_memory!r}": state_memory is not None,
+        }
         self._graph = Graph(name, dlq=dlq)
+
+    if not TYPE_CHECKING:  # a type checker would take every name for one that exists
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute('App', name, APP, dir(type(self)))
 
     def source(
         self,
-        name: str,
-        source: Source,
+        name: str = NOT_GIVEN,
+        source: Source = NOT_GIVEN,
         *,
         event_time: str | None = None,
         out_of_orderness: str = "0s",
@@ -100,7 +116,8 @@ class App:
         schema = getattr(source, "schema", None)
         if not isinstance(schema, pa.Schema):
             raise ConfigError(
-                f"source {name!r} at {position()}: {source!r} is not a source",
+                f"source {name!r} at {position()}: "
+                + ("no source is given" if source is None else f"{source!r} is not a source"),
                 not_done="the job was not planned",
                 next_step='give one, for example hf.Log("data/bids", Bid)',
             )
@@ -144,6 +161,7 @@ class App:
     def _refuse_unsupported(self) -> None:
         asked = {
             f"standbys={self.standbys}": self.standbys != 0,
+            **self._later,
         }
         for what, used in asked.items():
             if used:

@@ -11,17 +11,18 @@ an upsert stream keeps its key columns as they are; a filter turns rows that no 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import polars as pl
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.runtime.aggregates import Aggregation, bound
+from holdfast.runtime.aggregates import Aggregation, bound, refuse_unnamed
 from holdfast.runtime.expressions import Column, Use, columns_of, predicate_of, unknown_column
 from holdfast.runtime.functions import How, call_of, checked_as, row_schema, united
-from holdfast.runtime.graph import Graph, Node, NodeKind, ToSink, check_name, position, refused
+from holdfast.runtime.graph import NOT_GIVEN, Graph, Node, NodeKind, ToSink, check_name, position, refused
 from holdfast.runtime.steps import Aggregate, Call, Filter, Project, Union
+from holdfast.runtime.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.sinks.contract import Sink
 from holdfast.state.keys import KeyType
 
@@ -34,6 +35,11 @@ class Stream:
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self._graph, self._node = graph, node
+
+    if not TYPE_CHECKING:  # a type checker would take every name for one that exists
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute('Stream', name, STREAM, dir(type(self)))
 
     @property
     def schema(self) -> pa.Schema:
@@ -79,7 +85,7 @@ class Stream:
         kept = {field.name: Column(field.name, pl.col(field.name), field, field.name) for field in self.schema}
         return self._project(tuple((kept | given).values()), use)
 
-    def map(self, fn: Callable[[Any], Any], to: type | pa.Schema, *, on_error: str = "fail") -> Stream:
+    def map(self, fn: Callable[[Any], Any], to: type | pa.Schema = NOT_GIVEN, *, on_error: str = "fail") -> Stream:
         """Call a function with every row; it gives one row: a `to`, a dict, a tuple or an `hf.Row`.
 
         Args:
@@ -94,11 +100,15 @@ class Stream:
         """
         return self._call("map", fn, row_schema(to, self._use("map")), on_error)
 
-    def flat_map(self, fn: Callable[[Any], Any], to: type | pa.Schema, *, on_error: str = "fail") -> Stream:
+    def flat_map(
+        self, fn: Callable[[Any], Any], to: type | pa.Schema = NOT_GIVEN, *, on_error: str = "fail"
+    ) -> Stream:
         """Call a function with every row; it gives a list of rows, or yields them. Otherwise as `map`."""
         return self._call("flat_map", fn, row_schema(to, self._use("flat_map")), on_error)
 
-    def map_batches(self, fn: Callable[[Any], Any], to: type | pa.Schema, *, on_error: str = "fail") -> Stream:
+    def map_batches(
+        self, fn: Callable[[Any], Any], to: type | pa.Schema = NOT_GIVEN, *, on_error: str = "fail"
+    ) -> Stream:
         """Call a function with every pyarrow.RecordBatch; it gives a RecordBatch with the columns of `to`.
 
         Where batches begin and end means nothing and differs after a failure: what the function gives for a row may
@@ -169,12 +179,12 @@ class Stream:
             raise refused(f"{use}: {error.what}", error.next_step) from error
         return Keyed(self._graph, self._node, columns)
 
-    def sink(self, name: str, sink: Sink) -> None:
+    def sink(self, name: str = NOT_GIVEN, sink: Sink = NOT_GIVEN) -> None:
         """Write the stream to a sink. Several sinks on one stream are not atomic with each other."""
         check_name(name, "sink")
         if not all(callable(getattr(sink, method, None)) for method in ("check", "prepare", "open")):
             raise refused(
-                f"sink {name!r} at {position()}: {sink!r} is not a sink",
+                f"sink {name!r} at {position()}: {'no sink is given' if sink is None else f'{sink!r} is not a sink'}",
                 'give one, for example hf.SQLite("out.db", table="hot", key=["auction"])',
             )
         checked = self._graph.claim(name, "sink")
@@ -242,7 +252,14 @@ class Keyed:
     def __init__(self, graph: Graph, node: Node, keys: tuple[str, ...]) -> None:
         self._graph, self._node, self._keys = graph, node, keys
 
-    def agg(self, name: str, *, emit: str = "changes", **aggregates: Aggregation) -> Stream:
+    if not TYPE_CHECKING:  # a type checker would take every name for one that exists
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute('Keyed', name, KEYED_STREAM, dir(type(self)))
+
+    def agg(
+        self, name: str = NOT_GIVEN, *unnamed: NoReturn, emit: str = "changes", **aggregates: Aggregation
+    ) -> Stream:
         """Keep aggregates per key; the result is an upsert stream with the last value per key and epoch.
 
         Args:
@@ -253,7 +270,9 @@ class Keyed:
         Raises:
             ConfigError: a name is taken, a column unknown, or a type that the aggregate does not take.
         """
+        check_name(name, "operator")
         where = f"agg {name!r} on stream {self._node.stream!r} at {position()}"
+        refuse_unnamed(unnamed, where)
         if self._node.upsert_key is not None:
             raise refused(
                 f"{where}: the stream replaces rows by {', '.join(self._node.upsert_key)}, "
@@ -275,7 +294,7 @@ class Keyed:
         node = self._graph.add(aggregate, self._node, checked, pa.schema(fields), self._keys)
         return Stream(self._graph, node)
 
-    def window(self, window: object, *, allowed_lateness: str = "0s") -> Windowed:
+    def window(self, window: object = None, *, allowed_lateness: str = "0s") -> Windowed:
         """Group rows by windows of event time as well: `.window(hf.tumbling("10s")).agg(...)`.
 
         Args:

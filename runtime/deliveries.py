@@ -40,8 +40,9 @@ class Deliveries:
         after: Callable[[float, Callable[[], object]], None],
         confirmed: Callable[[Writer, Tag], None],
         fail: Callable[[BaseException], None],
+        staged_bytes_max: int = delivery.BACKLOG_BYTES_MAX,
     ) -> None:
-        self._plan, self._ports = plan, ports
+        self._plan, self._ports, self._staged_bytes_max = plan, ports, staged_bytes_max
         self._after, self._on_confirmed, self._fail = after, confirmed, fail
         self._job_uuid: JobUuid | None = None
         self._machines: dict[Writer, delivery.Delivery] = {}
@@ -78,7 +79,9 @@ class Deliveries:
 
     def full(self) -> bool:
         """Return whether sources must stop until something is delivered (P18)."""
-        return self.immediate.full() or any(delivery.is_full(machine) for machine in self._machines.values())
+        return self.immediate.full() or any(
+            delivery.is_full(machine, bytes_max=self._staged_bytes_max) for machine in self._machines.values()
+        )
 
     def when_in(self, then: Callable[[], None]) -> None:
         """Call this once all rows of sinks that are written at once, as of now, have been written (P22)."""

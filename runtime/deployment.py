@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
@@ -31,7 +33,7 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
     rules, job, last = state.rules, state.job, state.phase.last
     header = Manifest(
         job.uuid, job.generation, job.timeline, decided.barrier.epoch, job.base_epoch, rules.parallelism,
-        job.key_groups, (), (), (), (), rules.operators,
+        job.key_groups, (), (), (), (), rules.operators, shape=msgspec.UNSET if rules.shape is None else rules.shape,
     )  # fmt: skip
     handles = recovery.handles_for(last, list(rules.key_ranges)) if last is None or _moved(state, last) else last.state
     positions = last.positions if last else ()

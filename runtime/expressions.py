@@ -128,14 +128,21 @@ def predicate_of(expr: Any, schema: pa.Schema, use: Use) -> pl.Expr:
 
 
 def check_column_name(name: str, where: str) -> None:
-    """Refuse names that Holdfast keeps for itself.
+    """Refuse names that Holdfast keeps for itself, and those that name no single column everywhere.
 
     Raises:
-        ConfigError: the name is empty or begins with an underscore.
+        ConfigError: the name is empty, begins with an underscore, is a pattern for Polars, or holds a NUL character.
     """
+    why = None
     if not name or name.startswith("_"):
+        why = "names that begin with an underscore belong to Holdfast"
+    elif name == "*" or (name.startswith("^") and name.endswith("$")):
+        why = "Polars reads it as a pattern for several columns"
+    elif "\0" in name:
+        why = "it holds a NUL character, at which targets cut names off"
+    if why is not None:
         raise ConfigError(
-            f"{where}: the column name {name!r} is not allowed; names that begin with an underscore belong to Holdfast",
+            f"{where}: the column name {name!r} is not allowed; {why}",
             not_done="the job was not planned",
             next_step="rename the column",
         )

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import msgspec
+
 from holdfast.checkpoint import coordinator
 from holdfast.checkpoint.manifest import Confirmed, Manifest
 from holdfast.model import Generation, Subtask, Tag, Writer
@@ -55,10 +57,20 @@ def base_loaded(state: Master, manifest: Manifest, now: float) -> Step:
     phase = state.phase
     if not isinstance(phase, Gathering) or phase.base_known or manifest.epoch != state.job.base_epoch:
         return state, []
+    manifest = _without_gone_sinks(state, manifest)
     state = replace(confirm(state, manifest.confirmed), phase=replace(phase, base=manifest, base_known=True))
     if not phase.repaired:
         return state, [RepairTargets(state.job, manifest)]
     return deploy_if_complete(state, now)
+
+
+def _without_gone_sinks(state: Master, base: Manifest) -> Manifest:
+    """Drop output that is delivered already and that no worker has a sink for; newer output of theirs stays."""
+    gone = state.rules.gone_sinks
+    if gone is None:
+        return base
+    kept = [item for item in base.pending if item.writer.sink not in gone.names or item.tag.epoch > gone.through]
+    return msgspec.structs.replace(base, pending=tuple(kept))
 
 
 def repaired(state: Master, generation: Generation, writers: Iterable[Writer], now: float) -> Step:

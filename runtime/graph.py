@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,6 +21,8 @@ from holdfast.runtime.steps import Aggregate, Call, Check, Filter, Late, OnError
 from holdfast.sinks.contract import Sink
 
 NAME_LENGTH_MAX = 100
+NOT_GIVEN: Any = None
+"""Default of arguments that have to be given: what is missing is refused like what is wrong, in one sentence."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
@@ -120,8 +123,9 @@ def check_name(name: object, what: str) -> str:
         ConfigError: it is missing or malformed.
     """
     if not isinstance(name, str):
+        given = "nothing is given" if name is None else f"its first argument is {name!r}"
         raise refused(
-            f"a {what} at {position()} has no name: its first argument is {name!r}",
+            f"{'an' if what[0] in 'aeiou' else 'a'} {what} at {position()} has no name: {given}",
             "put a name first: it is the identity of its state or output",
         )
     if not _NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from types import CodeType
 from typing import Any
 
+from holdfast.runtime.forms import code_of
 from holdfast.runtime.report import describe
 from holdfast.runtime.steps import INPUT, Call, Check, Filter, Fragment, Plan, Project, SinkSpec, SinkStep, Step
 from holdfast.sinks.immediate import IdempotentSink, ImmediateSink
@@ -94,19 +94,3 @@ def _identity(fragment: Mapping[str, Any], path: tuple[Step, ...]) -> str:
         if isinstance(step.kind, Call):
             parts.append([step.kind.on_error, code_of(step.kind.function)])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def code_of(function: Callable[..., Any]) -> str:
-    """Return a text that differs if the compiled code of a function does."""
-    code = getattr(function, "__code__", None)
-    return _shown(code) if isinstance(code, CodeType) else type(function).__qualname__
-
-
-def _shown(code: CodeType) -> str:
-    constants = [_shown(each) if isinstance(each, CodeType) else _ordered(each) for each in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {constants}"
-
-
-def _ordered(constant: object) -> str:
-    """Return the constant as a text that is the same in every process."""
-    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)

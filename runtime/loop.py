@@ -38,6 +38,7 @@ from holdfast.runtime.reading import Throttle, open_readings
 from holdfast.runtime.seal import SealJob, segment_job
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.runtime.subtask import SubtaskRun, inputs_of, outputs_of
+from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 from holdfast.state.store import StateStore
 
 PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
@@ -73,6 +74,8 @@ class Limits:
     apply_after_idle: float = APPLY_AFTER_IDLE_S
     """Seconds without work after which the cold store is brought nearer."""
     merging: Thresholds = Thresholds()
+    staged_bytes_max: int = BACKLOG_BYTES_MAX
+    """Committed output of one writer that may wait for delivery before sources stop (P18)."""
 
 
 @dataclass
@@ -100,7 +103,9 @@ class WorkerLoop:
         self._opened: dict[str, OpenSource] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
-        self._deliveries = Deliveries(plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail)
+        self._deliveries = Deliveries(
+            plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail, limits.staged_bytes_max
+        )
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
         self._applying, self._refused = Applying(ports.clock, limits.apply_after_idle), dict[str, str]()
         self.exited: str | None = None

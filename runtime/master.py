@@ -63,6 +63,7 @@ from holdfast.runtime.master_state import (
     Effect,
     End,
     Gathering,
+    GoneSinks,
     Hosted,
     Launch,
     LoadManifest,
@@ -81,7 +82,7 @@ from holdfast.runtime.master_state import (
 )
 
 __all__ = [
-    "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "Hosted", "Launch", "LoadManifest",
+    "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "GoneSinks", "Hosted", "Launch", "LoadManifest",
     "Master", "Opening", "Over", "RepairTargets", "Restart", "RewindWanted", "Rules", "Running", "Send", "Step",
     "StoreManifest", "Sweep", "base_loaded", "begin", "begin_rewind", "carry_out", "end", "heard", "launch_ended",
     "lost", "repaired", "stop", "tick",

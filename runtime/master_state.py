@@ -20,6 +20,14 @@ from holdfast.runtime import messages as m
 
 
 @dataclass(frozen=True)
+class GoneSinks:
+    """Sinks that the job's code no longer has, and all whose output up to an epoch is delivered."""
+
+    names: tuple[str, ...]
+    through: Epoch
+
+
+@dataclass(frozen=True)
 class Rules:
     """What the master is told at its start; times in seconds."""
 
@@ -52,6 +60,9 @@ class Rules:
     """Sinks whose output no rewind can take back."""
     audit: str = "rows"
     """off, counts or rows: what workers digest."""
+    shape: dict[str, Any] | None = None
+    """What the job's code is, to be kept with every checkpoint (runtime/shape.py)."""
+    gone_sinks: GoneSinks | None = None
 
     @property
     def parallelism(self) -> int:

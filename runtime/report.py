@@ -28,6 +28,7 @@ from holdfast.runtime.steps import (
     Union,
     WindowAggregate,
 )
+from holdfast.runtime.windows import span
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def render(plan: Plan) -> str:
     """Return the plan as an indented text: every fragment, and in it every step below what it reads."""
-    lines = [f"{plan.app}: {len(plan.fragments)} fragments, {plan.key_groups} key groups"]
+    lines = [f"{plan.app}: {_plural(len(plan.fragments), 'fragment')}, {_plural(plan.key_groups, 'key group')}"]
     for fragment in plan.fragments:
         lines.append("")
         lines.append(f"fragment {fragment.index}: {_entry(plan, fragment)}")
@@ -136,7 +137,9 @@ def _text(step: Step) -> str:
             return f"aggregate {operator} by {', '.join(keys)}: {', '.join(parts)}"
         case WindowAggregate() as windowed:
             parts = [f"{bound.result.name} = {bound.kind}({bound.column or ''})" for bound in windowed.aggregations]
-            over = f"{windowed.window} of {windowed.time}, lateness {windowed.lateness_us}us, emit {windowed.emit}"
+            size, offset = span(windowed.window.size_us), windowed.window.offset_us
+            window = f"tumbling({size}{f', offset={span(offset)}' if offset else ''})"
+            over = f"{window} of {windowed.time}, lateness {span(windowed.lateness_us)}, emit {windowed.emit}"
             return f"aggregate {windowed.operator} by {', '.join(windowed.keys)} over {over}: {', '.join(parts)}"
         case Late():
             return "late records"
@@ -144,6 +147,10 @@ def _text(step: Step) -> str:
             return f"sink {sink}"
         case Exchange(edge=edge):
             return f"exchange to edge {edge}"
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _written(sink: SinkSpec) -> str:

@@ -15,7 +15,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -54,6 +54,7 @@ from holdfast.runtime.rewind_plan import granted
 from holdfast.runtime.rewind_sources import missing_records
 from holdfast.runtime.rewind_target import while_it_goes_on
 from holdfast.runtime.settings import Settings
+from holdfast.runtime.shape import shape_of
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.detour import detour_of
 from holdfast.runtime.spark.host import WorkerTask
@@ -99,6 +100,7 @@ class Prepared:
     """With `once`: the end offsets of every source as they were found."""
     warnings: tuple[str, ...] = ()
     """For people: what this run cannot make right."""
+    gone_sinks: master.GoneSinks | None = None
 
 
 def prepare(
@@ -123,6 +125,7 @@ def prepare(
         Fenced: another run of this job is alive.
         Damaged: the job log was cut short.
     """
+    plan = replace(plan, key_groups=settings.key_groups)
     refuse_private_memory(plan, settings.root)
     root = join(settings.root, plan.app)
     store = open_objects(root)
@@ -134,13 +137,14 @@ def prepare(
     if job is not None and job.finished:
         return Prepared(plan, settings, root, store, repository, job, (), {})
     if job is not None:
-        _check_job(job, plan)
+        _check_job(job, plan, settings)
         if not takeover:
             refuse_second_run(store, job)
         if job.completed:
             before = repository.load_manifest(job.completed[-1].body.manifest)
+    gone_sinks: tuple[str, ...] = ()
     if before is not None:
-        check_sinks(plan, before)
+        gone_sinks = check_sinks(plan, before, repository.records)
         check_written_at_once(plan, before)
     if job is not None and before is not None and job.repair_due:
         written = {writer.sink for writer in writers_of(repository, job, before, ())}
@@ -151,7 +155,8 @@ def prepare(
         prepare_sink(sink, job)
     dlq_places.write(store, plan)
     warnings = exposed(plan, job, before)
-    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings)
+    gone = None if before is None else master.GoneSinks(gone_sinks, before.epoch)
+    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings, gone)
 
 
 def _look_at_sources(
@@ -214,6 +219,7 @@ class _Run:
         task = WorkerTask(
             prepared.plan, prepared.root, self._control.address, credentials, settings.heartbeat_ms / 1000,
             settings.session_timeout_ms / 1000, None if rate is None else float(rate), detour_of(os.environ),
+            settings.channel_bytes_max, settings.staged_bytes_max,
         )  # fmt: skip
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []
@@ -388,13 +394,16 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         local_paths=() if settings.shared_paths == "true" else local_paths(plan, prepared.root),
         unrepairable=unrepairable(plan.sinks),
         audit=settings.audit,
+        shape=shape_of(plan),
+        gone_sinks=prepared.gone_sinks,
     )
 
 
-def _check_job(job: joblog.Job, plan: Plan) -> None:
+def _check_job(job: joblog.Job, plan: Plan, settings: Settings) -> None:
     if job.key_groups != plan.key_groups:
         raise ConfigError(
-            f"job {job.name!r} was created with key_groups={job.key_groups}, the app says {plan.key_groups}",
+            f"job {job.name!r} was created with key_groups={job.key_groups}, and now has key_groups={plan.key_groups} "
+            f"(origin: {settings.origin('key_groups')})",
             not_done="the job was not started; state and output are untouched",
             next_step=f"set key_groups={job.key_groups} (it is fixed for the job's life), or give the job a new name",
             where=Where(job=job.name),

@@ -40,6 +40,16 @@ OnError = Literal["fail", "dlq", "drop"]
 """What becomes of a record that cannot be decoded, or of a row that a function fails on."""
 
 
+def clock_of(operator: str) -> str:
+    """Return the name of the clock of a window operator; no operator of a user's can have it."""
+    return f"{operator}.clock"
+
+
+def is_clock(name: str) -> bool:
+    """Return whether this names the clock of a window operator."""
+    return name.endswith(".clock")
+
+
 @dataclass(frozen=True, eq=False)
 class Filter:
     """Keep the rows for which the predicate is true. In an upsert stream the others become deletes."""
@@ -111,7 +121,7 @@ class WindowAggregate:
     @property
     def clock(self) -> str:
         """Name of the table with the watermark of each key group."""
-        return f"{self.operator}.clock"
+        return clock_of(self.operator)
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ Results of windows have no event time of their own: a window over them is refuse
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
-from holdfast.runtime.aggregates import Aggregation, bound
+from holdfast.runtime.aggregates import Aggregation, bound, refuse_unnamed
 from holdfast.runtime.dataflow import Stream
-from holdfast.runtime.graph import Graph, Node, position, refused
+from holdfast.runtime.graph import NOT_GIVEN, Graph, Node, check_name, position, refused
 from holdfast.runtime.settings import duration_ms
 from holdfast.runtime.steps import Late, WindowAggregate
+from holdfast.runtime.unsupported import no_attribute
 from holdfast.runtime.windows import LENGTH_MAX_US, TIME, WINDOW_END, WINDOW_START, Tumbling
 
 EMITS = ("close", "final")
@@ -30,7 +32,14 @@ class Windowed:
     window: Tumbling
     lateness_us: int
 
-    def agg(self, name: str, *, emit: str = "close", **aggregates: Aggregation) -> WindowStream:
+    if not TYPE_CHECKING:  # a type checker would take every name for one that exists
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute('Windowed', name, {}, dir(type(self)))
+
+    def agg(
+        self, name: str = NOT_GIVEN, *unnamed: NoReturn, emit: str = "close", **aggregates: Aggregation
+    ) -> WindowStream:
         """Keep aggregates per window and key; columns: the keys, window_start, window_end, the aggregates.
 
         Args:
@@ -42,7 +51,9 @@ class Windowed:
         Raises:
             ConfigError: a name is taken, a column unknown, or a type that the aggregate does not take.
         """
+        check_name(name, "operator")
         where = f"agg {name!r} on windows of stream {self.node.stream!r} at {position()}"
+        refuse_unnamed(unnamed, where)
         if emit not in EMITS:
             raise refused(f"{where}: emit={emit!r} is unknown", 'use emit="close" or emit="final"')
         if not aggregates:

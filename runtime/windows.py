@@ -37,6 +37,7 @@ END_COLUMN = ColumnSpec(WINDOW_END, np.dtype(np.int64))
 CLOCK_KEY = KeyType(("key_group",), (pa.int64(),))
 CLOCK_COLUMNS = (ColumnSpec("at", np.dtype(np.int64), NEVER_US),)
 """One row per key group: the watermark up to which its windows are closed."""
+_UNITS_US = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
 
 
 TIME_FIRST_US, TIME_LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -59,7 +60,16 @@ class Tumbling:
         return ends
 
     def __str__(self) -> str:
+        """Return the text that checkpoints of older versions compare windows by."""
         return f"tumbling({self.size_us}us, offset={self.offset_us}us)"
+
+
+def span(us: int) -> str:
+    """Return a length of time as a job's code gives it, exact: "90s", "1h", "250ms"."""
+    for unit, size_us in _UNITS_US.items():
+        if us % size_us == 0 and us:
+            return f"{us // size_us}{unit}"
+    return f"{us}us" if us else "0s"
 
 
 def event_times_held(windows: Iterable[tuple[Tumbling, int]]) -> tuple[int, int]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.app import App
 
 _NOT_LOADED = "the job was not loaded and nothing was started"
+_NOT_IMPORTED = re.compile(r"cannot import name '(\w+)' from 'holdfast'")
 _loading: list[Path] = []
 """The file that is being executed just now."""
 
@@ -99,13 +100,35 @@ def _execute(file: Path) -> ModuleType:
             loader.exec_module(module)
     except HoldfastError:
         raise
+    except ImportError as error:
+        raise _of_import(error) or _unloadable(error, file) from error
     except (Exception, SystemExit) as error:  # whatever the user's code raises, it has to change
-        raise ConfigError(
-            f"{file.name} cannot be loaded: {_described(error, file)}",
-            not_done=_NOT_LOADED,
-            next_step="correct the file; with --debug the whole traceback is shown",
-        ) from error
+        raise _unloadable(error, file) from error
     return module
+
+
+def _of_import(error: ImportError) -> HoldfastError | None:
+    """Return the error for `from holdfast import NAME` of a name that this version lacks; None if it is another."""
+    import holdfast
+
+    named = _NOT_IMPORTED.match(str(error))
+    if error.name != "holdfast" or named is None:
+        return None
+    try:
+        getattr(holdfast, named[1])
+    except HoldfastError as lacking:
+        return lacking
+    except AttributeError:
+        pass
+    return None
+
+
+def _unloadable(error: BaseException, file: Path) -> ConfigError:
+    return ConfigError(
+        f"{file.name} cannot be loaded: {_described(error, file)}",
+        not_done=_NOT_LOADED,
+        next_step="correct the file; with --debug the whole traceback is shown",
+    )
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def handle(args: argparse.Namespace) -> int:
         stored, base, shown, repairs_s = planned(open_job(root, name), wanted, plan, stop=args.stop)
         if not args.apply:
             print_json(shown) if args.json else print(render(shown))
-            advise(f"\nNothing was changed. To do it: {_command(args, shown)}")
+            advise(f"\nNothing was changed. {_next(args, stored, plan, shown)}")
             return PLAN_ONLY
         if args.plan is not None and args.plan != shown["plan_id"]:
             raise _moved(stored, args.plan)
@@ -260,6 +260,16 @@ def render(shown: Mapping[str, Any]) -> str:
     if shown["accept"]:
         lines += [f"what stays has to be accepted: {' '.join(f'--accept {what}' for what in shown['accept'])}"]
     return "\n".join([*lines, "", f"plan {shown['plan_id']}"])
+
+
+def _next(args: argparse.Namespace, stored: Stored, plan: Plan | None, shown: Mapping[str, Any]) -> str:
+    """Return how the plan is carried out; only the job's file or its driver knows the targets."""
+    if plan is None and status_of(stored, SystemClock().wall_us())["state"] not in RUNNING:
+        return (
+            f"Job {shown['job']!r} does not run, and only its file says what its targets are. "
+            f"Give the file in place of the name: holdfast rewind JOB.py --to-epoch {shown['to']['epoch']}"
+        )
+    return f"To do it: {_command(args, shown)}"
 
 
 def _command(args: argparse.Namespace, shown: Mapping[str, Any]) -> str:

@@ -47,8 +47,10 @@ _BARRIER_OF, _WATERMARK_OF = msgspec.msgpack.Decoder(Barrier), msgspec.msgpack.D
 class TcpNetwork:
     """Takes data connections of this worker and opens those to its peers."""
 
-    def __init__(self, host: str, credentials: Credentials, mailbox: Mailbox) -> None:
-        self._credentials, self._mailbox = credentials, mailbox
+    def __init__(
+        self, host: str, credentials: Credentials, mailbox: Mailbox, channel_bytes_max: int = CHANNEL_BYTES_MAX
+    ) -> None:
+        self._credentials, self._mailbox, self._channel_bytes_max = credentials, mailbox, channel_bytes_max
         self._listener = listen(host)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
@@ -58,7 +60,7 @@ class TcpNetwork:
 
     def open(self, request: OpenLinks) -> Links:
         """Open the channels of a generation; connections complete in the background."""
-        links = _TcpLinks(request, self._credentials, self._mailbox)
+        links = _TcpLinks(request, self._credentials, self._mailbox, self._channel_bytes_max)
         with self._lock:
             self._links = links
             for hello, stream in list(self._waiting.items()):
@@ -96,14 +98,14 @@ class TcpNetwork:
 
 
 class _TcpLinks:
-    def __init__(self, request: OpenLinks, credentials: Credentials, mailbox: Mailbox) -> None:
+    def __init__(self, request: OpenLinks, credentials: Credentials, mailbox: Mailbox, bytes_max: int) -> None:
         self.request = request
         self._credentials, self._mailbox, self._wake = credentials, mailbox, mailbox.wake
         self._closed = False
         own = request.subtask
-        self._local = {c: Queue() for c in request.outputs if c.receiver == own}
-        self._in = {c: _Bounded() for c in request.inputs if c.sender != own}
-        self._out = {c: _Bounded() for c in request.outputs if c.receiver != own}
+        self._local = {c: Queue(bytes_max) for c in request.outputs if c.receiver == own}
+        self._in = {c: _Bounded(bytes_max) for c in request.inputs if c.sender != own}
+        self._out = {c: _Bounded(bytes_max) for c in request.outputs if c.receiver != own}
         self._streams: list[Stream] = []
         self._lock = threading.Lock()
 
@@ -197,8 +199,8 @@ class _TcpLinks:
 class _Bounded(Queue):
     """A queue whose other end is a thread that can wait."""
 
-    def __init__(self) -> None:
-        super().__init__(CHANNEL_BYTES_MAX)
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(bytes_max)
         self._changed = threading.Condition()
         self._closed = False
         self._full = False

@@ -28,6 +28,7 @@ import msgspec
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime import messages as m
+from holdfast.runtime.channels import CHANNEL_BYTES_MAX
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.local import LocalFolders
 from holdfast.runtime.loop import Limits, WorkerLoop
@@ -38,6 +39,7 @@ from holdfast.runtime.spark.control import ControlClient
 from holdfast.runtime.spark.detour import Address, around
 from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.tls import Credentials
+from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 from holdfast.storage.objects import open_objects
 
 _PR_SET_PDEATHSIG = 1
@@ -63,6 +65,8 @@ class WorkerTask:
     records_per_second: float | None
     detour: Address | None = None
     """Of a fault harness's Toxiproxy."""
+    channel_bytes_max: int = CHANNEL_BYTES_MAX
+    staged_bytes_max: int = BACKLOG_BYTES_MAX
 
     def __repr__(self) -> str:
         return f"WorkerTask({self.plan.app!r}, driver={self.driver})"  # never the secret
@@ -91,12 +95,12 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     _die_with_parent()
     mailbox = Mailbox()
     host = _own_host(task.driver)
-    network = TcpNetwork(host, task.credentials, mailbox)
+    network = TcpNetwork(host, task.credentials, mailbox, task.channel_bytes_max)
     worker = WorkerId(uuid.uuid4().hex[:12])
     announced, driver = around(network.address, "data", task.detour), around(task.driver, "control", task.detour)
     register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), announced)
     ports = _Ports(task, mailbox, network)
-    loop = WorkerLoop(worker, task.plan, ports, Limits(task.records_per_second))
+    loop = WorkerLoop(worker, task.plan, ports, limits_of(task))
     session = Session(task, loop, mailbox)
     try:
         ports.client = ControlClient(driver, task.credentials, register, session.received, session.closed)
@@ -121,6 +125,11 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
             ports.client.close()
         network.close()
     yield loop.exited
+
+
+def limits_of(task: WorkerTask) -> Limits:
+    """Return what the settings say about a worker's loop."""
+    return Limits(task.records_per_second, staged_bytes_max=task.staged_bytes_max)
 
 
 def unexpected(error: BaseException) -> dict[str, Any]:
@@ -219,4 +228,3 @@ def _own_host(driver: tuple[str, int]) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(driver)  # sends nothing: asks the routing table
         return str(probe.getsockname()[0])
-

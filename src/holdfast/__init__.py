@@ -84,7 +84,10 @@ def __getattr__(name: str) -> Any:
         return import_module(_MODULES[name])
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+        if name.startswith("_"):
+            raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+        unsupported = import_module("holdfast.runtime.unsupported")
+        raise unsupported.no_attribute("hf", name, unsupported.MODULE, __all__)
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -216,3 +216,30 @@ class TestUpsertStreams:
     def test_what_is_no_sink_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="is not a sink"):
             self.upserts().sink("out", "out.db")
+
+
+class TestReservedColumnNames:
+    SAID = {
+        "": "names that begin with an underscore belong to Holdfast",
+        "_op": "names that begin with an underscore belong to Holdfast",
+        "_holdfast_tag": "names that begin with an underscore belong to Holdfast",
+        "*": "Polars reads it as a pattern for several columns",
+        "^a$": "Polars reads it as a pattern for several columns",
+        "a\0b": "it holds a NUL character",
+    }
+
+    @pytest.mark.parametrize(("name", "says"), SAID.items())
+    def test_are_refused_when_planned_wherever_a_column_gets_a_name(self, name: str, says: str) -> None:
+        schema = pa.schema([pa.field(name, pa.int64(), nullable=False)])
+        with pytest.raises(hf.ConfigError) as source:
+            hf.App("j").source("s", PlannedSource(schema))
+        stream = hf.App("j").source("s", PlannedSource(pa.schema([pa.field("v", pa.int64(), nullable=False)])))
+        with pytest.raises(hf.ConfigError) as select:
+            stream.with_columns(**{name: pl.col("v") + 1})
+        with pytest.raises(hf.ConfigError) as function:
+            stream.map(lambda row: row, to=schema)
+        with pytest.raises(hf.ConfigError) as aggregate:
+            counted: dict[str, Any] = {name: hf.count()}
+            stream.key_by("v").agg("a", **counted)
+        for refused in (source, select, function, aggregate):
+            assert says in refused.value.what and repr(name) in refused.value.what

@@ -216,6 +216,16 @@ class TestDescriptions:
             "    sink out -> (auction: int64, n: int64, total: double?) upsert by auction"
         )
 
+    def test_one_fragment_is_one_and_lengths_of_time_are_those_of_the_code(self) -> None:
+        assert render(plan_of(pass_through)).startswith("hot: 1 fragment, 128 key groups\n")
+        app = hf.App("hot")
+        at = pa.schema([*BIDS, pa.field("at", pa.timestamp("us", "UTC"), nullable=False)])
+        windows = app.source("bids", PlannedSource(at), event_time="at").key_by("auction").window(
+            hf.tumbling("1h", offset="15m"), allowed_lateness="90s"
+        )  # fmt: skip
+        windows.agg("counts", n=hf.count()).sink("out", Anywhere(("auction", "window_end")))
+        assert "over tumbling(1h, offset=15m) of at, lateness 90s, emit close" in render(app.plan())
+
     def test_every_kind_of_step_has_a_text(self) -> None:
         def build(app: hf.App, stream: Any) -> None:
             pass_through(app, stream)

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import holdfast as hf
+import holdfast.runtime.settings
 from holdfast.errors import ConfigError
-from holdfast.runtime.settings import SETTINGS, duration_ms, resolve, size_bytes
+from holdfast.model import (
+    ChannelId,
+    Epoch,
+    Generation,
+    JobUuid,
+    ObjectRef,
+    Pending,
+    SnapshotHandle,
+    Staged,
+    Subtask,
+    Tag,
+    Timeline,
+    Writer,
+)
+from holdfast.runtime import messages as m
+from holdfast.runtime.channels import MemoryNetwork, OpenLinks
+from holdfast.runtime.cluster import MemberPorts, VirtualClock
+from holdfast.runtime.deliveries import Deliveries
+from holdfast.runtime.local import MemoryState
+from holdfast.runtime.mailbox import Mailbox
+from holdfast.runtime.settings import SETTINGS, Setting, duration_ms, resolve, size_bytes
+from holdfast.runtime.spark.exchange import TcpNetwork
+from holdfast.runtime.spark.host import WorkerTask, limits_of
+from holdfast.runtime.spark.tls import make_credentials
+from holdfast.storage.objects import MemoryObjects
 
 
 @dataclass(frozen=True)
@@ -20,6 +49,13 @@ class Code:
     checkpoint_every: str = "1s"
     parallelism: int | None = None
     key_groups: int = 128
+
+
+@dataclass
+class Numbered:
+    """A row."""
+
+    n: int
 
 
 FLAG = {"parallelism": 3}
@@ -133,3 +169,69 @@ class TestPasswords:
                 {"spark.holdfast.root": url} if origin == "spark" else {},
             )
         assert "hunter2" not in str(caught.value) + repr(caught.value.as_json())
+
+
+def reads_of_settings() -> set[str]:
+    """Return which attributes of settings the code of a run reads; showing a setting is no use of it."""
+    found: set[str] = set()
+    folder = Path(holdfast.runtime.settings.__file__).parent
+    for file in folder.rglob("*.py"):
+        if file.name in ("settings.py", "plan.py", "plan_changes.py"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] == "settings":
+                found.add(node.attr)
+    return found
+
+
+class TestEverySettingHasAnEffect:
+    @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+    def test_it_is_read_by_a_run(self, setting: Setting) -> None:
+        name = "checkpoint_every_ms" if setting.name == "checkpoint_every" else setting.name
+        assert name in reads_of_settings()
+
+    def test_a_channel_has_room_up_to_its_limit(self) -> None:
+        network = TcpNetwork("127.0.0.1", make_credentials(False), Mailbox(), 1_000)
+        own = ChannelId(0, Subtask(0), Subtask(0))
+        batch = pa.record_batch({"n": pa.array(range(100), pa.int64())})
+        links = network.open(
+            OpenLinks(JobUuid("job"), Generation(1), Subtask(0), (own,), (own,), {}, {0: batch.schema}, lambda *_: None)
+        )
+        try:
+            links.put(own, batch)
+            assert links.room(own)
+            links.put(own, batch)
+            assert not links.room(own)
+        finally:
+            links.close()
+            network.close()
+
+    def test_the_loop_of_a_worker_gets_its_limits(self, tmp_path: Path) -> None:
+        app = hf.App("numbers")
+        app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", hf.SQLite("unused.db", table="t"))
+        address = ("127.0.0.1", 1)
+        task = WorkerTask(app.plan(), "root", address, make_credentials(False), 0.5, 10.0, 9.0, None, 70_000, 2_000_000)
+        limits = limits_of(task)
+        assert (limits.records_per_second, limits.staged_bytes_max) == (9.0, 2_000_000)
+
+    def test_output_that_waits_stops_sources_at_its_limit(self) -> None:
+        app = hf.App("numbers")
+        app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", hf.SQLite("unused.db", table="t"))
+        ports = MemberPorts(VirtualClock(), MemoryObjects(), MemoryNetwork(), MemoryState(), lambda _: None)
+
+        def is_full(staged_bytes_max: int) -> bool:
+            deliveries = Deliveries(
+                app.plan(), ports, lambda *_: None, lambda *_: None, list[BaseException]().append, staged_bytes_max
+            )
+            staged = Staged((ObjectRef("staged/x", 1_000, "0"),), 1)
+            pending = Pending(Writer("out", Subtask(0)), Tag(Timeline(1), Epoch(1)), staged)
+            handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
+            deliveries.deploy(
+                m.Deploy(
+                    JobUuid("j"), Generation(1), Timeline(1), Epoch(1), Epoch(0), Subtask(0), (), handle, (),
+                    (pending,), (),
+                )
+            )  # fmt: skip
+            return deliveries.full()
+
+        assert (is_full(1_000), is_full(1_001)) == (True, False)

@@ -81,6 +81,15 @@ class TestPlan:
         assert [(sink["verdict"], sink["restore"]) for sink in shown["sinks"]] == [(None, None)]
         assert {at["available"] for at in shown["sources"]} == {None}
 
+    def test_by_name_alone_a_stopped_job_is_not_offered_to_be_rewound(
+        self, words: Words, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words.stop()
+        assert words.rewind("words", "--root", words.root, "--to-epoch", str(words.epochs[0])) == 3
+        told = capsys.readouterr().err
+        assert "--apply" not in told
+        assert f"Give the file in place of the name: holdfast rewind JOB.py --to-epoch {words.epochs[0]}" in told
+
     def test_people_get_tables_and_the_next_command(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         words.stop()
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0])) == 3

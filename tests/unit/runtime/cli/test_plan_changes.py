@@ -1,0 +1,279 @@
+"""What `holdfast plan` says about changed code, and what the next run then does with state and sinks.
+
+Runs are those of a cluster in memory after the checks of a real start; root, log and tables are files.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError
+from holdfast.runtime import run
+from holdfast.runtime.cli.jobfile import load
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.cluster import Cluster
+from holdfast.runtime.settings import resolve
+from holdfast.runtime.shape import shape_of
+from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.objects import LocalObjects
+
+CODE = """
+import holdfast as hf, polars as pl
+from dataclasses import dataclass
+
+@dataclass
+class Order:
+    word: str
+    v: int
+    u: int
+
+app = hf.App("orders", root={folder!r} + "/root")
+orders = app.source("orders", hf.Log({folder!r} + "/orders", Order))
+orders.key_by("word").agg("totals", total=hf.sum("v")).sink(
+    "out", hf.SQLite({folder!r} + "/out.db", table="totals", key=["word"]))
+orders.sink("copy", hf.Log({folder!r} + "/copy"))
+"""
+COPY = 'orders.sink("copy", hf.Log({folder!r} + "/copy"))\n'
+ROWS = pa.schema(
+    [pa.field("word", pa.string(), nullable=False), *(pa.field(n, pa.int64(), nullable=False) for n in "vu")]
+)
+
+
+class Orders:
+    """The job in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.file = folder, str(folder / "job.py")
+        self.store = LocalObjects(str(folder / "root" / "orders"))
+        create_log(LocalObjects(str(folder / "orders")), ROWS)
+        self.code = CODE
+
+    def change(self, old: str, new: str) -> None:
+        assert old in self.code
+        self.code = self.code.replace(old, new)
+
+    def write(self) -> None:
+        Path(self.file).write_text(self.code.format(folder=str(self.folder)))
+
+    def start(self, *drop_state: str) -> None:
+        """Start the job as `holdfast run` does, with workers in this process."""
+        self.write()
+        app = load(self.file)
+        prepared = run.prepare(app.plan(), resolve(app), drop_state)
+        self.cluster = Cluster(prepared.plan, 2, 0, self.store, 1.0, {"orders": (0, 1, 2, 3)})
+        self.cluster.change_rules(
+            operators=prepared.operators, shape=shape_of(prepared.plan), gone_sinks=prepared.gone_sinks
+        )
+        self.cluster.begin()
+
+    def append(self, **words: int) -> None:
+        """Append records (u is ten times v)."""
+        rows = [{"word": word, "v": n, "u": 10 * n} for word, n in words.items()]
+        LogWriter(LocalObjects(str(self.folder / "orders"))).append({0: pa.Table.from_pylist(rows, schema=ROWS)})
+
+    def order(self, **words: int) -> None:
+        """Append records, and run until they are delivered."""
+        self.append(**words)
+        self.cluster.pass_time(2.0)
+
+    def append_and_stop(self, **words: int) -> None:
+        """Append records, and stop once they are read: the last checkpoint has output to deliver."""
+        self.append(**words)
+        self.cluster.pass_time(0.25)
+        self.stop()
+
+    def stop(self) -> None:
+        self.cluster.driver.stop()
+        self.cluster.pass_time(2.0)
+        assert self.cluster.driver.outcome == ("stopped", None)
+
+    def manifest(self) -> Manifest:
+        repository = Repository(self.store)
+        job = repository.read_log()
+        assert job is not None
+        return repository.load_manifest(job.completed[-1].body.manifest)
+
+    def totals(self, table: str = "totals") -> dict[str, int]:
+        with closing(sqlite3.connect(self.folder / "out.db")) as db:
+            return dict(db.execute(f"SELECT word, total FROM {table}").fetchall())
+
+    def plan(self, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+        """What `holdfast plan` says: the changes as JSON, and the lines for people."""
+        self.write()
+        assert main(["plan", self.file, "--json"]) == 0
+        changes = json.loads(capsys.readouterr().out)["changes"]
+        assert main(["plan", self.file]) == 0
+        return changes, capsys.readouterr().out.split("\nchanges\n")[1]
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    """A job that has run and was stopped."""
+    job = Orders(tmp_path)
+    job.start()
+    job.order(a=1, b=2)
+    job.stop()
+    return job
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+class TestWhatPlanShows:
+    def test_unchanged_code_changes_nothing(self, orders: Orders, capsys: Capture) -> None:
+        changes, text = orders.plan(capsys)
+        assert (changes["changed"], changes["not_known"], changes["refused"]) == ([], [], [])
+        assert text.strip() == f"none against the checkpoint of epoch {orders.manifest().epoch}"
+
+    def test_an_inserted_filter(self, orders: Orders, capsys: Capture) -> None:
+        orders.change('orders.key_by("word")', 'orders.filter(pl.col("v") > 1).key_by("word")')
+        changes, text = orders.plan(capsys)
+        (change,) = changes["changed"]
+        assert (change["kind"], change["name"]) == ("operator", "totals")
+        assert change["what"].startswith("operator 'totals' has before it, new: `filter")
+        assert "applies to the records after the checkpoint" in change["effect"]
+        assert change["what"] in text and "none" not in text
+
+    def test_a_changed_filter(self, orders: Orders, capsys: Capture) -> None:
+        orders.change('orders.sink("copy"', 'orders.filter(pl.col("v") > 1).sink("copy"')
+        orders.start()
+        orders.order(c=3)
+        orders.stop()
+        orders.change('pl.col("v") > 1', 'pl.col("v") > 2')
+        (change,) = orders.plan(capsys)[0]["changed"]
+        assert (
+            change["what"].startswith("sink 'copy' had before it: `filter")
+            and "; and now has: `filter" in change["what"]
+        )
+
+    def test_a_renamed_target_table(self, orders: Orders, capsys: Capture) -> None:
+        orders.change('table="totals"', 'table="sums"')
+        changes, text = orders.plan(capsys)
+        (change,) = changes["changed"]
+        assert change["what"].startswith("sink 'out' wrote to SQLite") and "table 'sums'" in change["what"]
+        assert "rows delivered so far stay in the old target" in text
+
+    def test_a_policy_of_a_source(self, orders: Orders, capsys: Capture) -> None:
+        orders.change('"/orders", Order)', '"/orders", Order), on_error="drop"')
+        (change,) = orders.plan(capsys)[0]["changed"]
+        assert change["what"] == "source 'orders' had on_error='fail' and now has 'drop'"
+
+    def test_code_of_a_function(self, orders: Orders, capsys: Capture) -> None:
+        orders.change('orders.sink("copy"', 'orders.filter(lambda r: r.v > 1).sink("copy"')
+        orders.start()
+        orders.order(c=3)
+        orders.stop()
+        orders.change("r.v > 1", "r.u > 1")
+        (change,) = orders.plan(capsys)[0]["changed"]
+        assert "has other code in: `filter lambda`" in change["what"]
+
+    def test_other_state_is_refused_with_the_way_out(self, orders: Orders, capsys: Capture) -> None:
+        orders.change('hf.sum("v")', 'hf.sum("u")')
+        changes, text = orders.plan(capsys)
+        (refused,) = changes["refused"]
+        assert "the column 'v' and now has the column 'u'" in refused["what"]
+        assert "--drop-state totals" in refused["next"] and "refused: operator 'totals'" in text
+
+    def test_an_operator_that_is_gone_is_refused_before_the_start(self, orders: Orders, capsys: Capture) -> None:
+        orders.change('agg("totals"', 'agg("sums"')
+        changes, _ = orders.plan(capsys)
+        assert changes["operators"] == {"added": ["sums"], "removed": ["totals"]}
+        assert "state is kept for totals, which the app no longer has" in changes["refused"][0]["what"]
+
+    def test_what_an_older_version_did_not_keep_is_not_known(
+        self, orders: Orders, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def older(self: Repository, ref: Any) -> Manifest:
+            found = load_manifest(self, ref)
+            operators = tuple(
+                msgspec.structs.replace(o, schema={p: v for p, v in o.schema.items() if p != "identity"})
+                for o in found.operators
+            )
+            return msgspec.structs.replace(found, operators=operators, shape=msgspec.UNSET)
+
+        load_manifest = Repository.load_manifest
+        with monkeypatch.context() as patched:
+            patched.setattr(Repository, "load_manifest", older)
+            changes, text = orders.plan(capsys)
+            assert changes["refused"] == [] and len(changes["not_known"]) == 2
+            assert "none" not in text and "not known: how steps, sources and targets changed" in text
+            orders.start()
+            orders.order(a=1)
+            orders.stop()
+        assert orders.totals() == {"a": 2, "b": 2}
+        assert orders.plan(capsys)[0]["not_known"] == []
+
+
+class TestDroppedState:
+    def test_the_operator_begins_empty_and_the_others_go_on(self, orders: Orders) -> None:
+        orders.change('hf.sum("v")', 'hf.sum("u")')
+        orders.start("totals")
+        orders.order(a=1)
+        orders.stop()
+        assert orders.totals() == {"a": 10, "b": 2}
+
+
+class TestASinkThatIsRemoved:
+    def test_after_a_stop_the_job_goes_on_without_it(self, orders: Orders) -> None:
+        orders.start()
+        orders.append_and_stop(a=2)
+        assert {item.writer.sink for item in orders.manifest().pending} == {"out", "copy"}
+        orders.change(COPY, "")
+        orders.start()
+        orders.append_and_stop(a=5)
+        assert orders.totals() == {"a": 8, "b": 2}
+        assert {item.writer.sink for item in orders.manifest().pending} == {"out"}
+
+    def test_a_start_that_came_to_nothing_forgets_nothing(self, orders: Orders) -> None:
+        orders.start()
+        orders.append_and_stop(a=2)
+        orders.change(COPY, "")
+        orders.start()  # its generation is in the log; it ends without a checkpoint
+        orders.start()
+        orders.order(a=5)
+        assert orders.totals() == {"a": 8, "b": 2}
+
+    def test_without_a_stop_its_output_may_be_undelivered_and_the_start_is_refused(
+        self, orders: Orders, capsys: Capture
+    ) -> None:
+        orders.start()
+        orders.append(c=3)
+        while not orders.manifest().pending:
+            orders.cluster.pass_time(0.25)
+        # Here the process dies.
+        orders.change(COPY, "")
+        assert any("no longer has the sink 'copy'" in each["what"] for each in orders.plan(capsys)[0]["refused"])
+        with pytest.raises(ConfigError, match="no longer has the sink 'copy'") as refused:
+            orders.start()
+        assert "end it with holdfast stop" in refused.value.next_step
+
+
+class TestKeyGroups:
+    def test_from_the_environment_decide_the_plan_and_the_job(
+        self, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = Orders(tmp_path)
+        job.write()
+        monkeypatch.setenv("HOLDFAST_KEY_GROUPS", "16")
+        assert main(["plan", job.file, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["key_groups"] == 16
+        app = load(job.file)
+        assert run.prepare(app.plan(), resolve(app, env={"HOLDFAST_KEY_GROUPS": "16"})).plan.key_groups == 16
+        assert (
+            run.prepare(app.plan(), resolve(app, spark_conf={"spark.holdfast.key_groups": "32"})).plan.key_groups == 32
+        )
+
+    def test_that_differ_from_the_jobs_are_refused_with_their_origin(self, orders: Orders) -> None:
+        app = load(orders.file)
+        with pytest.raises(ConfigError, match=r"key_groups=128, and now has key_groups=16 \(origin: environment\)"):
+            run.prepare(app.plan(), resolve(app, env={"HOLDFAST_KEY_GROUPS": "16"}))

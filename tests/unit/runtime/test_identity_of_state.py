@@ -1,0 +1,241 @@
+"""Which changes of a job's code its state survives, and how each one is named before the start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from planned_source import PlannedSource
+
+import holdfast as hf
+from holdfast.checkpoint.manifest import OperatorState
+from holdfast.runtime import identity
+from holdfast.runtime.admission import with_identities
+from holdfast.runtime.identity import check_against, describe_operators, differences
+from holdfast.runtime.plan import Plan
+from holdfast.sinks.memory import MemorySink
+
+UTC = pa.timestamp("us", "UTC")
+ORDERS = pa.schema(
+    [
+        pa.field("k", pa.int64(), nullable=False),
+        pa.field("k2", pa.int64(), nullable=False),
+        pa.field("v", pa.int64(), nullable=False),
+        pa.field("u", pa.int64(), nullable=False),
+        pa.field("at", UTC, nullable=False),
+        pa.field("seen", UTC, nullable=False),
+    ]
+)
+Build = Callable[[Any], Any]
+
+
+def nullable(*names: str, schema: pa.Schema = ORDERS) -> pa.Schema:
+    return pa.schema([f.with_nullable(True) if f.name in names else f for f in schema])
+
+
+def plan_of(build: Build, schema: pa.Schema = ORDERS, event_time: str = "at") -> Plan:
+    app = hf.App("orders")
+    stream = build(app.source("orders", PlannedSource(schema), event_time=event_time))
+    stream.sink("out", MemorySink(key=stream.upsert_key))
+    return app.plan()
+
+
+def sums(column: str = "v", *keys: str) -> Build:
+    return lambda stream: stream.key_by(*(keys or ("k",))).agg("totals", total=hf.sum(column))
+
+
+def kept(plan: Plan) -> Any:
+    """What a checkpoint keeps, as JSON."""
+    return json.loads(json.dumps(describe_operators(plan)))
+
+
+def refusal(before: Plan, now: Plan) -> str:
+    with pytest.raises(hf.ConfigError) as refused:
+        check_against(now, kept(before))
+    assert "--drop-state totals" in refused.value.next_step
+    return refused.value.what
+
+
+def allowed(before: Plan, now: Plan) -> list[str]:
+    check_against(now, kept(before))
+    return [each.what for each in differences(now, kept(before))]
+
+
+class TestTheInputOfAnAggregate:
+    def test_another_column_of_the_same_type_is_refused(self) -> None:
+        what = refusal(plan_of(sums("v")), plan_of(sums("u")))
+        assert "input of aggregate 'total' the column 'v' and now has the column 'u'" in what
+
+    def test_another_column_under_the_same_name_is_refused(self) -> None:
+        def renamed(column: str) -> Build:
+            return lambda stream: sums("x")(stream.with_columns(x=pl.col(column)))
+
+        assert "called 'x'" in refusal(plan_of(renamed("v")), plan_of(renamed("u")))
+
+    def test_the_same_column_under_another_name_is_the_same(self) -> None:
+        assert allowed(plan_of(sums("v")), plan_of(lambda s: sums("x")(s.with_columns(x=pl.col("v"))))) == []
+
+    def test_another_expression_is_refused(self) -> None:
+        def scaled(by: float) -> Build:
+            return lambda stream: sums("x")(stream.with_columns(x=pl.col("v") * by))
+
+        assert allowed(plan_of(scaled(100)), plan_of(scaled(100))) == []
+        what = refusal(plan_of(scaled(100)), plan_of(scaled(1_000)))
+        assert "computes 'x', the input of aggregate 'total', by another expression than before" in what
+
+    def test_a_column_that_is_computed_now_is_another(self) -> None:
+        schema, doubled = nullable("v"), lambda s: sums("v")(s.with_columns(v=pl.col("v") * 2))
+        what = refusal(plan_of(sums("v"), schema), plan_of(doubled, schema))
+        assert "the column 'v' and now has 'v', which an expression computes" in what
+
+    def test_numbers_that_json_does_not_know_differ(self) -> None:
+        def filled(value: float) -> Build:
+            return lambda stream: sums("x")(stream.with_columns(x=pl.col("v").fill_null(1) * pl.lit(value)))
+
+        refusal(plan_of(filled(float("nan"))), plan_of(filled(float("inf"))))
+
+    def test_an_expression_over_several_steps_is_one(self) -> None:
+        one = plan_of(lambda s: sums("x")(s.with_columns(x=(pl.col("v") + 1) * 2)))
+        two = plan_of(lambda s: sums("x")(s.with_columns(y=pl.col("v") + 1).filter(pl.col("u") > 0)
+                                          .with_columns(x=pl.col("y") * 2)))  # fmt: skip
+        assert allowed(one, two) == []
+
+    def test_an_expression_that_another_polars_wrote_down_otherwise_is_not_known_to_be_another(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def scaled(by: int) -> Build:
+            return lambda stream: sums("x")(stream.with_columns(x=pl.col("v") * by))
+
+        before = plan_of(scaled(2))
+        with monkeypatch.context() as patched:
+            patched.setattr(identity, "POLARS", "0.1")
+            older = kept(before)
+        assert differences(before, older) == []
+        check_against(plan_of(scaled(3)), older)
+        (found,) = differences(plan_of(scaled(3)), older)
+        assert "may have another input" in found.what and found.effect is not None
+
+    def test_another_function_over_the_same_column_is_refused(self) -> None:
+        highest = plan_of(lambda s: s.key_by("k").agg("totals", total=hf.max("v")))
+        assert "sum('v') and now has it as max('v')" in refusal(plan_of(sums("v")), highest)
+
+    def test_another_type_in_a_state_column_of_the_same_width_is_refused(self) -> None:
+        def first(column: str) -> Build:
+            return lambda stream: stream.key_by("k").agg("totals", total=hf.min(column))
+
+        times = pa.schema([pa.field("v", UTC, nullable=False) if f.name == "v" else f for f in ORDERS])
+        assert "of type int64 and now has it as timestamp" in refusal(plan_of(first("v")), plan_of(first("v"), times))
+
+    def test_a_wider_input_of_the_same_sum_is_allowed_and_named(self) -> None:
+        small = pa.schema([pa.field("v", pa.int32(), nullable=False) if f.name == "v" else f for f in ORDERS])
+        (what,) = allowed(plan_of(sums("v"), small), plan_of(sums("v")))
+        assert "over (v: int32) and now has it over (v: int64)" in what
+
+    def test_an_input_that_became_nullable_is_refused(self) -> None:
+        what = refusal(plan_of(sums("v")), plan_of(sums("v"), nullable("v")))
+        assert "over (v: int64) and now has it over (v: int64 or null)" in what
+
+    def test_a_count_takes_a_nullable_column_as_well(self) -> None:
+        counted: Build = lambda s: s.key_by("k").agg("totals", total=hf.count("v"))  # noqa: E731
+        (what,) = allowed(plan_of(counted), plan_of(counted, nullable("v")))
+        assert "or null" in what
+
+
+class TestTheKey:
+    def test_a_key_that_became_nullable_is_refused(self) -> None:
+        what = refusal(plan_of(sums("v")), plan_of(sums("v"), nullable("k")))
+        assert "had the key (k: int64) and now has (k: int64 or null)" in what
+
+    def test_another_column_under_the_name_of_the_key_is_refused(self) -> None:
+        what = refusal(plan_of(sums("v")), plan_of(lambda s: sums("v")(s.with_columns(k=pl.col("k2")))))
+        assert "key column the column 'k' and now has the column 'k2', called 'k'" in what
+
+
+def windows(window: Any, lateness: str = "0s", emit: str = "close") -> Build:
+    return lambda s: s.key_by("k").window(window, allowed_lateness=lateness).agg("totals", emit=emit, n=hf.count())
+
+
+class TestWindows:
+    HOUR = hf.tumbling("1h")
+
+    @pytest.mark.parametrize(
+        ("other", "says"),
+        [
+            (windows(hf.tumbling("2h")), r"the windows tumbling\(1h\) and now has tumbling\(2h\)"),
+            (windows(hf.tumbling("1h", offset="15m")), r"now has tumbling\(1h, offset=15m\)"),
+            (windows(hf.tumbling("1h"), emit="final"), "emit='close' and now has emit='final'"),
+            (windows(hf.tumbling("1h"), lateness="5m"), "allowed_lateness 0s and now has 5m"),
+        ],
+    )
+    def test_what_would_open_a_closed_window_again_is_refused(self, other: Build, says: str) -> None:
+        with pytest.raises(hf.ConfigError, match=says):
+            check_against(plan_of(other), kept(plan_of(windows(self.HOUR))))
+
+    def test_another_event_time_is_refused(self) -> None:
+        what = refusal(plan_of(windows(self.HOUR)), plan_of(windows(self.HOUR), event_time="seen"))
+        assert "event time the column 'at' and now has the column 'seen'" in what
+
+    def test_less_lateness_is_allowed_and_named(self) -> None:
+        before, now = plan_of(windows(self.HOUR, "10m", "final")), plan_of(windows(self.HOUR, "5m", "final"))
+        assert allowed(before, now) == ["operator 'totals' had allowed_lateness 10m and now has 5m"]
+
+    def test_an_aggregate_without_windows_is_not_one_with_them(self) -> None:
+        assert "per window and key" in refusal(plan_of(sums("v")), plan_of(windows(self.HOUR)))
+        assert "per window and key" in refusal(plan_of(windows(self.HOUR)), plan_of(sums("v")))
+
+
+def states(plan: Plan) -> list[OperatorState]:
+    described = kept(plan)
+    return [OperatorState(o.name, o.id, described[o.name]) for o in plan.operators]
+
+
+class TestDroppedState:
+    def test_an_operator_that_changed_starts_empty_under_a_new_number(self) -> None:
+        plan, operators = with_identities(plan_of(sums("u")), states(plan_of(sums("v"))), ["totals"])
+        assert [(o.name, o.id, o.dropped) for o in operators] == [("totals", 1, True), ("totals", 2, False)]
+        assert plan.operator("totals").id == 2
+
+    def test_a_number_of_dropped_state_is_never_given_away(self) -> None:
+        _, once = with_identities(plan_of(sums("u")), states(plan_of(sums("v"))), ["totals"])
+        _, twice = with_identities(plan_of(sums("v")), once, ["totals"])
+        assert [(o.id, o.dropped) for o in twice] == [(1, True), (2, True), (3, False)]
+
+    def test_the_clock_of_windows_stays_with_windows_of_another_size(self) -> None:
+        _, operators = with_identities(
+            plan_of(windows(hf.tumbling("2h"))), states(plan_of(windows(hf.tumbling("1h")))), ["totals"]
+        )
+        assert [(o.name, o.id, o.dropped) for o in operators] == [
+            ("totals", 1, True), ("totals", 3, False), ("totals.clock", 2, False)
+        ]  # fmt: skip
+
+    def test_the_clock_goes_with_an_operator_that_is_gone(self) -> None:
+        other = plan_of(lambda s: s.key_by("k").agg("others", n=hf.count()))
+        before = states(plan_of(windows(hf.tumbling("1h"))))
+        with pytest.raises(hf.ConfigError, match="state is kept for totals, which") as refused:
+            with_identities(other, before, [])
+        assert "--drop-state totals" in refused.value.next_step and "clock" not in refused.value.next_step
+        _, operators = with_identities(other, before, ["totals"])
+        assert [(o.name, o.dropped) for o in operators] == [
+            ("totals", True), ("totals.clock", True), ("others", False)
+        ]  # fmt: skip
+
+
+class TestCheckpointsOfOlderVersions:
+    def older(self, plan: Plan) -> dict[str, Any]:
+        return {name: {part: said for part, said in each.items() if part != "identity"} for name, each in kept(plan).items()}  # noqa: E501  # fmt: skip
+
+    def test_go_on_and_say_what_they_do_not_tell(self) -> None:
+        before = self.older(plan_of(sums("v")))
+        check_against(plan_of(sums("u")), before)
+        assert identity.not_known(plan_of(sums("u")), before) == ["totals"]
+        assert identity.not_known(plan_of(sums("u")), kept(plan_of(sums("v")))) == []
+
+    def test_are_compared_as_far_as_they_tell(self) -> None:
+        with pytest.raises(hf.ConfigError, match=r"had the key \(k: int64\) and now has \(k2: int64\)"):
+            check_against(plan_of(sums("v", "k2")), self.older(plan_of(sums("v"))))
+        with pytest.raises(hf.ConfigError, match="had the windows"):
+            check_against(plan_of(windows(hf.tumbling("2h"))), self.older(plan_of(windows(hf.tumbling("1h")))))

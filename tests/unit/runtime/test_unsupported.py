@@ -1,0 +1,140 @@
+"""Names and arguments that the API has and this version lacks, or that a user forgot: one sentence each."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from planned_source import PlannedSource
+
+import holdfast as hf
+from holdfast.runtime import unsupported
+from holdfast.runtime.app import App
+from holdfast.runtime.cli.jobfile import load
+from holdfast.runtime.dataflow import Keyed, Stream
+
+TIMED = pa.schema(
+    [pa.field("v", pa.int64(), nullable=False), pa.field("at", pa.timestamp("us", "UTC"), nullable=False)]
+)
+
+
+def stream() -> Any:
+    return hf.App("hot").source("bids", PlannedSource(TIMED), event_time="at")
+
+
+def said(call: Callable[[], object]) -> hf.ConfigError:
+    with pytest.raises(hf.ConfigError) as refused:
+        call()
+    assert refused.value.next_step and refused.value.not_done == "the job was not planned"
+    return refused.value
+
+
+class TestNamesOfTheApi:
+    @pytest.mark.parametrize("name", unsupported.MODULE)
+    def test_of_the_package_say_what_to_use_instead(self, name: str) -> None:
+        error = said(lambda: getattr(hf, name))
+        assert error.what == f"hf.{name} is not in this version"
+        assert error.next_step == unsupported.MODULE[name]
+
+    @pytest.mark.parametrize(
+        ("owner", "kind", "names"),
+        [
+            (stream(), "Stream", unsupported.STREAM),
+            (stream().key_by("v"), "Keyed", unsupported.KEYED_STREAM),
+            (hf.App("hot"), "App", unsupported.APP),
+        ],
+        ids=["stream", "keyed", "app"],
+    )
+    def test_of_objects_say_so_too(self, owner: Any, kind: str, names: dict[str, str]) -> None:
+        for name, instead in names.items():
+            error = said(lambda name=name: getattr(owner, name)("x"))  # type: ignore[misc]
+            assert (error.what, error.next_step) == (f"{kind}.{name} is not in this version", instead)
+
+    def test_none_of_them_exists(self) -> None:
+        assert not set(unsupported.MODULE) & set(hf.__all__)
+        for owner, names in ((Stream, unsupported.STREAM), (Keyed, unsupported.KEYED_STREAM), (App, unsupported.APP)):
+            assert not [name for name in names if name in dir(owner)]
+
+    def test_tools_that_ask_whether_they_exist_are_answered(self) -> None:
+        assert not hasattr(hf, "Kafka") and not hasattr(stream(), "join")
+
+    def test_imported_by_a_job_they_are_refused_by_that_sentence(self, tmp_path: Path) -> None:
+        (tmp_path / "job.py").write_text("from holdfast import App, Kafka\n")
+        with pytest.raises(hf.ConfigError, match=r"hf\.Kafka is not in this version"):
+            load(str(tmp_path / "job.py"))
+        (tmp_path / "typo.py").write_text("from holdfast import Sqlite\n")
+        with pytest.raises(hf.ConfigError, match="typo.py cannot be loaded: line 1: ImportError"):
+            load(str(tmp_path / "typo.py"))
+
+
+class TestNamesThatExistNowhere:
+    @pytest.mark.parametrize(
+        ("use", "message"),
+        [
+            (lambda: hf.Sqlite, "hf has no attribute 'Sqlite'; did you mean 'SQLite'?"),
+            (lambda: stream().fliter, "Stream has no attribute 'fliter'; did you mean 'filter'?"),
+            (lambda: stream().print, "Stream has no attribute 'print'; to see rows, use .sink("),
+            (lambda: stream().group_by, "Stream has no attribute 'group_by'; use .key_by(...)"),
+            (lambda: stream().key_by("v").sum, "Keyed has no attribute 'sum'; use .agg(name, total="),
+            (lambda: stream().key_by("v").window(hf.tumbling("1s")).sink, "Windowed has no attribute 'sink'"),
+            (lambda: hf.App("hot").sources, "App has no attribute 'sources'; did you mean 'source'?"),  # type: ignore[attr-defined]
+        ],
+    )
+    def test_are_attribute_errors_with_a_hint(self, use: Callable[[], object], message: str) -> None:
+        with pytest.raises(AttributeError, match=re.escape(message)) as missing:
+            use()
+        assert not isinstance(missing.value, hf.ConfigError)
+
+
+class TestForgottenArguments:
+    @pytest.mark.parametrize(
+        ("call", "says"),
+        [
+            (lambda: hf.App(), "an app at test_unsupported.py:"),
+            (lambda: hf.App("hot").source(), "has no name: nothing is given"),
+            (lambda: hf.App("hot").source(PlannedSource(TIMED)), "has no name: its first argument is PlannedSource"),  # type: ignore[arg-type]
+            (lambda: hf.App("hot").source("bids"), "no source is given"),
+            (lambda: stream().sink(hf.SQLite("x.db", table="t")), "a sink at test_unsupported.py:"),
+            (lambda: stream().sink("out"), "no sink is given"),
+            (lambda: stream().key_by("v").agg(n=hf.count()), "an operator at test_unsupported.py:"),
+            (lambda: stream().key_by("v").agg(hf.count()), "has no name: its first argument is Aggregation"),
+            (lambda: stream().key_by("v").agg("n", hf.count()), "count() has no name"),
+            (lambda: stream().key_by("v").window().agg("n", n=hf.count()), "None is not a window"),
+            (lambda: stream().key_by("v").window(hf.tumbling("1s")).agg(n=hf.count()), "an operator at"),
+            (lambda: stream().key_by("v").window(hf.tumbling("1s")).agg("n", hf.sum("v")), "sum('v') has no name"),
+            (lambda: stream().map(lambda row: row), "None is neither a dataclass nor a pyarrow.Schema"),
+            (lambda: hf.sum(), "an aggregate takes the name of a column"),
+            (lambda: hf.count(filter=1), "count(..., filter=) is not in this version"),  # type: ignore[arg-type]
+            (lambda: planned(mode="microbatch"), "uses mode='microbatch', which this version does not support"),
+            (lambda: planned(changelog=1), "uses changelog=1, which"),
+            (lambda: planned(state_memory="1GiB"), "uses state_memory='1GiB', which"),
+        ],
+    )
+    def test_are_refused_in_one_sentence(self, call: Callable[[], object], says: str) -> None:
+        assert says in said(call).what
+
+
+def planned(**arguments: Any) -> object:
+    app = hf.App("hot", **arguments)
+    app.source("bids", PlannedSource(TIMED)).sink("out", hf.SQLite("unused.db", table="t"))
+    return app.plan()
+
+
+class TestTypeCheckers:
+    @pytest.mark.parametrize("module", ["app", "dataflow", "windowed"])
+    def test_do_not_see_the_attributes_that_only_tell_what_is_missing(self, module: str) -> None:
+        source = inspect.getsource(__import__(f"holdfast.runtime.{module}", fromlist=["x"]))
+        hidden = [
+            name.name
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "not TYPE_CHECKING"
+            for name in ast.walk(node)
+            if isinstance(name, ast.FunctionDef)
+        ]
+        assert hidden.count("__getattr__") == source.count("def __getattr__") > 0
