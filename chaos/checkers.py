@@ -8,8 +8,10 @@ plain JSON, and the right answer comes from an oracle that shares no code with t
     I5      whoever reads a writer's rows at any time sees a completed epoch, whole
     I6      epochs, generations and tags only grow; an epoch number belongs to one generation
     I7      an overtaken driver appends nothing
+    growth  a worker keeps nothing for an epoch that it knows to be committed
     I8      everything that a manifest names is there, with the right size and hash; a sweep leaves nothing else
     I9      every retained checkpoint restores to what the oracle says of its offsets
+    P11     time never goes back, and a window is given no earlier and no later than the offsets allow (clocks.py)
     I12     a run fails only over an object that is damaged, or a function that failed, and says which
     P21     after a repair a target shows the base of the rewind, whole, and no older timeline writes to it again
 
@@ -19,7 +21,7 @@ Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +31,7 @@ from holdfast.chaos.accepted import Accepted
 from holdfast.chaos.arriving import batches_of
 from holdfast.chaos.at_once import Lasts
 from holdfast.chaos.audited import Audited
+from holdfast.chaos.clocks import NEVER, Channel
 from holdfast.chaos.history import History
 from holdfast.chaos.ledger import (
     ACCOUNTS,
@@ -159,6 +162,16 @@ class Checks:
         else:
             keys = {row[UPSERTS[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
+
+    def holds(self, worker: str, committed: Epoch, epochs: Collection[Epoch]) -> None:
+        """A worker keeps something for these epochs: what is committed needs nothing any more."""
+        if old := sorted(epoch for epoch in epochs if epoch <= committed):
+            self.fail("growth", f"{worker} keeps what belongs to epochs {old}, though {committed} is committed")
+
+    def told_time(self, channel: Channel, at_us: int) -> None:
+        """A subtask put a watermark into a channel."""
+        if self._windowed is not None:
+            self._windowed.clocks.said(channel, at_us)
 
     def folder_taken(self, timeline: Timeline, epochs: Iterable[Epoch]) -> None:
         """A worker takes a left-over folder, as of these epochs, for its own state on this timeline (P14)."""
@@ -300,11 +313,23 @@ class Checks:
         # What was late is told by the output, so only once it is all in, and for what the job stands on.
         is_told = self.finished and epoch in self.history.lineage
         windowed.restored(when, cut, windows, self._tables[LATE].rows() if is_told else None)
+        lineage = self.history.lineage
+        windowed.clocks.restored(epoch, lineage, cut, self._clocks(stores))
         if self._regrouped is not None:
             operator = self._plan.operator(REGROUPED_OPERATOR).id
             self._regrouped.look(when, cut, _rows(stores, operator, GATHERED))
         if windows and self.finished and completed == self._fold_last():
             self.fail("P13 windows", f"{len(windows)} windows are left in the state of a finished job")
+
+    def _clocks(self, stores: Iterable[StateStore]) -> dict[int, int]:
+        """Return the clock of every key group."""
+        spec = next(spec for spec in self._plan.operators if spec.name == f"{operator_of(WINDOWS)}.clock")
+        clocks = dict.fromkeys(range(self._plan.key_groups), NEVER)
+        for table in (store.table(spec.id) for store in stores):
+            slots = table.present()
+            groups = table.keys_at(slots).key_groups(self._plan.key_groups).tolist()
+            clocks |= dict(zip(groups, table.column("at")[slots].tolist(), strict=True))
+        return clocks
 
     def _fold_last(self) -> joblog.Completed | None:
         return self._fold.completed[-1] if self._fold is not None and self._fold.completed else None

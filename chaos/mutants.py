@@ -98,6 +98,10 @@ def _takes_open_stages(_: Right) -> Right:
     return take_stages
 
 
+def _keeps_stages(_: Right) -> Right:
+    return lambda run, epoch: dict(run._closed.get(epoch, {}))
+
+
 def _rolls_back_too_far(_: Right) -> Right:
     def roll_back(store: StateStore, base: Epoch, identity: Identity | None = None) -> bool:
         tables = store._tables.values()
@@ -343,6 +347,10 @@ MUTANTS = (
            (Swap(watermark, "told", wrong_times.closes_at_the_largest),), needs="windowing"),
     *(Mutant(name, rules, does, (Swap(*swap),), needs="windowing", first=first)
       for name, rules, does, swap, first in wrong_expiry.VERSIONS),
+    *(Mutant(name, rules, does, (Swap(*swap),), needs=needs, first=first)
+      for name, rules, does, swap, needs, first in wrong_times.VERSIONS),
+    Mutant("stages-kept", "P8, DESIGN 5", "what a sink collected for an epoch stays in memory when it is durable",
+           (Swap(subtask.SubtaskRun, "take_stages", _keeps_stages),)),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
            (Swap(Repository, "_refuse_hole", _starts_in_holes),), first=20_016),
     Mutant("rewound-without-generation", "P6", "a rewind goes on in the generation of whoever owned the job",
