@@ -43,6 +43,7 @@ from holdfast.chaos.ledger import (
     Ledger,
     Regrouped,
 )
+from holdfast.chaos.oracle import Cut
 from holdfast.chaos.schedule import Journal
 from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.visible import Added, Upserted
@@ -52,7 +53,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest, decode
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, Tag, Timeline, WorkerId, Writer
+from holdfast.model import NO_EPOCH, Barrier, Epoch, Generation, JobUuid, Tag, Timeline, WorkerId, Writer
 from holdfast.runtime.steps import Plan
 from holdfast.sinks.contract import OP, Rewinding
 from holdfast.sinks.memory_immediate import ImmediateTable
@@ -121,9 +122,16 @@ class Checks:
         if path.startswith("log/"):
             self._record_landed(path, data)
 
-    def triggered(self, generation: Generation, epoch: Epoch, owner: str) -> None:
+    def triggered(self, generation: Generation, barrier: Barrier, owner: str) -> None:
         """A driver sends a trigger."""
-        self.history.triggered(generation, epoch, owner)
+        self.history.triggered(generation, barrier.epoch, owner)
+        self.accepted.triggered(owner, barrier.epoch, barrier.last)
+
+    def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        """A driver answered a request."""
+        self.accepted.answered(owner, kind, args, answer)
+        if self._windowed is not None:
+            self._windowed.clocks.finishes = self.accepted.finishes
 
     def driver_over(self, name: str, owner: str, outcome: str, error: Mapping[str, Any] | None) -> None:
         """A driver's run ended."""
@@ -209,11 +217,10 @@ class Checks:
 
     def at_end(self) -> None:
         """Compare everything with the oracle once nothing moves any more."""
-        everything = oracle.whole(self._scenario.partitions)
-        last = self.history.cuts[self.history.lineage[-1]] if self.history.lineage else {}
+        everything, last = self._everything(), self._last_cut()
         if any(last.get(partition, 0) != count for partition, count in everything.items() if count):
             self.fail("I1 loss", f"the last checkpoint holds {last}, the input is {everything}")
-        self._added.at_end(self._tables[ADDED].rows())
+        self._added.at_end(everything, self._tables[ADDED].rows())
         if self.history.lineage and not self.violations:
             schema = next(spec.schema for spec in self._plan.sinks if spec.name == ADDED)
             self._audited.at_end(Epoch(self.history.lineage[-1]), self._tables[ADDED].rows(), schema)
@@ -221,14 +228,21 @@ class Checks:
         if self._ledger is not None:
             self._ledger.compare("I1 loss", "at the end", everything, self._tables[ACCOUNTS].rows())
         for name, upserted in self._upserted.items():
-            upserted.at_end(self._tables[name].rows())
+            upserted.at_end(everything, self._tables[name].rows())
         if self._scenario.at_once:
-            self.lasts.at_end(self._lasts)
+            self.lasts.at_end(everything, self._lasts)
         if self._fold is not None and self._fold.completed:
             for done in self._fold.retained:
                 # The last one again: of a finished job no window may be left.
                 if done.body.epoch not in self.restored or done == self._fold.completed[-1]:
                     self._restore(done)
+
+    def _everything(self) -> Cut:
+        """Return what is to be in the targets: the whole input, or what was read before the job was told to finish."""
+        return self._last_cut() if self.accepted.finishes else oracle.whole(self._scenario.partitions)
+
+    def _last_cut(self) -> Cut:
+        return self.history.cuts[self.history.lineage[-1]] if self.history.lineage else {}
 
     def _record_landed(self, path: str, data: bytes) -> None:
         if not self.history.record(path, data, self.objects, self._standing):
@@ -268,7 +282,7 @@ class Checks:
     def _all_delivered(self) -> None:
         """P13: nothing is finished before the output of the last epoch is in."""
         scenario = self._scenario
-        everything = oracle.whole(scenario.partitions)
+        everything = self._everything()
         expected = sum(len(ids) for ids in oracle.passing(scenario.partitions, everything, scenario.above).values())
         if (found := len(self._tables[ADDED].rows())) != expected:
             self.fail("P13 finished", f"{found} rows were added when Finished was appended, {expected} expected")
@@ -283,7 +297,7 @@ class Checks:
 
     def _compare_windows(self) -> None:
         if self._windowed is not None:
-            self._windowed.at_end(self._tables[WINDOWS].rows(), self._tables[LATE].rows())
+            self._windowed.at_end(self._everything(), self._tables[WINDOWS].rows(), self._tables[LATE].rows())
         if self._regrouped is not None:
             self._regrouped.at_end(self._tables[REGROUPED].rows(), self._tables[WINDOWS].rows())
 

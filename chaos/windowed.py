@@ -91,12 +91,13 @@ class Windowed:
             if row[0] > there[0] if late is None else row != there:
                 self._fail("I9 state", f"{when}: window {place} is {row}, expected {there}")
 
-    def at_end(self, windows: Sequence[Row], late: Sequence[Row]) -> None:
+    def at_end(self, everything: Cut, windows: Sequence[Row], late: Sequence[Row]) -> None:
         """Every record is in the result of its window, but for those that were late."""
         ids = {int(row["id"]) for row in late}
-        if waited := sorted(self._always_late - ids):
+        read = {r.id for p, records in enumerate(self._partitions) for r in records[: everything.get(p, 0)]}
+        if waited := sorted((self._always_late & read) - ids):
             self._fail("P11 idle", f"records {waited} are not late, though their partition rested for long before them")
-        expected = oracle.windows(self._partitions, oracle.whole(self._partitions), self._size, ids)
+        expected = oracle.windows(self._partitions, everything, self._size, ids)
         found = self._by_window(windows)
         if found != expected:
             wrong = {place: (found.get(place), expected.get(place)) for place in found.keys() | expected.keys()}

@@ -52,6 +52,7 @@ APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """How long somebody who names a checkpoint looks at the log before he appends."""
 TIMED_SHARE, RESCALED_SHARE, UNITED_SHARE, LEDGER_SHARE, REGROUPED_SHARE = 0.5, 0.3, 0.3, 0.15, 0.25
 SMALL_BOUNDS_SHARE = 0.1
+ENDS_SHARE, ONCE_SHARE = 0.2, 0.1
 RESTING_SHARE = 0.5
 RESTING_MIN = 6
 """So many records of the partition that goes on arrive while the other one rests."""
@@ -100,6 +101,15 @@ class RewindAsked:
 
 
 @dataclass(frozen=True)
+class EndAsked:
+    """Somebody asks the newest driver to end its run."""
+
+    at: float
+    how: str | None
+    """None: stop; finish: treat the input as read to its end; now: without a last checkpoint."""
+
+
+@dataclass(frozen=True)
 class Scenario:
     """Everything that a seed decides before the run; times in virtual seconds from its start."""
 
@@ -141,6 +151,9 @@ class Scenario:
     call_s: float
     """Seconds that every third call of a Python function takes."""
     heal_at: float
+    ends: tuple[EndAsked, ...] = ()
+    once: tuple[bool, ...] = (False,)
+    """Which drivers, in turn, read no further than the sources reach when they start, and then stop."""
     rests: tuple[int, ...] = ()
     """Ids of records before which their partition rested so long, while another went on, that they have to be late."""
 
@@ -246,7 +259,7 @@ def scenario(seed: int) -> Scenario:
         aims=(),
         call_s=0.0,
     )
-    return _with_rest(_with_functions(_with_more(whole)))
+    return _with_ends(_with_rest(_with_functions(_with_more(whole))))
 
 
 def _with_more(whole: Scenario) -> Scenario:
@@ -290,6 +303,17 @@ def _with_rest(whole: Scenario) -> Scenario:
     partitions[resting] = (*partitions[resting][:-1], late)
     arrivals[resting] = (*arrivals[resting][:-1], whole.heal_at + RESTS_S + LATE_AFTER_S)
     return replace(whole, partitions=tuple(partitions), arrivals=tuple(arrivals), rests=(late.id,))
+
+
+def _with_ends(whole: Scenario) -> Scenario:
+    """In some seeds ask for the end of the run, and let some runs have an end of their own."""
+    rng = random.Random(f"{whole.seed}/ends")
+    asked: tuple[EndAsked, ...] = ()
+    if rng.random() < ENDS_SHARE:
+        hows = rng.choice(((None,), (None, None), ("now",), (None, "now", None), ("finish",), (None, "finish")))
+        asked = tuple(EndAsked(rng.uniform(0.3, 5.0), how) for how in hows)
+    once = rng.choice(((True, False), (True, True, False))) if rng.random() < ONCE_SHARE else (False,)
+    return replace(whole, ends=tuple(sorted(asked, key=lambda end: end.at)), once=once)
 
 
 def _with_functions(whole: Scenario) -> Scenario:
