@@ -4,7 +4,9 @@ A driver that dies or is fenced owes nothing any more: who asked sees that in th
 
 Invariants
     - Of a run that finishes or stops, every savepoint that it accepted has its name on a checkpoint.
-    - Every rewind that it accepted is a record, or has become impossible since: its checkpoint expired.
+    - Every rewind that it accepted is a record.
+    - A run that accepted a stop closes no epoch any more but the last, unless a savepoint or a rewind comes before it.
+    - One that accepted to finish does not stop instead, and one that accepted to end now ends so.
 
 Source: PROTOCOL P6, P13; DESIGN section 13 (requests).
 """
@@ -26,23 +28,40 @@ class Accepted:
         self._savepoints: defaultdict[str, list[str]] = defaultdict(list)
         self._rewinds: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         """Epoch to go back to, and the timeline to leave."""
+        self._ends: defaultdict[str, list[str | None]] = defaultdict(list)
+        """How each was asked to end: None, finish or now."""
+        self.finishes = False
+        """Some driver has accepted to finish: input that was not read by then may be left unread."""
 
-    def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any] | None) -> None:
+    def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """A driver answered a request."""
-        if answer is None or not answer["accepted"]:
+        if not answer["accepted"]:
             return
         if kind == "savepoint":
             self._savepoints[owner].append(args["name"])
         elif kind == "rewind":
             self._rewinds[owner].append((args["epoch"], args["timeline"]))
+        elif kind == "stop":
+            self._ends[owner].append(args.get("how"))
+            self.finishes = self.finishes or args.get("how") == "finish"
+
+    def triggered(self, owner: str, epoch: int, last: bool) -> None:
+        """A driver closes an epoch."""
+        ends = self._ends[owner]
+        if ends and "finish" not in ends and not (last or self._savepoints[owner] or self._rewinds[owner]):
+            self._fail("P13 stop", f"epoch {epoch} is triggered as one of many by a driver that accepted to stop")
 
     def over(self, owner: str, name: str, outcome: str) -> None:
         """A run ended."""
+        if "now" in self._ends[owner] and outcome in ("finished", "stopped"):
+            self._fail("P13 stop", f"{name} accepted to end now, and {outcome}")
         if outcome not in ("finished", "stopped"):
             return
+        if "finish" in self._ends[owner] and outcome == "stopped":
+            self._fail("P13 finish", f"{name} accepted to finish, and stopped")
         for savepoint in self._savepoints[owner]:
             if savepoint not in self._history.savepoints:
                 self._fail("P13 savepoint", f"{name} accepted savepoint {savepoint}, {outcome}, and did not take it")
         for epoch, timeline in self._rewinds[owner]:
-            if self._history.bases.get(timeline + 1) != epoch and self._history.is_kept(epoch):
+            if self._history.bases.get(timeline + 1) != epoch:
                 self._fail("P6 rewind", f"{name} accepted to go back to epoch {epoch}, {outcome}, and did not")

@@ -157,9 +157,8 @@ class Lasts:
                 what = f"place {place} shows offset {self._shown.get(place)}, the checkpoint holds record {record}"
                 self._fail("I1 loss", what)
 
-    def at_end(self, table: ImmediateTable) -> None:
+    def at_end(self, everything: Cut, table: ImmediateTable) -> None:
         """Compare all rows with the last record of every place."""
-        everything = oracle.whole(self._scenario.partitions)
         last = oracle.lasts(self._scenario.partitions, everything, self._scenario.above)
         expected = {place: oracle.shown(record) for place, record in last.items()}
         found = {row["place"]: row for row in table.rows()}

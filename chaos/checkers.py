@@ -8,8 +8,10 @@ plain JSON, and the right answer comes from an oracle that shares no code with t
     I5      whoever reads a writer's rows at any time sees a completed epoch, whole
     I6      epochs, generations and tags only grow; an epoch number belongs to one generation
     I7      an overtaken driver appends nothing
+    growth  a worker keeps nothing for an epoch that it knows to be committed
     I8      everything that a manifest names is there, with the right size and hash; a sweep leaves nothing else
     I9      every retained checkpoint restores to what the oracle says of its offsets
+    P11     time never goes back, and a window is given no earlier and no later than the offsets allow (clocks.py)
     I12     a run fails only over an object that is damaged, or a function that failed, and says which
     P21     after a repair a target shows the base of the rewind, whole, and no older timeline writes to it again
 
@@ -19,7 +21,7 @@ Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +31,7 @@ from holdfast.chaos.accepted import Accepted
 from holdfast.chaos.arriving import batches_of
 from holdfast.chaos.at_once import Lasts
 from holdfast.chaos.audited import Audited
+from holdfast.chaos.clocks import NEVER, Channel
 from holdfast.chaos.history import History
 from holdfast.chaos.ledger import (
     ACCOUNTS,
@@ -40,6 +43,7 @@ from holdfast.chaos.ledger import (
     Ledger,
     Regrouped,
 )
+from holdfast.chaos.oracle import Cut
 from holdfast.chaos.schedule import Journal
 from holdfast.chaos.targets import SharedTable
 from holdfast.chaos.visible import Added, Upserted
@@ -49,7 +53,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest, decode
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, Tag, Timeline, WorkerId, Writer
+from holdfast.model import NO_EPOCH, Barrier, Epoch, Generation, JobUuid, Tag, Timeline, WorkerId, Writer
 from holdfast.runtime.steps import Plan
 from holdfast.sinks.contract import OP, Rewinding
 from holdfast.sinks.memory_immediate import ImmediateTable
@@ -118,9 +122,16 @@ class Checks:
         if path.startswith("log/"):
             self._record_landed(path, data)
 
-    def triggered(self, generation: Generation, epoch: Epoch, owner: str) -> None:
+    def triggered(self, generation: Generation, barrier: Barrier, owner: str) -> None:
         """A driver sends a trigger."""
-        self.history.triggered(generation, epoch, owner)
+        self.history.triggered(generation, barrier.epoch, owner)
+        self.accepted.triggered(owner, barrier.epoch, barrier.last)
+
+    def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        """A driver answered a request."""
+        self.accepted.answered(owner, kind, args, answer)
+        if self._windowed is not None:
+            self._windowed.clocks.finishes = self.accepted.finishes
 
     def driver_over(self, name: str, owner: str, outcome: str, error: Mapping[str, Any] | None) -> None:
         """A driver's run ended."""
@@ -160,6 +171,16 @@ class Checks:
             keys = {row[UPSERTS[writer.sink]] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._upserted[writer.sink].look(writer, tag, cut, keys, self._tables[writer.sink].rows())
 
+    def holds(self, worker: str, committed: Epoch, epochs: Collection[Epoch]) -> None:
+        """A worker keeps something for these epochs: what is committed needs nothing any more."""
+        if old := sorted(epoch for epoch in epochs if epoch <= committed):
+            self.fail("growth", f"{worker} keeps what belongs to epochs {old}, though {committed} is committed")
+
+    def told_time(self, channel: Channel, at_us: int) -> None:
+        """A subtask put a watermark into a channel."""
+        if self._windowed is not None:
+            self._windowed.clocks.said(channel, at_us)
+
     def folder_taken(self, timeline: Timeline, epochs: Iterable[Epoch]) -> None:
         """A worker takes a left-over folder, as of these epochs, for its own state on this timeline (P14)."""
         for epoch in epochs:
@@ -196,11 +217,10 @@ class Checks:
 
     def at_end(self) -> None:
         """Compare everything with the oracle once nothing moves any more."""
-        everything = oracle.whole(self._scenario.partitions)
-        last = self.history.cuts[self.history.lineage[-1]] if self.history.lineage else {}
+        everything, last = self._everything(), self._last_cut()
         if any(last.get(partition, 0) != count for partition, count in everything.items() if count):
             self.fail("I1 loss", f"the last checkpoint holds {last}, the input is {everything}")
-        self._added.at_end(self._tables[ADDED].rows())
+        self._added.at_end(everything, self._tables[ADDED].rows())
         if self.history.lineage and not self.violations:
             schema = next(spec.schema for spec in self._plan.sinks if spec.name == ADDED)
             self._audited.at_end(Epoch(self.history.lineage[-1]), self._tables[ADDED].rows(), schema)
@@ -208,14 +228,21 @@ class Checks:
         if self._ledger is not None:
             self._ledger.compare("I1 loss", "at the end", everything, self._tables[ACCOUNTS].rows())
         for name, upserted in self._upserted.items():
-            upserted.at_end(self._tables[name].rows())
+            upserted.at_end(everything, self._tables[name].rows())
         if self._scenario.at_once:
-            self.lasts.at_end(self._lasts)
+            self.lasts.at_end(everything, self._lasts)
         if self._fold is not None and self._fold.completed:
             for done in self._fold.retained:
                 # The last one again: of a finished job no window may be left.
                 if done.body.epoch not in self.restored or done == self._fold.completed[-1]:
                     self._restore(done)
+
+    def _everything(self) -> Cut:
+        """Return what is to be in the targets: the whole input, or what was read before the job was told to finish."""
+        return self._last_cut() if self.accepted.finishes else oracle.whole(self._scenario.partitions)
+
+    def _last_cut(self) -> Cut:
+        return self.history.cuts[self.history.lineage[-1]] if self.history.lineage else {}
 
     def _record_landed(self, path: str, data: bytes) -> None:
         if not self.history.record(path, data, self.objects, self._standing):
@@ -255,7 +282,7 @@ class Checks:
     def _all_delivered(self) -> None:
         """P13: nothing is finished before the output of the last epoch is in."""
         scenario = self._scenario
-        everything = oracle.whole(scenario.partitions)
+        everything = self._everything()
         expected = sum(len(ids) for ids in oracle.passing(scenario.partitions, everything, scenario.above).values())
         if (found := len(self._tables[ADDED].rows())) != expected:
             self.fail("P13 finished", f"{found} rows were added when Finished was appended, {expected} expected")
@@ -270,7 +297,7 @@ class Checks:
 
     def _compare_windows(self) -> None:
         if self._windowed is not None:
-            self._windowed.at_end(self._tables[WINDOWS].rows(), self._tables[LATE].rows())
+            self._windowed.at_end(self._everything(), self._tables[WINDOWS].rows(), self._tables[LATE].rows())
         if self._regrouped is not None:
             self._regrouped.at_end(self._tables[REGROUPED].rows(), self._tables[WINDOWS].rows())
 
@@ -300,11 +327,23 @@ class Checks:
         # What was late is told by the output, so only once it is all in, and for what the job stands on.
         is_told = self.finished and epoch in self.history.lineage
         windowed.restored(when, cut, windows, self._tables[LATE].rows() if is_told else None)
+        lineage = self.history.lineage
+        windowed.clocks.restored(epoch, lineage, cut, self._clocks(stores))
         if self._regrouped is not None:
             operator = self._plan.operator(REGROUPED_OPERATOR).id
             self._regrouped.look(when, cut, _rows(stores, operator, GATHERED))
         if windows and self.finished and completed == self._fold_last():
             self.fail("P13 windows", f"{len(windows)} windows are left in the state of a finished job")
+
+    def _clocks(self, stores: Iterable[StateStore]) -> dict[int, int]:
+        """Return the clock of every key group."""
+        spec = next(spec for spec in self._plan.operators if spec.name == f"{operator_of(WINDOWS)}.clock")
+        clocks = dict.fromkeys(range(self._plan.key_groups), NEVER)
+        for table in (store.table(spec.id) for store in stores):
+            slots = table.present()
+            groups = table.keys_at(slots).key_groups(self._plan.key_groups).tolist()
+            clocks |= dict(zip(groups, table.column("at")[slots].tolist(), strict=True))
+        return clocks
 
     def _fold_last(self) -> joblog.Completed | None:
         return self._fold.completed[-1] if self._fold is not None and self._fold.completed else None

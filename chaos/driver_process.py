@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 POLL_S = 0.07
 PULSE_S = 0.35
 START_RETRY_S = 0.1
+ASKED_AGAIN_S = 0.3
 SPARK_STARTS_S = (0.001, 0.05, 0.3, 1.0)
 """Between reading the log and taking the job over a driver starts Spark; others may append meanwhile."""
 ZOMBIE_GRACE_S = 3.0
@@ -117,7 +118,7 @@ class DriverProcess(Process):
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """See DriverPorts.send."""
         if isinstance(message, m.Trigger):
-            self._world.checks.triggered(message.generation, message.barrier.epoch, self.owner)
+            self._world.checks.triggered(message.generation, message.barrier, self.owner)
         process = self._workers.get(worker)
         if process is not None:
             self.call(lambda: process.stream.to_worker(message), lambda: points.of_message(message))
@@ -188,9 +189,21 @@ class DriverProcess(Process):
                 args = {"epoch": epoch, "timeline": job.timeline, "stop": back % 2 == 0}
                 self._asked("rewind", args, job.generation)
 
+    def asked_to_end(self, how: str | None) -> None:
+        """A request came to stop, to finish, or to end now."""
+        if self._begun and not self.left and (job := self.loop.state.log.job) is not None:
+            self._asked("stop", {} if how is None else {"how": how}, job.generation)
+
     def _asked(self, kind: str, args: Mapping[str, Any], generation: Generation) -> None:
+        """Carry a request out; one that cannot be judged yet is looked at again, as long as the run goes on."""
+        if self.left:
+            return
         answer = self.loop.asked(kind, args, generation, generation)
-        self._world.checks.accepted.answered(self.owner, kind, args, answer)
+        if answer is None:
+            again = lambda: self._asked(kind, args, generation)
+            self._world.schedule.after(ASKED_AGAIN_S, self, f"looks at a {kind} again", again)
+            return
+        self._world.checks.answered(self.owner, kind, args, answer)
         self._look()
 
     @property

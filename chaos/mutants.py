@@ -39,6 +39,7 @@ from holdfast.runtime import (
     deployment,
     immediate,
     master,
+    master_requests,
     messages,
     repair,
     rewinding,
@@ -96,6 +97,10 @@ def _takes_open_stages(_: Right) -> Right:
         return taken
 
     return take_stages
+
+
+def _keeps_stages(_: Right) -> Right:
+    return lambda run, epoch: dict(run._closed.get(epoch, {}))
 
 
 def _rolls_back_too_far(_: Right) -> Right:
@@ -310,6 +315,8 @@ MUTANTS = (
            (Swap(Repository, "create_record", wrong_endings.forgets_tags),), first=27),
     Mutant("savepoint-forgotten", "P13", "a savepoint is accepted and never taken",
            (Swap(master, "carry_out", wrong_endings.forgets_savepoints),)),
+    Mutant("stop-forgotten", "P13", "a stop is accepted and the run goes on",
+           (Swap(master_requests, "stop", wrong_endings.forgets_to_stop),), needs="ends"),
     Mutant("rewind-forgotten", "P6", "a rewind is accepted and never begun",
            (Swap(rewinding, "accept", wrong_endings.forgets_to_rewind),), needs="rewinds"),
     Mutant("old-writers-last", "P20", "after a rescale new writers do not wait for the output of older ones",
@@ -343,6 +350,10 @@ MUTANTS = (
            (Swap(watermark, "told", wrong_times.closes_at_the_largest),), needs="windowing"),
     *(Mutant(name, rules, does, (Swap(*swap),), needs="windowing", first=first)
       for name, rules, does, swap, first in wrong_expiry.VERSIONS),
+    *(Mutant(name, rules, does, (Swap(*swap),), needs=needs, first=first)
+      for name, rules, does, swap, needs, first in wrong_times.VERSIONS),
+    Mutant("stages-kept", "P8, DESIGN 5", "what a sink collected for an epoch stays in memory when it is durable",
+           (Swap(subtask.SubtaskRun, "take_stages", _keeps_stages),)),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
            (Swap(Repository, "_refuse_hole", _starts_in_holes),), first=20_016),
     Mutant("rewound-without-generation", "P6", "a rewind goes on in the generation of whoever owned the job",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from holdfast.chaos import points
 from holdfast.chaos.faults import Fault
 from holdfast.chaos.points import Point
-from holdfast.model import Barrier, ChannelId, Generation, JobUuid
+from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Watermark
 from holdfast.runtime.channels import Frame, Links, OpenLinks
 
 if TYPE_CHECKING:
@@ -205,6 +205,9 @@ class ProcessLinks:
             self.process.wake(0.0)
 
     def _put(self, channel: ChannelId, frame: Frame) -> None:
+        if isinstance(frame, Watermark):
+            named = f"{channel.edge}: {channel.sender}->{channel.receiver}"
+            self._world.checks.told_time((self.request.generation, named), frame.at_us)
         if channel in self._out:
             self._out[channel].send(frame)
         else:

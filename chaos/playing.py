@@ -31,6 +31,8 @@ SEEDS_MAX = 10**12
 WORKERS_MAX = 1_000
 UNDER_WAY = 4
 """So many seeds per process are under way, or played and wait for an earlier one."""
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""Signals that end the command."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -104,12 +106,23 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Hold an interrupt back for a moment. Processes begun meanwhile never see one: it is this one's to end them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Hold an interrupt back for a moment. Processes begun meanwhile never see one: it is this one's to end them.
+
+    Blocking it is for those processes, which inherit that. In this one the kernel gives a blocked signal to a thread of
+    some library that does not block it, and Python would then interrupt the start of a process half-way: so handlers
+    only note what came.
+    """
+    came: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def _leave(number: int, _: FrameType | None) -> None:

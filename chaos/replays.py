@@ -25,7 +25,8 @@ from holdfast.checkpoint.catalogue import Retention
 
 PLAIN: dict[str, Any] = {
     "ledger": False, "regroups": False,
-    "rewinds": (), "savepoints": (), "windowing": None, "at_once": False, "folders": False,
+    "rewinds": (), "savepoints": (), "ends": (), "once": (False,), "rests": (), "windowing": None,
+    "at_once": False, "folders": False,
     "aims": (), "merging": Thresholds(), "retention": Retention(), "above": None, "earlier_job": False,
 }  # fmt: skip
 """A scenario without a feature, by its name."""
@@ -82,6 +83,8 @@ def reduced(whole: Scenario, reduction: Reduction) -> Scenario:
     records, workers = reduction.records, reduction.workers
     if "windowing" in reduction.without:
         whole = replace(whole, regroups=False)
+    if {"windowing", "rests"} & {*reduction.without} or records is not None:
+        whole = replace(whole, rests=())
     return replace(
         whole,
         partitions=tuple(each[:records] for each in whole.partitions),

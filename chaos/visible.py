@@ -57,11 +57,10 @@ class Added:
         for partition, ids in oracle.passing(self._scenario.partitions, cut, self._scenario.above).items():
             self._compare("the base of a rewind", partition, ids)
 
-    def at_end(self, rows: Sequence[Row]) -> None:
+    def at_end(self, everything: Cut, rows: Sequence[Row]) -> None:
         """Compare all rows, and what earlier readers saw of partitions whose writer was not known yet."""
         if len(rows) != self._rows:
             self._fail("I1 loss", f"{len(rows)} rows at the end, {self._rows} when last looked at")
-        everything = oracle.whole(self._scenario.partitions)
         expected = oracle.passing(self._scenario.partitions, everything, self._scenario.above)
         for partition, ids in expected.items():
             self._compare("the end", partition, ids)
@@ -111,9 +110,8 @@ class Upserted:
         if found != expected:
             self._fail("P21 repair", f"{self._name} repaired to {to} shows {found}, expected {expected}")
 
-    def at_end(self, rows: Sequence[Row]) -> None:
+    def at_end(self, everything: Cut, rows: Sequence[Row]) -> None:
         """Compare all rows, and what earlier readers saw of keys whose writer was not known yet."""
-        everything = oracle.whole(self._scenario.partitions)
         expected = oracle.totals(self._scenario.partitions, everything, self._by)
         found = {row[self._by]: row for row in rows}
         if found != expected:

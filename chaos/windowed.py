@@ -2,7 +2,8 @@
 
 Which records are late depends on the order in which partitions were read, so that is taken from the late output. What
 the rules settle is checked: a record that its own partition's watermark had not passed is not late unless partitions
-may be idle, a window is given once, and the watermark of a partition is a function of the records before its offset.
+may be idle, a window is given once, and the watermark of a partition is a function of the records before its offset. A
+window is given no earlier and no later than event time allows (clocks.py).
 
 Source: PROTOCOL P11, P13; docs/design/0006-watermarks.md.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.chaos import oracle
+from holdfast.chaos.clocks import Clocks
 from holdfast.chaos.oracle import Cut
 from holdfast.chaos.workload import OUT_OF_ORDERNESS_S, Scenario, Windowing
 from holdfast.model import Tag, Writer
@@ -30,17 +32,22 @@ class Windowed:
         self._partitions, self._fail = scenario.partitions, fail
         self._size, self._delay = windowing.size_s * SECOND_US, OUT_OF_ORDERNESS_S * SECOND_US
         self._rows = 0
-        lateness = windowing.lateness_s * SECOND_US
+        self._lateness = windowing.lateness_s * SECOND_US
+        self.clocks = Clocks(scenario.partitions, self._delay, windowing.idles, fail)
         self._never_late: set[int] = set()
+        self._always_late = set(scenario.rests)
         if not windowing.idles:
-            self._never_late = oracle.never_late(scenario.partitions, self._size, lateness, self._delay)
+            self._never_late = oracle.never_late(scenario.partitions, self._size, self._lateness, self._delay)
 
     def look(self, writer: Writer, tag: Tag, cut: Cut, rows: Sequence[Row]) -> None:
         """A delivery committed: no window is given twice, none of these holds more than was read by then."""
         most = oracle.windows(self._partitions, cut, self._size, ())
         self._by_window(rows)
         added, self._rows = rows[self._rows :], len(rows)
+        _, latest = self.clocks.bounds(cut)
         for place, row in self._by_window(added).items():
+            if place[1] + self._lateness > latest:
+                self._fail("P11 early", f"{writer} at epoch {tag.epoch} gives window {place}, time is at most {latest}")
             if row[0] > most.get(place, [0])[0]:
                 self._fail("I5 visible", f"{writer} at epoch {tag.epoch}: window {place} of {most.get(place)} is {row}")
 
@@ -76,15 +83,21 @@ class Windowed:
         """
         ids = {int(row["id"]) for row in late or ()}
         expected = oracle.windows(self._partitions, cut, self._size, ids)
+        earliest, _ = self.clocks.bounds(cut)
         for place, row in self._by_window(rows).items():
+            if place[1] + self._lateness <= earliest:
+                self._fail("P11 open", f"{when}: window {place} is still open, time is at least {earliest}")
             there = expected.get(place, [0])
             if row[0] > there[0] if late is None else row != there:
                 self._fail("I9 state", f"{when}: window {place} is {row}, expected {there}")
 
-    def at_end(self, windows: Sequence[Row], late: Sequence[Row]) -> None:
+    def at_end(self, everything: Cut, windows: Sequence[Row], late: Sequence[Row]) -> None:
         """Every record is in the result of its window, but for those that were late."""
         ids = {int(row["id"]) for row in late}
-        expected = oracle.windows(self._partitions, oracle.whole(self._partitions), self._size, ids)
+        read = {r.id for p, records in enumerate(self._partitions) for r in records[: everything.get(p, 0)]}
+        if waited := sorted((self._always_late & read) - ids):
+            self._fail("P11 idle", f"records {waited} are not late, though their partition rested for long before them")
+        expected = oracle.windows(self._partitions, everything, self._size, ids)
         found = self._by_window(windows)
         if found != expected:
             wrong = {place: (found.get(place), expected.get(place)) for place in found.keys() | expected.keys()}

@@ -27,7 +27,7 @@ from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import ProcessStore
 from holdfast.chaos.streams import ControlStream
 from holdfast.chaos.targets import ProcessSink
-from holdfast.model import Generation, WorkerId
+from holdfast.model import NO_EPOCH, Epoch, Generation, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import messages as m
 from holdfast.runtime.channels import Network
@@ -237,7 +237,17 @@ class WorkerProcess(Process):
             return
         self.ports.send(self.loop.heartbeat())
         self.loop.take_stock()
+        self._world.checks.holds(self.name, *self._epochs_held())
         self._world.schedule.after(HEARTBEAT_S, self, "", self._watch)
+
+    def _epochs_held(self) -> tuple[Epoch, set[Epoch]]:
+        """Return the last epoch that it knows to be committed, and those for which it keeps something."""
+        active = self.loop._active
+        if active is None:
+            return NO_EPOCH, set()
+        machine, written = active.machine, self.loop._deliveries.immediate._positions
+        kept = (machine.positions, machine.counts, machine.sealing, machine.sealed, machine.acked, active.run._closed)
+        return machine.committed, {epoch for each in (*kept, written) for epoch in each}
 
     def _leave(self, why: str) -> None:
         """The loop ended; threads of its lanes may not know it yet."""

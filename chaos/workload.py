@@ -52,6 +52,12 @@ APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """How long somebody who names a checkpoint looks at the log before he appends."""
 TIMED_SHARE, RESCALED_SHARE, UNITED_SHARE, LEDGER_SHARE, REGROUPED_SHARE = 0.5, 0.3, 0.3, 0.15, 0.25
 SMALL_BOUNDS_SHARE = 0.1
+ENDS_SHARE, ONCE_SHARE = 0.2, 0.1
+RESTING_SHARE = 0.5
+RESTING_MIN = 6
+"""So many records of the partition that goes on arrive while the other one rests."""
+RESTS_S, ACTIVE_S, LATE_AFTER_S = 9.0, 0.4, 2.0
+"""Behind the healing of the world: until the last of them, between two of them, and until the resting one goes on."""
 ON_DISK = frozenset({Fault.DISK_FULL, Fault.DISK_ERROR, Fault.POWER_LOST})
 """What strikes folders of workers."""
 
@@ -92,6 +98,15 @@ class RewindAsked:
     back: int
     delay: float | None
     """None: the newest driver is asked; else seconds between his look at the log and his record."""
+
+
+@dataclass(frozen=True)
+class EndAsked:
+    """Somebody asks the newest driver to end its run."""
+
+    at: float
+    how: str | None
+    """None: stop; finish: treat the input as read to its end; now: without a last checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +151,11 @@ class Scenario:
     call_s: float
     """Seconds that every third call of a Python function takes."""
     heal_at: float
+    ends: tuple[EndAsked, ...] = ()
+    once: tuple[bool, ...] = (False,)
+    """Which drivers, in turn, read no further than the sources reach when they start, and then stop."""
+    rests: tuple[int, ...] = ()
+    """Ids of records before which their partition rested so long, while another went on, that they have to be late."""
 
     @property
     def rescales(self) -> bool:
@@ -239,7 +259,7 @@ def scenario(seed: int) -> Scenario:
         aims=(),
         call_s=0.0,
     )
-    return _with_functions(_with_more(whole))
+    return _with_ends(_with_rest(_with_functions(_with_more(whole))))
 
 
 def _with_more(whole: Scenario) -> Scenario:
@@ -261,6 +281,39 @@ def _with_more(whole: Scenario) -> Scenario:
         calm = {**more, Fault.WRITE_LATE: 0.2}
         whole = replace(whole, armed=calm, moments=(), checkpoint_every=0.12, retention=Retention(1, 0, 2))
     return whole
+
+
+def _with_rest(whole: Scenario) -> Scenario:
+    """In some seeds whose partitions may be idle let one rest, once nothing fails any more, while another goes on."""
+    rng, windowing = random.Random(f"{whole.seed}/rest"), whole.windowing
+    long = [partition for partition, records in enumerate(whole.partitions) if len(records) >= RESTING_MIN]
+    if windowing is None or not windowing.idles or len(long) < 2 or rng.random() >= RESTING_SHARE:
+        return whole
+    resting, active = rng.sample(long, 2)
+    partitions, arrivals = list(whole.partitions), list(whole.arrivals)
+    times = tuple(whole.heal_at + RESTS_S - ACTIVE_S * (RESTING_MIN - n) for n in range(RESTING_MIN))
+    now = max(record.at for records in partitions for record in records)
+    going_on = [
+        replace(record, at=now + 1_000_000 * 20 * (n + 1))
+        for n, record in enumerate(partitions[active][-RESTING_MIN:])
+    ]
+    late = replace(partitions[resting][-1], at=0)
+    partitions[active] = (*partitions[active][:-RESTING_MIN], *going_on)
+    arrivals[active] = (*arrivals[active][:-RESTING_MIN], *times)
+    partitions[resting] = (*partitions[resting][:-1], late)
+    arrivals[resting] = (*arrivals[resting][:-1], whole.heal_at + RESTS_S + LATE_AFTER_S)
+    return replace(whole, partitions=tuple(partitions), arrivals=tuple(arrivals), rests=(late.id,))
+
+
+def _with_ends(whole: Scenario) -> Scenario:
+    """In some seeds ask for the end of the run, and let some runs have an end of their own."""
+    rng = random.Random(f"{whole.seed}/ends")
+    asked: tuple[EndAsked, ...] = ()
+    if rng.random() < ENDS_SHARE:
+        hows = rng.choice(((None,), (None, None), ("now",), (None, "now", None), ("finish",), (None, "finish")))
+        asked = tuple(EndAsked(rng.uniform(0.3, 5.0), how) for how in hows)
+    once = rng.choice(((True, False), (True, True, False))) if rng.random() < ONCE_SHARE else (False,)
+    return replace(whole, ends=tuple(sorted(asked, key=lambda end: end.at)), once=once)
 
 
 def _with_functions(whole: Scenario) -> Scenario:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -105,6 +106,8 @@ class World:
             self.schedule.after(asked.at, None, "", partial(self._want_savepoint, f"s{number}", asked.delay))
         for rewind in self.scenario.rewinds:
             self.schedule.after(rewind.at, None, "", partial(self._want_rewind, rewind))
+        for end in self.scenario.ends:
+            self.schedule.after(end.at, None, "", partial(self._want_end, end.how))
         if self.scenario.aims:
             aiming = Aiming(self.scenario.aims, self.points_of, self._strike_aimed)
             self.schedule.watch = lambda process: aiming.look(process, isinstance(process, DriverProcess))
@@ -123,8 +126,10 @@ class World:
         partitions = scenario.sources
         parallelism = scenario.parallelisms[len(self.drivers) % len(scenario.parallelisms)]
         rules = rules_of(self.plan, parallelism, partitions, uuid, scenario.checkpoint_every)
+        once = scenario.once[len(self.drivers) % len(scenario.once)]
         return replace(
             rules,
+            until=self._arrived() if once else None,
             silent_after=1.0,
             epoch_deadline=scenario.epoch_deadline,
             redeploy_every=0.5,
@@ -133,6 +138,11 @@ class World:
             backoff_max=0.4,
             retention=scenario.retention,
         )
+
+    def _arrived(self) -> dict[str, dict[int, int]]:
+        """Return where each partition of each source ends now, as a run finds it that reads no further."""
+        ends = [bisect_right(times, self.elapsed) for times in self.scenario.arrivals]
+        return {name: {p: ends[p] for p in partitions} for name, partitions in self.scenario.sources.items()}
 
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
         """Return a process that a driver launched and that has not started yet."""
@@ -191,6 +201,13 @@ class World:
         elif alive:
             driver = alive[-1]
             self.schedule.after(0.0, driver, "is asked to go back", lambda: driver.asked_to_rewind(asked.back))
+
+    def _want_end(self, how: str | None) -> None:
+        """Somebody asks the newest driver to end its run."""
+        alive = [driver for driver in self.drivers if driver.alive]
+        if alive:
+            driver = alive[-1]
+            self.schedule.after(0.0, driver, f"is asked to end ({how or 'stop'})", lambda: driver.asked_to_end(how))
 
     def _start_driver(self, errand: Errand | None = None) -> None:
         driver = DriverProcess(self, f"d{len(self.drivers) + 1}", errand)

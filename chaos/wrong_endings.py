@@ -63,6 +63,10 @@ def forgets_savepoints(right: Right) -> Right:
     return carry_out
 
 
+def forgets_to_stop(_: Right) -> Right:
+    return lambda state: (state, [])
+
+
 def forgets_to_rewind(_: Right) -> Right:
     def accept(state: master.Master, args: Mapping[str, Any]) -> master.Master:
         return state

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from holdfast.model import NEVER_US, SourcePosition, Watermark
+from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
 from holdfast.runtime import subtask, watermark
 from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.operators.window import WindowOperator
@@ -42,9 +42,47 @@ def tells_time_before_rows(right: Right) -> Right:
     return emit
 
 
+def follows_whoever_comes_back(_: Right) -> Right:
+    def told(state: watermark.Minimum[Any], part: Any, at: Watermark) -> tuple[watermark.Minimum[Any], bool]:
+        parts = {**state.parts, part: at}
+        active = [each.at_us for each in parts.values() if not each.idle]
+        now = Watermark(min(active, default=state.now.at_us), idle=not active)
+        return watermark.Minimum(parts, now), now != state.now
+
+    return told
+
+
+def waits_for_those_that_rest(_: Right) -> Right:
+    def found_nothing(time: EventTime, partition: int, offset: int, ended: bool) -> bool:
+        time._ask(partition, offset)
+        time._looked_at[partition] = time._clock.monotonic()
+        return time._tell(partition, idle=ended)
+
+    return found_nothing
+
+
+def forgets_earlier_windows(right: Right) -> Right:
+    def update(operator: WindowOperator, batch: Any) -> None:
+        operator._due = LAST_US
+        right(operator, batch)
+
+    return update
+
+
 def closes_at_the_largest(_: Right) -> Right:
     def told(state: watermark.Minimum[Any], part: Any, at: Watermark) -> tuple[watermark.Minimum[Any], bool]:
         now = Watermark(max(state.now.at_us, at.at_us), at.idle)
         return watermark.Minimum({**state.parts, part: at}, now), now != state.now
 
     return told
+
+
+VERSIONS = (
+    ("watermark-goes-back", "P11", "a minimum follows a part that comes back lower",
+     (watermark, "told", follows_whoever_comes_back), "windowing", 0),
+    ("idle-holds-time", "P11", "a partition that rests holds time back until its next record",
+     (EventTime, "found_nothing", waits_for_those_that_rest), "rests", 0),
+    ("earlier-windows-forgotten", "P11", "what is due next is looked for among the rows of the last batch alone",
+     (WindowOperator, "update", forgets_earlier_windows), "windowing", 0),
+)  # fmt: skip
+"""Name, rules, what it does, what it swaps, what a scenario needs, and the seed from which it is hunted."""

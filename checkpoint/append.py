@@ -133,6 +133,11 @@ def occupied(state: InFlight, found: Record) -> tuple[Appender, list[Effect]]:
     return _send_again(state, job)
 
 
+def expected(state: Appender) -> Job | None:
+    """Return the fold with the record in flight, as it will be unless another process was first."""
+    return fold(state.job, state.record) if isinstance(state, InFlight) else state.job
+
+
 def _send_again(state: InFlight, job: Job) -> tuple[Appender, list[Effect]]:
     record = _record(state.owner, job, state.draft, state.record.at)
     return InFlight(state.owner, job, record, state.draft), [Create(record)]

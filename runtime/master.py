@@ -51,6 +51,7 @@ from holdfast.runtime.master_requests import (
     end_input,
     is_due,
     is_over,
+    left_undone,
     named,
     next_name,
     stop,
@@ -85,7 +86,7 @@ __all__ = [
     "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "GoneSinks", "Hosted", "Launch", "LoadManifest",
     "Master", "Opening", "Over", "RepairTargets", "Restart", "RewindWanted", "Rules", "Running", "Send", "Step",
     "StoreManifest", "Sweep", "base_loaded", "begin", "begin_rewind", "carry_out", "end", "heard", "launch_ended",
-    "lost", "repaired", "stop", "tick",
+    "left_undone", "lost", "repaired", "stop", "tick",
 ]  # fmt: skip
 
 BROKEN_GRACE_S = 1.0

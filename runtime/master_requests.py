@@ -15,7 +15,10 @@ Invariants
     - A savepoint is an epoch triggered after it was asked for, and its name is inside `CheckpointCompleted` (P13).
     - A name stays asked for until an epoch that carries it is completed, over epochs given up and recoveries.
     - One epoch takes one name; the last barrier waits until at most one is left.
-    - Nothing is accepted that the run will not do: one that ends with a rewind takes no savepoint and does not finish.
+    - Nothing is accepted that the run will not do: one that ends with a rewind takes no savepoint, does not finish and
+      goes back no second time.
+    - Nothing is accepted before the start of this run is in the log: an older driver may still finish the job.
+    - What a run has accepted and does not live to carry out is answered again, as refused (`left_undone`).
 
 Pure: no clock, thread or I/O. Part of runtime/master.py.
 Source: DESIGN section 13 (requests); PROTOCOL P6, P13.
@@ -66,10 +69,12 @@ def carry_out(
         first: The first generation of this run.
 
     Returns:
-        No answer if the request is for a generation that this driver has not seen.
+        No answer if the request is for a generation that this driver has not seen, or its own is not in the log yet.
     """
     log = state.log.job
     if log is None or generation > log.generation:
+        return state, [], None
+    if generation >= first and log.owner != state.log.owner and not isinstance(state.phase, Over):
         return state, [], None
     refusal = _refusal(state, kind, args, generation, first)
     if refusal is not None:
@@ -86,6 +91,35 @@ def carry_out(
     else:
         state, effects = stop(state)
     return state, effects, Answer(True, log.generation)
+
+
+def left_undone(state: Master, kind: str, args: Mapping[str, Any]) -> str | None:
+    """Return why a request that this run accepted was not carried out; None if it was, or the run is not over."""
+    job, phase = state.log.job, state.phase
+    if not isinstance(phase, Over) or (job is not None and _is_carried_out(job, phase, kind, args)):
+        return None
+    match phase.outcome:
+        case "fenced":
+            return "another run took the job over before it was carried out"
+        case "failed" | "refused":
+            return "the run failed before it was carried out"
+        case _:
+            return "the run was ended before it was carried out"
+
+
+def _is_carried_out(job: joblog.Job, over: Over, kind: str, args: Mapping[str, Any]) -> bool:
+    match kind, args.get("how"):
+        case "savepoint", _:
+            return job.savepoint(args["name"]) is not None
+        case "rewind", _:
+            to = (args["timeline"] + 1, args["epoch"])
+            return any((each.timeline, each.base_epoch) == to for each in job.rewinds)
+        case _, "now":
+            return over.outcome == ENDED_NOW
+        case _, "finish":
+            return over.outcome == "finished"
+        case _:
+            return over.outcome in ("stopped", "finished")
 
 
 def stop(state: Master) -> Step:
@@ -108,7 +142,8 @@ def end_input(state: Master) -> list[Effect]:
 
 def is_over(state: Master) -> bool:
     """Return whether the next barrier is the last one."""
-    read = all_ended(state) or (state.rules.until is not None and _all_caught_up(state))
+    caught_up = state.rules.until is not None and not state.finish_asked and _all_caught_up(state)
+    read = all_ended(state) or caught_up
     return (state.stopping or read) and len(state.savepoints) <= 1
 
 

@@ -6,6 +6,7 @@ was made for, so one that comes too late is answered, not carried out by a later
 Invariants
     - A request is handed out once; only one that could not be read, or was put back, is handed out again.
     - A request that was changed since it was written is not carried out.
+    - A request that was accepted and is not carried out when the run ends is answered again, as refused.
     - Request and answer are removed an hour after the request was made.
 
 Source: DESIGN section 13 (requests).
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,8 @@ class Inbox:
         """Answers that could not be written yet."""
         self._found: list[Request] = []
         """Read and not handed out yet: a poll may be cut short by a store that is away."""
+        self._accepted: dict[str, Request] = {}
+        """By path, what was answered with yes and is younger than an hour."""
 
     def poll(self) -> list[Request]:
         """Return requests that were not returned before and have no answer yet; remove old ones."""
@@ -76,7 +79,21 @@ class Inbox:
 
     def answer(self, request: Request, reply: Mapping[str, Any]) -> None:
         """Write the answer beside the request; with every poll again until it is written."""
-        self._write(f"{FOLDER}/{request.id}.reply.json", with_hash(json.dumps(reply).encode()))
+        stem = f"{FOLDER}/{request.id}"
+        if reply.get("accepted"):
+            self._accepted[stem] = request
+        self._write(f"{stem}.reply.json", with_hash(json.dumps(reply).encode()))
+
+    def close(self, left_undone: Callable[[str, Mapping[str, Any]], str | None]) -> None:
+        """The run is over: refuse what it had accepted and did not carry out, so that the user who asks hears of it.
+
+        Args:
+            left_undone: Returns why a request, by kind and arguments, was not carried out; None if it was.
+        """
+        for stem, request in list(self._accepted.items()):
+            if (why := left_undone(request.kind, request.args)) is not None:
+                del self._accepted[stem]
+                self.answer(request, {"accepted": False, "generation": request.generation, "reason": why})
 
     def _read(self, stem: str, now_us: int) -> Request | None:
         """Return the request; None if it was withdrawn or is none that this version can read."""
@@ -103,6 +120,7 @@ class Inbox:
         self._store.delete(f"{stem}.json")
         self._store.delete(f"{stem}.reply.json")
         del self._made_at[stem]
+        self._accepted.pop(stem, None)
 
 
 def ask(store: ObjectStore, kind: str, args: Mapping[str, Any], generation: int) -> str:

@@ -5,6 +5,7 @@ timeline that he saw, and the generation too if he wants what he was shown: of t
 
 Invariants
     - A rewind waits until nothing is in flight, and is drafted only for a checkpoint that the log still holds.
+    - A record in flight counts as appended when a request is judged: a checkpoint that it lets expire is not accepted.
     - Before-images of everything after the base are still there, else the rewind is refused (P16).
 
 Pure: no clock, thread or I/O. Part of runtime/master.py.
@@ -86,22 +87,26 @@ def refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> str | No
         ending: The last barrier is out.
     """
     epoch, timeline, planned, job = args.get("epoch"), args.get("timeline"), args.get("planned"), state.job
+    coming = append.expected(state.log)
+    assert coming is not None, "a driver that owns the job has read its log"
     accepted = args.get("accept", [])
     if not isinstance(epoch, int) or not isinstance(timeline, int) or not isinstance(planned, int | None):
         return "it does not say where to go back to"
     if not is_accept(accepted):
         return "it does not say what is accepted"
-    if timeline != job.timeline or state.rewind is not None:
+    if not timeline == job.timeline == coming.timeline or state.rewind is not None:
         return "somebody else has rewound the job meanwhile"
     if planned is not None and planned != job.generation:
         return f"the job has recovered since the plan was made: it is in generation {job.generation}, not {planned}"
+    if is_last_act(state):
+        return "the job goes back and stops there; rewind it when it has stopped"
     if state.stopping or state.finish_asked or ending:
         return "the job is ending; rewind it when it has ended"
     if args.get("stop") and state.savepoints:
         return f"savepoint {state.savepoints[0]!r} is still to be taken; go back then"
     if left := [sink for sink in state.rules.unrepairable if f"{sink}:impossible" not in accepted]:
         return f"sink {left[0]!r} cannot take output back"
-    return no_way_back(job, epoch)
+    return no_way_back(job, epoch) or no_way_back(coming, epoch)
 
 
 def accept(state: Master, args: Mapping[str, Any]) -> Master:

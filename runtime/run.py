@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -252,8 +253,11 @@ class _Run:
                 self._lanes.lane("requests").submit(self._inbox.poll, self._requested)
             self._cancel_zombies(now())
             self._mailbox.wait(POLL_S)
+        left_undone = partial(master.left_undone, loop.state)
+        self._lanes.lane("requests").submit(lambda: self._inbox.close(left_undone), lambda _: None)
+        self._flush("requests")  # before the last status: commands take that as the end of the run
         last = self._publish()
-        self._flush("requests", "live")
+        self._flush("live")
         kind, error = loop.outcome
         return Outcome(kind, error, last)
 

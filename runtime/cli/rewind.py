@@ -181,11 +181,11 @@ def _ask(stored: Stored, base: Completed, args: argparse.Namespace, timeout_s: f
     heard = False
     while True:
         now = stored.repository.read_log() or job
-        reply = None if heard else requests.answer_to(stored.store, request)
+        shown = status_of(stored, SystemClock().wall_us())
+        reply = requests.answer_to(stored.store, request)  # a run refuses what it leaves undone, then ends
         heard = heard or reply is not None
         if reply is not None and not reply["accepted"]:
             raise _refused(stored, str(reply.get("reason") or "no reason was given"))
-        shown = status_of(stored, SystemClock().wall_us())
         if now.timeline > job.timeline and _arrived(now, base, shown, args.stop):
             return True
         if shown["state"] == "unreachable" and shown["driver"] is not None and is_gone(shown["driver"]):

@@ -96,7 +96,8 @@ def _ask(stored: Stored, name: str, generation: int, deadline: float, timeout: s
     while True:
         if (job := stored.repository.read_log()) is not None and job.savepoint(name) is not None:
             return job
-        reply = None if heard else requests.answer_to(stored.store, request)
+        shown = status_of(stored, SystemClock().wall_us())
+        reply = requests.answer_to(stored.store, request)  # a run refuses what it leaves undone, then ends
         heard = heard or reply is not None
         if reply is not None and not reply["accepted"]:
             raise ConfigError(
@@ -105,7 +106,6 @@ def _ask(stored: Stored, name: str, generation: int, deadline: float, timeout: s
                 next_step=f"see holdfast status {stored.name} and holdfast checkpoints list {stored.name}",
                 where=Where(job=stored.name),
             )
-        shown = status_of(stored, SystemClock().wall_us())
         if shown["state"] not in RUNNING or time.monotonic() > deadline:
             why = f"within {timeout}" if shown["state"] in RUNNING else f"before the run ended ({shown['state']})"
             told = "the driver has accepted the request" if heard else "no driver has answered the request"

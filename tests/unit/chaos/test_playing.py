@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.chaos import cli, mutation
 from holdfast.chaos.mutants import MUTANTS
-from holdfast.chaos.playing import SEEDS_MAX, play_all
+from holdfast.chaos.playing import SEEDS_MAX, _no_interrupt, play_all
 from holdfast.chaos.report import Summary
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.reporting import INTERRUPTED
@@ -90,12 +90,39 @@ class TestInterrupt:
         assert err == ""
         assert psutil.wait_procs(players, timeout=90)[1] == []
 
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_player_is_started_whole_also_if_another_thread_gets_the_signal(self, number: signal.Signals) -> None:
+        """Else it reads half of what it was to be told, and prints a traceback."""
+        over, started = threading.Event(), False
+        came, comes = os.pipe()
+        os.set_blocking(comes, False)
+        before, no_fd = signal.signal(number, raise_interrupt), signal.set_wakeup_fd(comes)
+        thread = threading.Thread(target=over.wait)
+        thread.start()  # blocks no signal, as those of a numeric library
+        try:
+            with pytest.raises(KeyboardInterrupt), _no_interrupt():
+                os.kill(os.getpid(), number)
+                assert os.read(came, 1) == bytes([number])  # some thread has taken it
+                started = True
+        finally:
+            over.set()
+            thread.join()
+            signal.set_wakeup_fd(no_fd)
+            os.close(came)
+            os.close(comes)
+            assert signal.signal(number, before) is raise_interrupt
+        assert started
+
     def test_a_command_that_is_to_end_ends_those_who_play_for_it_and_leaves_nothing_behind(self) -> None:
         with simulating() as (process, players):
             process.terminate()
             out, err = process.communicate()
         assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "")
         assert psutil.wait_procs(players, timeout=90)[1] == []
+
+
+def raise_interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 @contextmanager

@@ -126,3 +126,32 @@ class TestInbox:
         store.put(f"{FOLDER}/gone.reply.json", b"{}")
         Inbox(store).poll()
         assert store.list(FOLDER) == []
+
+
+class TestEndOfARun:
+    """What was accepted and is not carried out is answered again, as refused."""
+
+    def test_only_what_was_accepted_and_left_undone_is_refused(self) -> None:
+        store = MemoryObjects()
+        asked = {kind: ask(store, kind, {}, 1) for kind in ("savepoint", "stop", "rewind")}
+        inbox = Inbox(store)
+        for request in inbox.poll():
+            reason = None if request.kind != "rewind" else "there is no checkpoint of epoch 1"
+            inbox.answer(request, {"accepted": reason is None, "generation": 1, "reason": reason})
+        inbox.close(lambda kind, args: "the run failed" if kind != "stop" else None)
+        replies = {kind: answer_to(store, name) for kind, name in asked.items()}
+        assert replies == {
+            "savepoint": {"accepted": False, "generation": 1, "reason": "the run failed"},
+            "stop": {"accepted": True, "generation": 1, "reason": None},
+            "rewind": {"accepted": False, "generation": 1, "reason": "there is no checkpoint of epoch 1"},
+        }
+
+    def test_one_that_is_older_than_an_hour_is_not_answered_again(self) -> None:
+        store = MemoryObjects()
+        made(store, "old", KEPT_US + 1)
+        inbox = Inbox(store)
+        for request in inbox.poll():
+            inbox.answer(request, {"accepted": True})
+        inbox.poll()
+        inbox.close(lambda kind, args: "the run failed")
+        assert store.list(FOLDER) == []

@@ -51,14 +51,22 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 class FaultyObjects(MemoryObjects):
-    """A store whose creates of commits fail as told, before or after they took effect."""
+    """A store whose creates of commits fail as told, before or after they took effect, and whose reads of them do, behind a create."""
 
     def __init__(self) -> None:
         super().__init__()
         self.faults: list[str] = []
+        self.reads_failing = self._failing = 0
+
+    def get(self, path: str) -> bytes:
+        if self._failing and path.startswith("commits/"):
+            self._failing -= 1
+            raise Unavailable("the store does not answer", next_step="try again")
+        return super().get(path)
 
     def create(self, path: str, data: bytes) -> None:
         fault = self.faults.pop(0) if self.faults and path.startswith("commits/") else "none"
+        self._failing, self.reads_failing = self.reads_failing, 0
         if fault != "before":
             super().create(path, data)
         if fault != "none":
@@ -347,26 +355,56 @@ class TestAnUnknownOutcome:
         assert writer.append({0: rows(2)}) == {0: 1}
         assert numbers_in(faulty) == [1, 2]
 
+    def test_an_append_that_took_effect_before_its_refresh_failed_is_settled(self, faulty: FaultyObjects) -> None:
+        writer = writer_of(faulty)
+        faulty.reads_failing = 1
+        with pytest.raises(Unavailable):
+            writer.append({0: rows(1, 2, 3)})
+        assert writer.settle() == {0: 0}
+        assert numbers_in(faulty) == [1, 2, 3]
+
+    def test_a_tagged_append_whose_refresh_failed_is_not_appended_again(self, faulty: FaultyObjects) -> None:
+        writer = writer_of(faulty)
+        faulty.reads_failing = 1
+        tag = Tag(Timeline(1), Epoch(1))
+        with pytest.raises(Unavailable):
+            writer.append_tagged({0: rows(1, 2, 3)}, "w", tag)
+        assert writer.append_tagged({0: rows(1, 2, 3)}, "w", tag) is None
+        assert (numbers_in(faulty), writer.tag_of("w")) == ([1, 2, 3], tag)
+
+    def test_a_lost_reply_is_settled_also_if_who_was_first_cannot_be_read(self, faulty: FaultyObjects) -> None:
+        writer, other = writer_of(faulty), writer_of(faulty)
+        other.append({0: rows(7)})
+        faulty.reads_failing = 1
+        with pytest.raises(Unavailable):
+            writer.append({0: rows(1)})
+        assert writer.settle() == {0: 1}
+        assert numbers_in(faulty) == [7, 1]
+
     @settings(max_examples=60, deadline=None)
     @given(
         st.lists(
-            st.tuples(st.integers(0, 2), st.lists(st.sampled_from(["none", "before", "after"]), max_size=6)),
+            st.tuples(
+                st.integers(0, 2), st.lists(st.sampled_from(["none", "before", "after"]), max_size=6), st.integers(0, 2)
+            ),
             max_size=12,
         )
     )
-    def test_whatever_fails_every_append_is_there_exactly_once(self, steps: list[tuple[int, list[str]]]) -> None:
+    def test_whatever_fails_every_append_is_there_exactly_once(
+        self, steps: list[tuple[int, list[str], int]]
+    ) -> None:
         store = FaultyObjects()
         create_log(store, SCHEMA, partitions=1)
         writers = [writer_of(store) for _ in range(3)]
-        for n, (who, faults) in enumerate(steps):
-            store.faults = list(faults)
+        for n, (who, faults, reads_failing) in enumerate(steps):
+            store.faults, store.reads_failing = list(faults), reads_failing
             try:
                 writers[who].append({0: rows(n)})
             except Unavailable:
-                store.faults = []
+                store.faults, store._failing = [], 0
                 if writers[who].settle() is None:
                     writers[who].append({0: rows(n)})
-        store.faults = []
+        store.faults, store._failing = [], 0
         assert sorted(numbers_in(store)) == list(range(len(steps)))
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.checkpoint import joblog
 from holdfast.errors import AlreadyExists, Unavailable
+from holdfast.runtime import requests
 from holdfast.runtime.admission import check_from
 from holdfast.runtime.cli.history import Stored, open_job
 from holdfast.runtime.cli.main import COMMANDS
@@ -187,6 +188,15 @@ class TestSavepoint:
         job = history("hot").live()
         with driver(job, lambda _: {"accepted": False, "reason": "the run is over"}):
             assert "the run is over" in three_parts(holdfast("savepoint", "hot", "v1"), 2)
+
+    def test_what_the_driver_accepts_and_refuses_as_its_run_ends_is_refused(
+        self, holdfast: Holdfast, history: Begin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        history("hot").live()
+        refusal = {"accepted": False, "reason": "the run failed before it was carried out"}
+        answers = iter([{"accepted": True}, refusal])
+        monkeypatch.setattr(requests, "answer_to", lambda store, name: next(answers))
+        assert "the run failed before it was carried out" in three_parts(holdfast("savepoint", "hot", "v1"), 2)
 
     def test_a_driver_that_does_not_answer_is_unavailable(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot").live()
