@@ -75,6 +75,13 @@ class SinkTotal(msgspec.Struct, frozen=True):
     staged: RowDigest
 
 
+class Late(msgspec.Struct, frozen=True):
+    """Records that came after their windows were over, by operator, since the job began or a later epoch."""
+
+    since: Epoch
+    rows: dict[str, int]
+
+
 class Audit(msgspec.Struct, frozen=True):
     """What a manifest holds: this epoch's digests of all workers, and the sums that go on from epoch to epoch."""
 
@@ -84,6 +91,8 @@ class Audit(msgspec.Struct, frozen=True):
     totals: tuple[SinkTotal, ...]
     since: Epoch
     """The totals count what came after this epoch; 0: since the job began."""
+    late: Late | msgspec.UnsetType = msgspec.UNSET
+    """Left out where nothing can be late, also by older versions."""
 
 
 def joined(parts: Iterable[PartAudit]) -> PartAudit:
@@ -135,13 +144,26 @@ def manifest_audit(follows: Epoch, before: Audit | None, parts: Sequence[PartAud
         for part in staged.parts:
             known = totals.get(staged.writer.sink)
             totals[staged.writer.sink] = part if known is None else added(known, part)
+    operators = counted(count for part in told for count in part.operators)
     return Audit(
         sources=tuple(sorted((s for part in told for s in part.sources), key=lambda s: (s.source, s.partition))),
         sinks=tuple(sinks),
-        operators=counted(count for part in told for count in part.operators),
+        operators=operators,
         totals=tuple(SinkTotal(sink, totals[sink]) for sink in sorted(totals)),
         since=since,
+        late=_late_after(follows, before, operators),
     )
+
+
+def _late_after(
+    follows: Epoch, before: Audit | None, operators: Iterable[OperatorCount]
+) -> Late | msgspec.UnsetType:
+    known = Late(follows, {}) if before is None or before.late is msgspec.UNSET else before.late
+    rows = dict(known.rows)
+    for each in operators:
+        if each.late is not None:
+            rows[each.name] = rows.get(each.name, 0) + each.late
+    return Late(known.since, rows) if rows else msgspec.UNSET
 
 
 def balance(count: OperatorCount, edges: Mapping[str, OperatorCount] = MappingProxyType({})) -> int | None:

@@ -59,6 +59,14 @@ class Report:
             return "differs"
         return "proven" if found <= {"proven"} else "proven in part" if "proven" in found else "not provable"
 
+    def late(self) -> dict[str, int]:
+        """Return how many records were late in the audited epochs, by operator; without those that had none."""
+        found: dict[str, int] = {}
+        for line in self.lines:
+            if rows := dict(line.more).get("late"):
+                found[line.name] = found.get(line.name, 0) + rows
+        return found
+
     def as_json(self) -> dict[str, Any]:
         """Return {job, as_of, epochs, sources, operators, sinks, verdict}."""
         as_of = self.epochs[-1] if self.epochs else None

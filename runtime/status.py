@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from msgspec import UNSET
+
 from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime import master, waiting
 from holdfast.runtime.rewinding import no_way_back
@@ -68,6 +71,8 @@ def of_run(state: master.Master, root: str, mode: str, driver: Mapping[str, Any]
         }
         for restart in state.restarts
     ]
+    if isinstance(state.phase, master.Running):
+        status["late"] = late_of(state.phase.last)
     status["records_in"] = sum(hosted.progress.records_in for hosted in state.workers.values())
     status["epochs_given_up"] = state.given_up
     status |= waiting.of(state)
@@ -76,6 +81,14 @@ def of_run(state: master.Master, root: str, mode: str, driver: Mapping[str, Any]
     elif not isinstance(state.phase, master.Over):
         status["problems"] = [*_local_refusals(state), *_merge_refusals(state)]
     return status
+
+
+def late_of(manifest: Manifest | None) -> dict[str, Any] | None:
+    """Return how many records were late as of a checkpoint, None if nothing can be, or it is not known."""
+    audit = None if manifest is None else manifest.audited
+    if audit is None or audit.late is UNSET:
+        return None
+    return {"since_epoch": audit.late.since, "operators": dict(sorted(audit.late.rows.items()))}
 
 
 def of_log(job: joblog.Job, name: str, root: str) -> dict[str, Any]:
@@ -110,7 +123,7 @@ def _empty(name: str, root: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA, "job": name, "root": root, "state": "unreachable", "reason": None, "mode": None,
         "generation": None, "timeline": None, "checkpoint": None, "driver": None, "workers": [], "sources": [],
-        "sinks": [], "operators": [], "restarts": [], "rewind_horizon": None, "problems": [],
+        "sinks": [], "operators": [], "late": None, "restarts": [], "rewind_horizon": None, "problems": [],
     }  # fmt: skip
 
 

@@ -143,6 +143,9 @@ def _print(report: Report) -> None:
     print(f"{report.job}: {report.verdict}, as of epoch {report.epochs[-1]} "
           f"({text.plural(len(report.epochs), 'checkpoint')})\n")  # fmt: skip
     print(text.table(("what", "name", "part", "epochs", "rows", "verdict", "reason"), rows))
+    if late := report.late():
+        names = ", ".join(f"{name} {text.count(count)}" for name, count in late.items())
+        print(f"\n{text.plural(sum(late.values()), 'record')} came late, after their windows were over: {names}")
     if report.verdict == "differs":
         advise(
             f"holdfast: {report.job}: something differs from what its checkpoints say\n"

@@ -180,6 +180,7 @@ def _add_manifest(shown: dict[str, Any], manifest: Manifest, *, ended: bool) -> 
         staged[item.writer.sink] = max(staged.get(item.writer.sink, 0), item.tag.epoch)
     if ended:
         delivered |= {name: max(epoch, delivered.get(name, 0)) for name, epoch in staged.items()}
+    shown["late"] = status.late_of(manifest)
     shown["sinks"] = [
         {"name": name, "staged_epoch": staged.get(name), "delivered_epoch": delivered.get(name), "error": None}
         for name in sorted({*delivered, *staged})

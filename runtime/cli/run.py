@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast.errors import ConfigError, Fenced, HoldfastError, JobFailed, Where
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable, Where
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import Parser, add_app, add_command, add_common
 from holdfast.runtime.cli.jobfile import load, refuse_while_loading, ship_by_value
@@ -126,7 +126,7 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
     for warning in prepared.warnings:
         advise(f"\nWarning: {warning}.\n")
     ship_by_value(folder)
-    start = _positions(prepared)
+    start, late = _positions(prepared), late_so_far(prepared)
     tally = Tally(start)
     progress = Progress(args.progress, tally)
     began = time.monotonic()
@@ -137,7 +137,7 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
             raise error_of(outcome, prepared.plan.app)
     if args.json:
         print_json(outcome.status)
-    advise(summary(prepared, outcome, tally.records, time.monotonic() - began))
+    advise(summary(prepared, outcome, tally.records, time.monotonic() - began, late))
     return 0
 
 
@@ -158,8 +158,14 @@ def submitted_conf() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-def summary(prepared: Prepared, outcome: Outcome, records: int, seconds: float) -> str:
-    """Return the last line of a run: what was done, and where the results are."""
+def summary(
+    prepared: Prepared, outcome: Outcome, records: int, seconds: float, late_before: Mapping[str, int] | None = None
+) -> str:
+    """Return the last line of a run: what was done, and where the results are.
+
+    Args:
+        late_before: What `late_so_far` said when the run began.
+    """
     plan, status = prepared.plan, outcome.status
     if outcome.kind == "already finished":
         return (
@@ -171,8 +177,31 @@ def summary(prepared: Prepared, outcome: Outcome, records: int, seconds: float) 
     results = "; ".join(dict.fromkeys(str(getattr(sink.sink, "where", sink.sink)) for sink in plan.sinks))
     return (
         f"{plan.app} {how}: {text.plural(epochs, 'epoch')}, {text.plural(records, 'record')}, "
+        f"{_late(late_so_far(prepared), late_before)}"
         f"{text.plural(len(status['restarts']), 'restart')} in {text.span(seconds * 1000)}; results: {results}"
     )
+
+
+def late_so_far(prepared: Prepared) -> Mapping[str, int] | None:
+    """Return how many records were late by now, by operator; None if nothing can be, or it is not known."""
+    from holdfast.runtime.status import late_of
+
+    try:
+        job = prepared.repository.read_log()
+        if job is None or not job.completed:
+            return None
+        found = late_of(prepared.repository.load_manifest(job.completed[-1].body.manifest))
+    except (Damaged, Unavailable):
+        return None  # what the run did stands, whether or not it can be counted now
+    return None if found is None else found["operators"]
+
+
+def _late(now: Mapping[str, int] | None, before: Mapping[str, int] | None) -> str:
+    if now is None:
+        return ""
+    came = {name: rows - (before or {}).get(name, 0) for name, rows in now.items()}
+    names = ", ".join(name for name, rows in came.items() if rows)
+    return f"{text.plural(sum(came.values()), 'late record')}{f' ({names})' if names else ''}, "
 
 
 def error_of(outcome: Outcome, job: str) -> HoldfastError:

@@ -64,6 +64,10 @@ def render(shown: dict[str, Any]) -> str:
         f"  generation  {text.count(shown['generation'])}, timeline {text.count(shown['timeline'])}",
         f"  checkpoint  {_checkpoint(shown['checkpoint'])}",
     ]
+    if late := shown.get("late"):
+        since = f"epoch {late['since_epoch']}" if late["since_epoch"] else "the job began"
+        rows = text.plural(sum(late["operators"].values()), "record")
+        lines.append(f"  late        {rows} since {since}{_by_operator(late)}")
     if driver := shown["driver"]:
         lines.append(f"  driver      pid {driver['pid']} on {driver['host']}, seen {text.span(driver['seen_ms'])} ago")
     for title, table in _tables(shown):
@@ -117,6 +121,11 @@ def _offset(offset: int | None) -> int | None:
 
 def _time(row: dict[str, Any], held: set[tuple[str, int]]) -> str:
     return text.moment(row["watermark"]) + (", holds time back" if (row["name"], row["partition"]) in held else "")
+
+
+def _by_operator(late: dict[str, Any]) -> str:
+    counts = [f"{name} {text.count(rows)}" for name, rows in late["operators"].items() if rows]
+    return f": {', '.join(counts)}" if counts else ""
 
 
 def _log_of(stored: Stored) -> str:

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.model import Epoch
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
+from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.store import Identity, StateStore
 from holdfast.state.table import Table
 
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
@@ -27,16 +29,27 @@ INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 class Aggregating:
     """One aggregate over a real table; what its sink would hold, key by key."""
 
-    def __init__(self, schema: pa.Schema, keys: Sequence[str], **aggregates: Any) -> None:
+    def __init__(
+        self, schema: pa.Schema, keys: Sequence[str], cold: MemoryKeyValue | None = None, **aggregates: Any
+    ) -> None:
         app = hf.App("test")
         stream = app.source("rows", PlannedSource(schema)).key_by(*keys).agg("totals", **aggregates)
         stream.sink("out", MemorySink(key=keys))
         plan = app.plan()
         self.schema, self.keys = plan.edges[0].schema, tuple(keys)
+        self.state: StateStore | None = None
+        self.operator, self.epoch = plan.operators[0].id, 0
         self.table = Table(plan.operators[0].table, plan.key_groups)
+        if cold is not None:
+            identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))
+            tables, groups = [operator.table for operator in plan.operators], plan.key_groups
+            self.state = StateStore(identity, tables, groups, (0, groups), cold)
+            if cold.scan(b"", b"\xff" * 9):
+                self.epoch = 1
+                self.state.restore(Epoch(1), [], Epoch(1))
+            self.table = self.state.table(self.operator)
         self.fragment = FragmentRuntime(plan.fragments[1], {"totals": self.table}, self._send, self._write)
         self.held: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self.epoch = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
         self.fragment.on_batch(batch.select(self.schema.names))
@@ -47,6 +60,13 @@ class Aggregating:
         self.epoch += 1
         self.table.freeze(Epoch(self.epoch), Epoch(self.epoch - 1))
         return self.held
+
+    def store_all(self) -> None:
+        """Put all that is committed into the cold store."""
+        assert self.state is not None
+        self.state.commit(Epoch(self.epoch))
+        while self.state.apply():
+            pass
 
     def _send(self, edge: int, batch: pa.RecordBatch) -> None:
         raise AssertionError("nothing leaves by an edge")
@@ -164,6 +184,48 @@ class TestOverflow:
 
     def test_a_sum_that_does_not_fit_fails_the_job_and_names_the_operator(self) -> None:
         assert self.overflowing([INT64_MAX, 1]).where.operator == "totals"
+
+    @pytest.mark.parametrize(
+        "values", [[INT64_MAX, 1], [INT64_MAX // 2 + 1] * 2, [INT64_MIN // 3] * 4, [1] * 9 + [INT64_MAX - 8]]
+    )
+    def test_it_is_found_where_the_rows_of_one_batch_add_up_to_it(self, values: list[int]) -> None:
+        schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+        run = Aggregating(schema, ["k"], total=hf.sum("v"))
+        rows = {"k": [1] * len(values) + [2] * len(values), "v": [*values, *([0] * len(values))]}
+        with pytest.raises(hf.JobFailed, match=r"total = sum\('v'\)"):
+            run.take(pa.RecordBatch.from_pydict(rows, schema=schema))
+        assert run.barrier() == {}
+
+    def test_rows_of_one_batch_that_add_up_only_over_all_keys_fit(self) -> None:
+        schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+        run = Aggregating(schema, ["k"], total=hf.sum("v"))
+        run.take(pa.RecordBatch.from_pydict({"k": [1, 2, 1, 2], "v": [INT64_MAX - 1] * 2 + [1] * 2}, schema=schema))
+        assert run.barrier() == {(1,): (INT64_MAX,), (2,): (INT64_MAX,)}
+
+    @pytest.mark.parametrize("keys", [[1], [2, 1], [2, 2, 1]])
+    def test_it_is_found_where_the_sum_is_still_in_the_cold_store(self, keys: list[int]) -> None:
+        schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+        cold = MemoryKeyValue()
+        first = Aggregating(schema, ["k"], cold=cold, total=hf.sum("v"))
+        first.take(pa.RecordBatch.from_pydict({"k": [1], "v": [INT64_MAX - 5]}, schema=schema))
+        first.barrier()
+        first.store_all()
+        again = Aggregating(schema, ["k"], cold=cold, total=hf.sum("v"))
+        for key in keys[:-1]:
+            again.take(pa.RecordBatch.from_pydict({"k": [key], "v": [3]}, schema=schema))
+        with pytest.raises(hf.JobFailed, match=r"total = sum\('v'\)"):
+            again.take(pa.RecordBatch.from_pydict({"k": keys[-1:], "v": [6]}, schema=schema))
+
+    def test_a_sum_in_the_cold_store_is_added_to(self) -> None:
+        schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+        cold = MemoryKeyValue()
+        first = Aggregating(schema, ["k"], cold=cold, total=hf.sum("v"))
+        first.take(pa.RecordBatch.from_pydict({"k": [1], "v": [INT64_MAX - 5]}, schema=schema))
+        first.barrier()
+        first.store_all()
+        again = Aggregating(schema, ["k"], cold=cold, total=hf.sum("v"))
+        again.take(pa.RecordBatch.from_pydict({"k": [1], "v": [5]}, schema=schema))
+        assert again.barrier() == {(1,): (INT64_MAX,)}
 
     def test_it_is_found_at_the_lower_end_too(self) -> None:
         self.overflowing([INT64_MIN, -1])

@@ -23,9 +23,9 @@ from holdfast.runtime.identity import check_against, describe_operators
 from holdfast.runtime.operators.fragment import FragmentRuntime
 from holdfast.runtime.operators.window import KeyGroups
 from holdfast.runtime.status import of_run
-from holdfast.runtime.windows import Tumbling
+from holdfast.runtime.windows import CLOCK_KEY, Tumbling
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keygroups import range_of
+from holdfast.state.keygroups import key_of_group, range_of
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.testing import TestDriver
@@ -522,6 +522,83 @@ class TestColdState:
         assert len(run.state.table(run.operator)) < 25_000
 
 
+class TestWhatIsDue:
+    """Windows are looked for only when time passes the earliest one that is due: it must never be forgotten."""
+
+    def run(self, emit: str, lateness: str = "0s") -> Bare:
+        run = Bare(MemoryKeyValue(), Epoch(0), emit, lateness)
+        run.fragment.on_watermark(us(0))  # from here on it is known that nothing is due
+        return run
+
+    @pytest.mark.parametrize("emit", ["close", "final"])
+    @pytest.mark.parametrize("order", [[5, 25, 15], [25, 5, 15], [15, 25, 5]])
+    def test_every_window_closes_in_its_turn_in_whatever_order_they_began(self, emit: str, order: list[int]) -> None:
+        run = self.run(emit)
+        for second in order:
+            run.fragment.on_batch(run.rows([bid(second)]))
+        given = []
+        for second in (9, 10, 19, 20, 29, 30):
+            run.fragment.on_watermark(us(second))
+            given.append(run.rows_out())
+        assert given == [0, 1, 1, 2, 2, 3]
+
+    def test_a_final_window_waits_for_its_lateness_and_not_for_that_of_a_later_one(self) -> None:
+        run = self.run("final", "5s")
+        run.fragment.on_batch(run.rows([bid(5)]))
+        run.fragment.on_batch(run.rows([bid(25)]))
+        for second, given in ((14, 0), (15, 1), (34, 1), (35, 2)):
+            run.fragment.on_watermark(us(second))
+            assert run.rows_out() == given
+
+    def test_a_corrected_window_does_not_keep_an_earlier_one_in_state(self) -> None:
+        run = self.run("close", "20s")
+        run.fragment.on_batch(run.rows([bid(5), bid(15)]))
+        run.fragment.on_watermark(us(22))
+        run.fragment.on_batch(run.rows([bid(16)]))
+        run.fragment.on_watermark(us(32))
+        assert run.state.table(run.operator).present().size == 1
+        run.fragment.on_watermark(us(42))
+        assert run.state.table(run.operator).present().size == 0
+
+    def test_a_new_window_does_not_keep_a_closed_one_in_state(self) -> None:
+        run = self.run("close", "5s")
+        run.fragment.on_batch(run.rows([bid(5)]))
+        run.fragment.on_watermark(us(12))
+        run.fragment.on_batch(run.rows([bid(95)]))
+        run.fragment.on_watermark(us(16))
+        assert run.state.table(run.operator).present().size == 1
+
+
+class TestTheClockOfWindows:
+    """P11: it never goes back, neither that of all key groups nor that of one."""
+
+    def late_after(self, run: Bare, second: float) -> int:
+        run.fragment.on_batch(run.rows([bid(second, auction=str(n)) for n in range(64)]))
+        return run.late()
+
+    def test_an_older_watermark_changes_nothing(self) -> None:
+        run = Bare(MemoryKeyValue(), Epoch(0))
+        run.fragment.on_watermark(us(30))
+        run.fragment.on_watermark(us(10))
+        assert self.late_after(run, 22) == 64
+
+    def test_a_key_group_that_is_ahead_of_the_others_stays_there(self) -> None:
+        """As after a change of parallelism."""
+        ahead = Bare(MemoryKeyValue(), Epoch(0), clocks={group: us(30) for group in (0, 1, 2, 3)})
+        behind = Bare(MemoryKeyValue(), Epoch(0), clocks={group: us(10) for group in (0, 1, 2, 3)})
+        for run in (ahead, behind):
+            run.fragment.on_watermark(us(15))
+        late = self.late_after(ahead, 22)
+        assert 0 < late < 64
+        assert self.late_after(behind, 22) == 0
+
+    def test_the_clock_that_is_written_down_is_the_one_that_counts(self) -> None:
+        run = Bare(MemoryKeyValue(), Epoch(0), clocks={group: us(30) for group in (0, 1, 2, 3)})
+        run.fragment.on_watermark(us(15))
+        run.close(1)
+        assert run.clocks() == [us(30)] * 4 + [us(15)] * 4
+
+
 def us(second: float) -> int:
     return int(at(second).timestamp() * 1_000_000)
 
@@ -529,8 +606,15 @@ def us(second: float) -> int:
 class Bare:
     """The fragment behind the shuffle with real state, without a driver."""
 
-    def __init__(self, cold: MemoryKeyValue, base: Epoch) -> None:
-        plan = app_of(lateness="0s", late=False).plan()
+    def __init__(
+        self,
+        cold: MemoryKeyValue,
+        base: Epoch,
+        emit: str = "close",
+        lateness: str = "0s",
+        clocks: Mapping[int, int] | None = None,
+    ) -> None:
+        plan = app_of(emit, lateness, late=False).plan()
         identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))
         tables = [operator.table for operator in plan.operators]
         self.state = StateStore(identity, tables, plan.key_groups, (0, plan.key_groups), cold)
@@ -540,6 +624,11 @@ class Bare:
         self.operator = plan.operator("hot").id
         named = {operator.name: self.state.table(operator.id) for operator in plan.operators}
         groups = KeyGroups(plan.key_groups, 0, plan.key_groups)
+        self._clock = named["hot.clock"]
+        self._clock_keys = CLOCK_KEY.from_ints(key_of_group(np.arange(plan.key_groups), plan.key_groups))
+        for group, at_us in (clocks or {}).items():
+            slots = self._clock.slots(self._clock_keys)
+            self._clock.column("at")[slots[group]] = at_us
         self.fragment = FragmentRuntime(plan.fragments[1], named, self._send, self._write, key_groups=groups)
 
     def rows(self, bids: list[Bid]) -> pa.RecordBatch:
@@ -551,6 +640,10 @@ class Bare:
         for operator in self.operators:
             self.state.freeze(operator.id, Epoch(epoch), Epoch(committed))
         self.state.commit(Epoch(epoch))
+
+    def clocks(self) -> list[int]:
+        found: list[int] = self._clock.column("at")[self._clock.slots(self._clock_keys)].tolist()
+        return found
 
     def rows_out(self) -> int:
         return next(each.rows_out for each in self.fragment.progress() if each.name == "hot")
