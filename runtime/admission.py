@@ -21,6 +21,7 @@ from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
 from holdfast.model import Epoch
 from holdfast.ports import ObjectStore
 from holdfast.runtime import status
+from holdfast.runtime.master_state import GoneSinks
 from holdfast.runtime.plan import check_against, describe_operators, with_operator_ids
 from holdfast.runtime.presence import is_gone
 from holdfast.runtime.sources.generator import Generator
@@ -123,7 +124,7 @@ def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -
         )
 
 
-def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[joblog.Record]]) -> tuple[str, ...]:
+def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[joblog.Record]]) -> GoneSinks:
     """Refuse to leave committed output behind whose sink the code no longer has.
 
     Args:
@@ -144,7 +145,7 @@ def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[job
             "delivery; then remove the sink",
             where=Where(job=plan.app),
         )
-    return tuple(gone)
+    return GoneSinks(tuple(gone), before.epoch)
 
 
 def delivered_through(records: Iterable[joblog.Record], epoch: Epoch) -> bool:

@@ -4,10 +4,10 @@ Keys in storage begin with an operator's number. The number belongs to the name:
 removed in the code leave the others' numbers alone, and the number of a removed operator is not given away, because its
 state may still be there.
 
-The identity of an operator's state is kept with every checkpoint: per key column name, type, nullability and origin;
-per aggregate its function, its input column with type, nullability and origin, and the type of its result; the window's
-size, offset, event time, lateness and emission. All of it is structured; display text is never compared. The origin of
-a column (origins.py) is the column behind renames, or the expression that computes it.
+The identity of an operator's state is kept with every checkpoint. It holds, per key column, name, type, nullability and
+provenance; per aggregate, function, result type and input column, with the same four; the window's size, offset, event
+time, lateness and emission. All of it is structured; display text is never compared. The provenance of a column
+(provenance.py) is the column behind renames, or the expression that computes it.
 
 Checkpoints of older versions hold key columns and state columns only. What they lack is reported as not known, and is
 complete with the next checkpoint.
@@ -30,7 +30,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.aggregates import BoundAggregation
 from holdfast.runtime.forms import POLARS, Form
-from holdfast.runtime.origins import origin_of
+from holdfast.runtime.provenance import provenance_of
 from holdfast.runtime.steps import INPUT, Aggregate, OperatorSpec, Plan, WindowAggregate
 from holdfast.runtime.windows import span
 from holdfast.state.spec import OPERATORS_END
@@ -138,7 +138,7 @@ def _identity(plan: Plan, fragment: int, step: Aggregate | WindowAggregate) -> d
     schema = plan.fragments[fragment].schema
 
     def column(name: str) -> dict[str, Any]:
-        return _column(schema.field(name)) | {"from": origin_of(plan, fragment, INPUT, name)}
+        return _column(schema.field(name)) | {"from": provenance_of(plan, fragment, INPUT, name)}
 
     def aggregate(bound: BoundAggregation) -> dict[str, Any]:
         shown = {"name": bound.result.name, "function": bound.kind, "result": str(bound.result.type)}
@@ -194,7 +194,7 @@ class _Found:
     def allow(self, what: str, effect: str) -> None:
         self.differences.append(Difference(self.operator, f"operator {self.operator!r} {what}", effect))
 
-    def compare_origin(self, called: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    def compare_provenance(self, called: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """Compare where two columns of the same name and type come from."""
         old, new = before["from"], now["from"]
         if old == new:
@@ -208,7 +208,7 @@ class _Found:
         elif _is_computed(old) and _is_computed(new):
             self.refuse(f"computes {now['column']!r}, the {called}, by another expression than before")
         else:
-            self.refuse(f"had as {called} {_origin(before)} and now has {_origin(now)}")
+            self.refuse(f"had as {called} {_made_from(before)} and now has {_made_from(now)}")
 
 
 def _compare_keys(found: _Found, before: list[Any], now: list[Any]) -> None:
@@ -216,7 +216,7 @@ def _compare_keys(found: _Found, before: list[Any], now: list[Any]) -> None:
         found.refuse(f"had the key {_columns(before)} and now has {_columns(now)}")
         return
     for old, new in zip(before, now, strict=True):
-        found.compare_origin("key column", old, new)
+        found.compare_provenance("key column", old, new)
 
 
 def _compare_aggregates(found: _Found, before: list[Any], now: list[Any]) -> None:
@@ -236,7 +236,7 @@ def _compare_aggregates(found: _Found, before: list[Any], now: list[Any]) -> Non
 
 def _compare_inputs(found: _Found, aggregate: Any, was: Any, given: Any) -> None:
     called, function = f"aggregate {aggregate['name']!r}", aggregate["function"]
-    found.compare_origin(f"input of {called}", was, given)
+    found.compare_provenance(f"input of {called}", was, given)
     if was["nullable"] != given["nullable"] and function != "count":
         found.refuse(f"had {called} over {_columns([was])} and now has it over {_columns([given])}")
     elif (was["type"], was["nullable"]) != (given["type"], given["nullable"]):
@@ -254,7 +254,7 @@ def _compare_windows(found: _Found, before: Any, now: Any) -> None:
     if _typed(before["time"])[1:] != _typed(now["time"])[1:]:
         found.refuse(f"had the event time {_columns([before['time']])} and now has {_columns([now['time']])}")
     else:
-        found.compare_origin("event time", before["time"], now["time"])
+        found.compare_provenance("event time", before["time"], now["time"])
     if before["emit"] != now["emit"]:
         found.refuse(f"had emit={before['emit']!r} and now has emit={now['emit']!r}; windows that were given already "
                      "would be given again, or never")  # fmt: skip
@@ -306,19 +306,19 @@ def _way_out(name: str) -> str:
     )
 
 
-def _is_computed(origin: Form) -> bool:
-    return "column" not in origin
+def _is_computed(made: Form) -> bool:
+    return "column" not in made
 
 
 def _typed(column: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return column["column"], column["type"], column["nullable"]
 
 
-def _origin(column: Mapping[str, Any]) -> str:
-    origin = column["from"]
-    if _is_computed(origin):
+def _made_from(column: Mapping[str, Any]) -> str:
+    made = column["from"]
+    if _is_computed(made):
         return f"{column['column']!r}, which an expression computes"
-    named = origin["column"]
+    named = made["column"]
     return f"the column {named!r}" + ("" if named == column["column"] else f", called {column['column']!r}")
 
 

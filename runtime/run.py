@@ -132,7 +132,6 @@ def prepare(
     store = open_objects(root)
     repository = Repository(store)
     job = read_whole_log(plan.app, store, repository)
-    before: Manifest | None = None
     if savepoint is not None:
         check_from(plan.app, job, savepoint)
     if job is not None and job.finished:
@@ -141,9 +140,8 @@ def prepare(
         _check_job(job, plan, settings)
         if not takeover:
             refuse_second_run(store, job)
-        if job.completed:
-            before = repository.load_manifest(job.completed[-1].body.manifest)
-    gone_sinks: tuple[str, ...] = ()
+    before = None if job is None else _last_manifest(repository, job)
+    gone_sinks: master.GoneSinks | None = None
     if before is not None:
         gone_sinks = check_sinks(plan, before, repository.records)
         check_written_at_once(plan, before)
@@ -156,8 +154,7 @@ def prepare(
         prepare_sink(sink, job)
     dlq_places.write(store, plan)
     warnings = exposed(plan, job, before)
-    gone = None if before is None else master.GoneSinks(gone_sinks, before.epoch)
-    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings, gone)
+    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings, gone_sinks)
 
 
 def _look_at_sources(
@@ -401,6 +398,10 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         shape=shape_of(plan),
         gone_sinks=prepared.gone_sinks,
     )
+
+
+def _last_manifest(repository: Repository, job: joblog.Job) -> Manifest | None:
+    return repository.load_manifest(job.completed[-1].body.manifest) if job.completed else None
 
 
 def _check_job(job: joblog.Job, plan: Plan, settings: Settings) -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from holdfast.runtime.forms import POLARS, Form, code_hash, form_of
 from holdfast.runtime.functions import name_of
-from holdfast.runtime.origins import senders, step_at
+from holdfast.runtime.provenance import senders, step_at
 from holdfast.runtime.steps import (
     ANY_FRAGMENT,
     INPUT,

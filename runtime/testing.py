@@ -13,10 +13,12 @@ Source: API.md (tests).
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
@@ -26,8 +28,9 @@ from holdfast.model import Epoch, WorkerId
 from holdfast.runtime import master
 from holdfast.runtime.app import App
 from holdfast.runtime.cluster import Cluster
+from holdfast.runtime.rows import WrongRow, batch_of_rows
 from holdfast.runtime.settings import duration_ms
-from holdfast.runtime.steps import Plan, SinkSpec
+from holdfast.runtime.steps import OperatorSpec, Plan, SinkSpec, is_clock
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.storage.objects import MemoryObjects
@@ -119,13 +122,13 @@ class TestDriver:
     __test__ = False  # not a test class, whatever its name says
 
     def __init__(self, app: App, parallelism: int = 2, seed: int = 0) -> None:
-        plan = app.plan()
+        plan = _plan_of(app, parallelism)
         rng = random.Random(seed)
         self.sources = {s.name: PushedSource(s.name, s.source.schema, rng) for s in plan.sources}
         self.sinks = {s.name: _double(s) for s in plan.sinks}
         plan = _with_doubles(plan, self.sources, self.sinks)
         self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}
-        self._operators = {operator.name: operator.id for operator in plan.operators}
+        self._operators = {operator.name: operator for operator in plan.operators if not is_clock(operator.name)}
         partitions = {name: tuple(range(PARTITIONS)) for name in self.sources}
         every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000
         self.cluster = Cluster(plan, parallelism, seed, MemoryObjects(), every, partitions)
@@ -145,7 +148,8 @@ class TestDriver:
         A null in a column that may not be null makes an undecodable record, as in a log.
 
         Raises:
-            ConfigError: no such source or partition, or a row does not fit the schema.
+            ConfigError: no such source or partition, or a row does not fit the schema: a value of another type, a
+                datetime without a time zone.
         """
         pushed = self._source(source)
         if not 0 <= partition < PARTITIONS:
@@ -153,16 +157,7 @@ class TestDriver:
                 f"source {source!r} has no partition {partition}",
                 next_step=f"push to one of 0 to {PARTITIONS - 1}",
             )
-        plain = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row) for row in rows]
-        try:
-            table = pa.Table.from_pylist(plain, schema=pushed.schema)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"a row pushed to {source!r} does not fit its schema: {error}",
-                not_done="none of these rows was pushed",
-                next_step=f"give each row the columns {pushed.schema.names}",
-            ) from error
-        pushed.tables[partition] = pa.concat_tables([pushed.tables[partition], table])
+        pushed.tables[partition] = pa.concat_tables([pushed.tables[partition], _table_of(source, pushed.schema, rows)])
         self._settle()
 
     def watermark(self, source: str, at: datetime) -> None:
@@ -172,8 +167,10 @@ class TestDriver:
             ConfigError: no such source, it has no event time, or `at` has no time zone.
         """
         pushed = self._source(source)
-        if source not in self._timed or at.tzinfo is None:
-            fault = "no event time" if source not in self._timed else f"no use for {at!r}, which has no time zone"
+        has_zone = isinstance(at, datetime) and at.utcoffset() is not None
+        if source not in self._timed or not has_zone:
+            lacks = "has no time zone" if isinstance(at, datetime) else "is no datetime"
+            fault = "no event time" if source not in self._timed else f"no use for {at!r}, which {lacks}"
             raise ConfigError(
                 f"source {source!r} has {fault}",
                 next_step="give app.source(..., event_time=...) and a datetime such as datetime(..., tzinfo=UTC)",
@@ -246,13 +243,23 @@ class TestDriver:
         return self.sinks[sink].rows()
 
     def state(self, operator: str, key: Any) -> dict[str, Any] | None:
-        """Return the committed state of a key (a tuple for several columns), None if there is none."""
+        """Return the committed state of a key, None if there is none.
+
+        Args:
+            key: The value of the key's column, a tuple for several. The key of a window operator begins with the end
+                of the window: `(datetime(..., tzinfo=UTC), auction)`.
+
+        Raises:
+            ConfigError: no such operator, or its keys have other columns.
+        """
         if operator not in self._operators:
             raise ConfigError(f"no operator is called {operator!r}", next_step=f"use one of {sorted(self._operators)}")
         parts = key if isinstance(key, tuple) else (key,)
+        spec = self._operators[operator]
+        _check_key(spec, parts)
         for member in self.cluster.members.values():
             state = member.loop.state()
-            found = None if state is None else state.get_committed(self._operators[operator], parts)
+            found = None if state is None else state.get_committed(spec.id, parts)
             if found is not None:
                 return found
         return None
@@ -298,6 +305,62 @@ class TestDriver:
                 not_done=str(error.get("not_done", "the job ended")),
                 next_step=str(error.get("next", "see the cause above")),
             )
+
+
+def _plan_of(app: object, parallelism: int) -> Plan:
+    if not isinstance(app, App):
+        file = isinstance(app, str | os.PathLike)
+        raise ConfigError(
+            f"TestDriver takes an hf.App, not {app!r}",
+            not_done="no test was started",
+            next_step=f"import the app from its file: from {Path(app).stem or 'job'} import app"  # type: ignore[arg-type]
+            if file
+            else "give the app that the job's file builds",
+        )
+    plan = app.plan()
+    if not isinstance(parallelism, int) or not 1 <= parallelism <= plan.key_groups:
+        raise ConfigError(
+            f"TestDriver has parallelism={parallelism!r}, and app {plan.app!r} has {plan.key_groups} key groups",
+            not_done="no test was started",
+            next_step=f"give a whole number from 1 to {plan.key_groups}",
+        )
+    return plan
+
+
+def _table_of(source: str, schema: pa.Schema, rows: Iterable[Any]) -> pa.Table:
+    """Return rows as a table; nulls may stand where the schema forbids them."""
+    loose = pa.schema([column.with_nullable(True) for column in schema])
+    try:
+        if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+            raise WrongRow(f"{rows!r:.80} is no list of rows")
+        batch = batch_of_rows(loose, list(rows))
+    except WrongRow as error:
+        at = "" if error.row is None else f"row {error.row} "
+        raise ConfigError(
+            f"{at}pushed to {source!r} does not fit its schema: {error.what}"
+            if at
+            else f"what was pushed to {source!r} does not fit its schema: {error.what}",
+            not_done="none of these rows was pushed",
+            next_step=f"give a list of rows with the columns {schema.names}; datetimes need a time zone, such as UTC",
+        ) from error
+    return pa.Table.from_batches([pa.RecordBatch.from_arrays(batch.columns, schema=schema)])
+
+
+def _check_key(operator: OperatorSpec, parts: tuple[object, ...]) -> None:
+    """Refuse a key that has other columns than the operator's."""
+    key = operator.table.key
+    fields = zip(key.names, key.types, key.nullable, strict=True)
+    schema = pa.schema([pa.field(name, kind, nullable) for name, kind, nullable in fields])
+    try:
+        batch_of_rows(schema, [parts])
+    except WrongRow as error:
+        columns = ", ".join(key.names)
+        raise ConfigError(
+            f"operator {operator.name!r} keeps its state by {columns}, and {parts if len(parts) > 1 else parts[0]!r} "
+            f"is no such key: {error.what}",
+            not_done="nothing was read",
+            next_step=f"give ({columns}) as a tuple" if len(key.names) > 1 else f"give the value of {columns}",
+        ) from error
 
 
 def _double(spec: SinkSpec) -> MemorySink:

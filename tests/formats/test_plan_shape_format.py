@@ -1,8 +1,8 @@
 """Format 1 of the plan's shape and of operators' identity, as manifests keep them, is read and written as then.
 
 A difference here makes `holdfast plan` report changes, or a run refuse its own state, after an upgrade of Holdfast.
-If it comes from a new version of Polars, whose expressions have another normal form, write a new golden file beside the old
-one: between two versions of Polars such a difference refuses nothing.
+If it comes from a new version of Polars, whose expressions have another normal form, write a new golden file beside the
+old one: between two versions of Polars such a difference refuses nothing.
 """
 
 from __future__ import annotations

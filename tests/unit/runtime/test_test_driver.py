@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -127,3 +130,91 @@ def test_whatever_crashes_when_the_output_is_that_of_all_input_once(actions: lis
                     t.advance(f"{where}s")
         t.finish()
         assert {auction: bids for auction, (bids, _) in by_auction(t).items()} == counts
+
+
+@dataclass
+class Timed:
+    """A row with an event time."""
+
+    word: str
+    at: datetime
+
+
+def hourly() -> hf.App:
+    app = hf.App("hourly", key_groups=16)
+    rows = app.source("rows", hf.Generator(Timed, lambda i: Timed("a", NOON), count=1), event_time="at")
+    hours = rows.key_by("word").window(hf.tumbling("1h")).agg("hours", n=hf.count())
+    hours.sink("out", hf.SQLite("unused.db", table="hours"))
+    return app
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+class TestWrongUse:
+    """Refused by one sentence, as a source or the command line would."""
+
+    @pytest.mark.parametrize(
+        ("rows", "says"),
+        [
+            ([Timed("a", datetime(2026, 1, 1))], "row 0 pushed to 'rows' does not fit its schema: column 'at' is a"),
+            ([{"word": "a", "at": NOON}, {"word": "a", "at": datetime(2026, 1, 1)}], "row 1 pushed to 'rows'"),
+            ([{"word": 1, "at": NOON}], "column 'word' takes string, not int 1"),
+            ([{"word": "a", "at": NOON, "n": 1}], "a column 'n' that the schema does not have"),
+            ("rows.csv", "'rows.csv' is no list of rows"),
+            ({"word": "a", "at": NOON}, "is no list of rows"),
+            (["rows.csv"], "str is no row"),
+            (7, "7 is no list of rows"),
+        ],
+    )
+    def test_rows_that_are_none(self, rows: Any, says: str) -> None:
+        with TestDriver(hourly()) as t:
+            with pytest.raises(ConfigError) as refused:
+                t.push("rows", rows)
+            assert says in refused.value.what and refused.value.not_done == "none of these rows was pushed"
+            t.push("rows", [Timed("a", NOON)])
+
+    def test_a_null_where_none_may_be_still_makes_an_undecodable_record(self) -> None:
+        with TestDriver(hourly()) as t:
+            with pytest.raises(JobFailed, match="'word' is null|null"):
+                t.push("rows", [{"word": None, "at": NOON}])
+
+    @pytest.mark.parametrize(
+        ("key", "says"),
+        [
+            ("a", "keeps its state by window_end, word, and 'a' is no such key: a tuple has 1 values for 2 columns"),
+            ((NOON, 7), "column 'word' takes string, not int 7"),
+            ((datetime(2026, 1, 1, 13), "a"), "is a datetime without a time zone"),
+            ((None, "a"), "column 'window_end' is null"),
+        ],
+    )
+    def test_a_key_of_other_columns(self, key: Any, says: str) -> None:
+        with TestDriver(hourly()) as t:
+            t.push("rows", [Timed("a", NOON)])
+            t.checkpoint()
+            with pytest.raises(ConfigError) as refused:
+                t.state("hours", key)
+            assert says in refused.value.what and "(window_end, word) as a tuple" in refused.value.next_step
+            state = t.state("hours", (NOON + timedelta(hours=1), "a"))
+            assert state is not None and state["n.count"] == 1
+
+    def test_the_clock_of_windows_is_no_operator_of_the_users(self) -> None:
+        with TestDriver(hourly()) as t, pytest.raises(ConfigError, match="no operator") as refused:
+            t.state("hours.clock", 1)
+        assert refused.value.next_step == "use one of ['hours']"
+
+    @pytest.mark.parametrize("app", ["jobs/hot.py", Path("jobs/hot.py")])
+    def test_a_file_in_place_of_the_app(self, app: Any) -> None:
+        with pytest.raises(ConfigError, match="TestDriver takes an hf.App") as refused:
+            TestDriver(app)
+        assert refused.value.next_step == "import the app from its file: from hot import app"
+
+    @pytest.mark.parametrize("parallelism", [0, 17, "2", None])
+    def test_a_parallelism_that_no_job_can_have(self, parallelism: Any) -> None:
+        with pytest.raises(ConfigError, match="TestDriver has parallelism="):
+            TestDriver(hourly(), parallelism=parallelism)
+
+    @pytest.mark.parametrize("at", [datetime(2026, 1, 1), "2026-01-01", None])
+    def test_a_watermark_that_is_no_point_in_time(self, at: Any) -> None:
+        with TestDriver(hourly()) as t, pytest.raises(ConfigError, match="source 'rows' has no use for"):
+            t.watermark("rows", at)

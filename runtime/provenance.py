@@ -31,7 +31,7 @@ def step_at(plan: Plan, fragment: int, step: int) -> Step:
     return next(each for each in plan.fragments[fragment].steps if each.id == step)
 
 
-def origin_of(plan: Plan, fragment: int, step: int, name: str) -> Form:
+def provenance_of(plan: Plan, fragment: int, step: int, name: str) -> Form:
     """Return what a column is that comes out of a step, or with `INPUT` enters the fragment.
 
     Returns:
@@ -60,7 +60,7 @@ def origin_of(plan: Plan, fragment: int, step: int, name: str) -> Form:
 
 def _computed(plan: Plan, fragment: int, step: Step, form: Form) -> Form:
     def replaced(name: str) -> Form:
-        match origin_of(plan, fragment, step.input, name):
+        match provenance_of(plan, fragment, step.input, name):
             case {"column": column}:
                 return {"Column": column}
             case {"expr": inner}:
