@@ -36,6 +36,8 @@ FORMAT_KEY = b"holdfast.staged"
 FORMAT_VERSION = b"1"
 BATCH_ROWS = 65_536
 """Rows per Arrow batch inside a part: what a delivery holds in memory at a time."""
+PARALLEL_FROM_BYTES = 1 << 18
+"""Arrow compresses smaller parts on this thread alone: to wake others for each column costs more than the work."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def last_per_key(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
 def encode(rows: pa.Table) -> bytes:
     """Return the rows as one Arrow IPC file."""
     buffer = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
+    parallel = rows.nbytes >= PARALLEL_FROM_BYTES
+    options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True, use_threads=parallel)
     with pa.ipc.new_file(buffer, rows.schema, options=options) as file:
         file.write_table(rows.combine_chunks(), max_chunksize=BATCH_ROWS)
     return bytes(buffer.getvalue().to_pybytes())
@@ -78,8 +81,9 @@ def decode(data: bytes) -> list[pa.RecordBatch]:
     Raises:
         Damaged: the bytes are not a part as `encode` writes it.
     """
+    options = pa.ipc.IpcReadOptions(use_threads=len(data) >= PARALLEL_FROM_BYTES)
     try:
-        file = pa.ipc.open_file(pa.py_buffer(data))
+        file = pa.ipc.open_file(pa.py_buffer(data), options=options)
         batches = [file.get_batch(i) for i in range(file.num_record_batches)]
         for batch in batches:
             batch.validate(full=True)
