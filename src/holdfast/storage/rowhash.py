@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import polars as pl
-import polars_hash  # noqa: F401  (registers the expression namespace used below)
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -35,6 +33,7 @@ from numpy.typing import NDArray
 
 from holdfast.model import RowDigest
 from holdfast.storage.digests import NOTHING, added
+from holdfast.storage.xxh3 import xxh3_of
 
 _VERSION = b"holdfast.rowhash.1"
 CHUNK_ROWS = 16_384
@@ -191,13 +190,7 @@ def _floats(column: pa.Array, null: NDArray[np.bool_] | None) -> Values:
 
 def _texts(column: pa.Array) -> NDArray[np.uint64]:
     """Return the xxh3 of each value, 0 for a null."""
-    if len(column) == 0:
-        return np.empty(0, np.uint64)
-    if pa.types.is_fixed_size_binary(column.type):
-        column = column.cast(pa.binary())
-    frame = pl.DataFrame({"value": pl.from_arrow(column)})
-    hashed = frame.select(pl.col("value").nchash.xxh3_64().fill_null(0))  # type: ignore[attr-defined]
-    return np.asarray(hashed.to_series().to_numpy(), np.uint64)
+    return xxh3_of(column.cast(pa.binary()) if pa.types.is_fixed_size_binary(column.type) else column)
 
 
 def _is_text(kind: pa.DataType) -> bool:
