@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.sinks.contract import DELETE, OP, PUT
-from holdfast.sinks.staging import Part, Stage, decode, encode, last_per_key, staged_schema
+from holdfast.sinks.staging import FEW_ROWS, Part, Stage, decode, encode, last_per_key, staged_schema
 
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
 KEY = ("user",)
@@ -98,6 +98,20 @@ class TestLastPerKey:
     def test_a_key_of_several_columns_may_hold_nulls(self) -> None:
         rows = pa.table({"a": [1, None, 1, None], "b": ["x", "y", "x", "y"], "v": [1, 2, 3, 4]})
         assert last_per_key(rows, ("a", "b"))["v"].to_pylist() == [3, 4]
+
+    @pytest.mark.parametrize("rows", [5, FEW_ROWS - 1, FEW_ROWS, 3 * FEW_ROWS])
+    def test_of_few_rows_and_of_many_the_same_ones_stay_in_their_order(self, rows: int) -> None:
+        keys = [row * row % 7 for row in range(rows)]
+        last = sorted({key: row for row, key in enumerate(keys)}.values())
+        table = pa.table({"a": [key % 2 for key in keys], "b": [f"k{key}" for key in keys], "v": range(rows)})
+
+        assert last_per_key(table, ("a", "b"))["v"].to_pylist() == last
+
+    @pytest.mark.parametrize("rows", [2, FEW_ROWS])
+    def test_two_values_that_are_no_number_are_one_key(self, rows: int) -> None:
+        table = pa.table({"a": [float("nan")] * rows, "v": range(rows)})
+
+        assert last_per_key(table, ("a",))["v"].to_pylist() == [rows - 1]
 
 
 class TestDecode:
