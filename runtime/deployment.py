@@ -6,12 +6,11 @@ Source: DESIGN sections 3 to 5; PROTOCOL P8, P18, P20.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.checkpoint.timeline import lineage_of
+from holdfast.frozen import replace
 from holdfast.model import ObjectRef, SourcePosition, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime.master_state import Master, Running
