@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class KeyType:
             unrouted,
         )
 
-    @property
+    @cached_property
     def injective(self) -> bool:
         """Whether equal hashes are equal keys."""
         return len(self.types) == 1 and codec.is_integral(self.types[0]) and not self.nullable[0]

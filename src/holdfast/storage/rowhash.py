@@ -157,6 +157,8 @@ def _kind(kind: pa.DataType) -> str:
 def _plain(column: pa.Array) -> Values | None:
     """Return a column as 64 bits per row, None if that cannot be."""
     kind = column.type
+    if pa.types.is_integer(kind) and not column.null_count:  # the most frequent by far
+        return _as_bits(column), None
     if pa.types.is_dictionary(kind):
         return _plain(column.dictionary_decode())
     null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
@@ -174,10 +176,14 @@ def _plain(column: pa.Array) -> Values | None:
         column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     elif not pa.types.is_integer(kind):
         return None
-    whole_numbers = (pc.fill_null(column, 0) if null is not None else column).to_numpy(zero_copy_only=False)
+    return _as_bits(pc.fill_null(column, 0) if null is not None else column), null
+
+
+def _as_bits(column: pa.Array) -> NDArray[np.uint64]:
+    whole_numbers = column.to_numpy(zero_copy_only=False)
     if whole_numbers.dtype != np.uint64:
         whole_numbers = whole_numbers.astype(np.int64, copy=False).view(np.uint64)
-    return whole_numbers, null
+    return np.asarray(whole_numbers)
 
 
 def _floats(column: pa.Array, null: NDArray[np.bool_] | None) -> Values:
