@@ -39,6 +39,8 @@ BATCH_ROWS = 65_536
 """Rows per Arrow batch inside a part: what a delivery holds in memory at a time."""
 FEW_ROWS = 128
 """A query costs as much as looking at some hundred rows one by one; small parts are looked at so."""
+COMPRESSED_FROM_BYTES = 1 << 10
+"""Smaller parts hardly shrink when their columns are compressed one by one, and take ten times as long to read."""
 PARALLEL_FROM_BYTES = 1 << 18
 """Arrow compresses smaller parts on this thread alone: to wake others for each column costs more than the work."""
 
@@ -79,8 +81,8 @@ def _is_plain(kind: pa.DataType) -> bool:
 def encode(rows: pa.Table) -> bytes:
     """Return the rows as one Arrow IPC file."""
     buffer = pa.BufferOutputStream()
-    parallel = rows.nbytes >= PARALLEL_FROM_BYTES
-    options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True, use_threads=parallel)
+    codec, parallel = "zstd" if rows.nbytes >= COMPRESSED_FROM_BYTES else None, rows.nbytes >= PARALLEL_FROM_BYTES
+    options = pa.ipc.IpcWriteOptions(compression=codec, unify_dictionaries=True, use_threads=parallel)
     with pa.ipc.new_file(buffer, rows.schema, options=options) as file:
         file.write_table(rows.combine_chunks(), max_chunksize=BATCH_ROWS)
     return bytes(buffer.getvalue().to_pybytes())

@@ -1,7 +1,7 @@
 """The changelog segment: what one worker wrote in one epoch, sealed into one object.
 
     8 bytes   magic and version
-    blocks    one Arrow IPC stream per operator, zstd level 1, rows sorted by (key group, key):
+    blocks    one Arrow IPC stream per operator, zstd level 1 from 1 KiB on, rows sorted by (key group, key):
               kg u16 | key int64 or canonical bytes | kind u8 | end (of a range) | values
               a range is one row per key group, before the rows of its key group, which are newer
     footer    msgpack: the header, and operator, key schema, place and size of every block
@@ -40,6 +40,8 @@ from holdfast.state.keys import KeyType
 VERSION = 2
 """With ranges; what has none is written as version 1, which every Holdfast reads."""
 _VERSION_WITHOUT_RANGES = 1
+COMPRESSED_FROM_BYTES = 1 << 10
+"""Smaller blocks hardly shrink when their columns are compressed one by one, and take ten times as long to read."""
 PARALLEL_FROM_BYTES = 1 << 18
 """Arrow compresses smaller blocks on this thread alone: to wake others for each column costs more than the work."""
 _MAGIC = b"HFSEG\r\n\x1a"
@@ -139,8 +141,9 @@ def _write_block(sink: Any, delta: Delta) -> None:
     batch = pa.record_batch(columns)
     if delta.through is not None:
         batch = _with_ranges(batch, delta, delta.through)
-    codec, parallel = pa.Codec("zstd", compression_level=1), batch.nbytes >= PARALLEL_FROM_BYTES
-    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=parallel)
+    size = batch.nbytes
+    codec = pa.Codec("zstd", compression_level=1) if size >= COMPRESSED_FROM_BYTES else None
+    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=size >= PARALLEL_FROM_BYTES)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
 

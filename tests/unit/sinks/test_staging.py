@@ -48,6 +48,17 @@ class TestStage:
         stage.add(pa.RecordBatch.from_pydict({"user": [1, 2], "name": ["a", "b"]}, schema=SCHEMA))
         assert rows_in(stage.seal()) == [(1, "a", PUT), (2, "b", PUT)]
 
+    @pytest.mark.parametrize(("rows", "as_they_are"), [(9, True), (2_000, False)])
+    def test_few_rows_are_staged_as_they_are_and_many_compressed(self, rows: int, as_they_are: bool) -> None:
+        stage, mark = Stage(SCHEMA, None), 0x1122_3344_5566_7788
+        stage.add(pa.RecordBatch.from_pydict({"user": [mark] * rows, "name": ["x"] * rows}, schema=SCHEMA))
+
+        part = stage.seal()
+
+        assert part is not None and rows_in(part) == [(mark, "x")] * rows
+        assert (mark.to_bytes(8, "little") * rows in part.data) == as_they_are
+        assert as_they_are or len(part.data) < 8 * rows
+
     def test_a_seal_begins_the_next_epoch(self) -> None:
         stage = Stage(SCHEMA, KEY)
         stage.add(changes((1, "a", PUT)))
@@ -127,10 +138,11 @@ class TestDecode:
             decode(encode(pa.table({"user": [1]})))
 
     @settings(max_examples=60)
-    @given(st.data())
-    def test_truncated_bytes_are_damaged(self, data: st.DataObject) -> None:
+    @pytest.mark.parametrize("rows", [2, 500])
+    @given(data=st.data())
+    def test_truncated_bytes_are_damaged(self, rows: int, data: st.DataObject) -> None:
         stage = Stage(SCHEMA, KEY)
-        stage.add(changes((1, "a", PUT), (2, "b", DELETE)))
+        stage.add(changes(*((row, "a", PUT) for row in range(1, rows)), (0, "b", DELETE)))
         part = stage.seal()
         assert part is not None
         with pytest.raises(Damaged, match="staged part is broken"):
