@@ -13,10 +13,12 @@ import dataclasses
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+__all__ = ["replace"]
+
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from dataclasses import replace as replace  # the type checker knows it, and compares the changes with the fields
+    from dataclasses import replace  # the type checker knows it, and compares the changes with the fields
 else:
 
     def replace(value: T, /, **changes: Any) -> T:
