@@ -17,8 +17,9 @@ Source: Carbone et al., Lightweight Asynchronous Snapshots, 2015, algorithm 1; P
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from holdfast.frozen import replace
 from holdfast.model import Barrier, ChannelId, Epoch
 
 

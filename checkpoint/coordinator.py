@@ -15,9 +15,10 @@ Source: Carbone et al. 2015; PROTOCOL P2, P4, P8, P9.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holdfast.checkpoint.manifest import SubtaskPart
+from holdfast.frozen import replace
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, Barrier, Epoch, Subtask
 
 

@@ -23,12 +23,13 @@ Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; d
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.errors import ConfigError, Damaged, Where
+from holdfast.frozen import replace
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.storage.hashed import fits_hash, own_hash, with_hash
 

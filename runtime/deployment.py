@@ -6,13 +6,12 @@ Source: DESIGN sections 3 to 5; PROTOCOL P8, P18, P20.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
 from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
+from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime.master_state import Master, Running

@@ -10,9 +10,9 @@ Source: DESIGN section 3 (restart policy); PROTOCOL P2, P4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from holdfast.frozen import replace
 from holdfast.model import WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime.deployment import launch_allowed_at

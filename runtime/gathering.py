@@ -14,12 +14,12 @@ Source: DESIGN sections 3, 9; PROTOCOL P5, P10, P21.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import msgspec
 
 from holdfast.checkpoint import coordinator
 from holdfast.checkpoint.manifest import Confirmed, Manifest
+from holdfast.frozen import replace
 from holdfast.model import Generation, Subtask, Tag, Writer
 from holdfast.runtime.deployment import assigned, confirm, deployment
 from holdfast.runtime.failover import launch_missing

@@ -17,10 +17,9 @@ Source: PROTOCOL P2, P4, P5, P6, P9, P10, P13, P18; DESIGN sections 3 and 4.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, Tag, Timeline, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime import placement, retention, rewinding

@@ -10,7 +10,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def rss_bytes() -> int:
     """Return the resident memory of this process, 0 if the system does not tell."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
+        statm = os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:
         return 0
+    try:
+        return int(os.read(statm, 256).split()[1]) * _PAGE_BYTES
+    finally:
+        os.close(statm)

@@ -19,9 +19,10 @@ Source: Akidau et al., The Dataflow Model, 2015; PROTOCOL P11; docs/design/0006-
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from holdfast.frozen import replace
 from holdfast.model import LAST_US, NEVER_US, Watermark
 
 __all__ = ["LAST_US", "NEVER_US", "Minimum", "Watermark", "begin", "told"]

@@ -18,12 +18,13 @@ Source: PROTOCOL P2, P8, P9, P10, P13, P18; DESIGN section 4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from holdfast.checkpoint import alignment
 from holdfast.checkpoint.audit import PartAudit, SinkStaged, joined
 from holdfast.checkpoint.bases import Merge, Thresholds, advanced, due
 from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
+from holdfast.frozen import replace
 from holdfast.model import (
     NO_EPOCH,
     Barrier,

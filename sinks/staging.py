@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from itertools import count
 
 import polars as pl
 import pyarrow as pa
@@ -36,6 +37,12 @@ FORMAT_KEY = b"holdfast.staged"
 FORMAT_VERSION = b"1"
 BATCH_ROWS = 65_536
 """Rows per Arrow batch inside a part: what a delivery holds in memory at a time."""
+FEW_ROWS = 128
+"""A query costs as much as looking at some hundred rows one by one; small parts are looked at so."""
+COMPRESSED_FROM_BYTES = 1 << 10
+"""Smaller parts hardly shrink when their columns are compressed one by one, and take ten times as long to read."""
+PARALLEL_FROM_BYTES = 1 << 18
+"""Arrow compresses smaller parts on this thread alone: to wake others for each column costs more than the work."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +64,25 @@ def staged_schema(schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> pa.S
 
 def last_per_key(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
     """Keep the last row of every key, in the order of the rows."""
+    if rows.num_rows < FEW_ROWS and all(_is_plain(rows.schema.field(name).type) for name in key):
+        places = dict(zip(zip(*(rows.column(name).to_pylist() for name in key), strict=True), count(), strict=False))
+        return rows if len(places) == rows.num_rows else rows.take(pa.array(sorted(places.values()), pa.int64()))
     keys = pl.from_arrow(rows.select(list(key)))
     assert isinstance(keys, pl.DataFrame)
     last = keys.with_row_index("row").unique(subset=list(key), keep="last").get_column("row").sort()
     return rows if len(last) == rows.num_rows else rows.take(last.to_arrow())
 
 
+def _is_plain(kind: pa.DataType) -> bool:
+    """Return whether values are equal exactly if they are as Python values: not so floats (NaN) and times in ns."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind))
+
+
 def encode(rows: pa.Table) -> bytes:
     """Return the rows as one Arrow IPC file."""
     buffer = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
+    codec, parallel = "zstd" if rows.nbytes >= COMPRESSED_FROM_BYTES else None, rows.nbytes >= PARALLEL_FROM_BYTES
+    options = pa.ipc.IpcWriteOptions(compression=codec, unify_dictionaries=True, use_threads=parallel)
     with pa.ipc.new_file(buffer, rows.schema, options=options) as file:
         file.write_table(rows.combine_chunks(), max_chunksize=BATCH_ROWS)
     return bytes(buffer.getvalue().to_pybytes())
@@ -78,8 +94,9 @@ def decode(data: bytes) -> list[pa.RecordBatch]:
     Raises:
         Damaged: the bytes are not a part as `encode` writes it.
     """
+    options = pa.ipc.IpcReadOptions(use_threads=len(data) >= PARALLEL_FROM_BYTES)
     try:
-        file = pa.ipc.open_file(pa.py_buffer(data))
+        file = pa.ipc.open_file(pa.py_buffer(data), options=options)
         batches = [file.get_batch(i) for i in range(file.num_record_batches)]
         for batch in batches:
             batch.validate(full=True)
@@ -141,10 +158,18 @@ class Stage:
         batches, self._batches, self.buffered_bytes = self._batches, [], 0
         if not batches:
             return None
-        rows = pa.concat_tables([pa.table(batch).cast(self._schema) for batch in batches])
+        rows = pa.concat_tables([_as(self._schema, batch) for batch in batches])
         if self._key is not None:
             rows = last_per_key(rows, self._key)
         return Part(encode(rows), rows.num_rows, audited(rows, self._key) if hashed else RowDigest(rows.num_rows))
+
+
+def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.Table:
+    """Return the rows with exactly this schema; most batches have it but for the metadata."""
+    has_void = any(not field.nullable and batch.column(i).null_count for i, field in enumerate(schema))
+    if batch.schema.equals(schema) and not has_void:
+        return pa.Table.from_arrays(batch.columns, schema=schema)
+    return pa.table(batch).cast(schema)
 
 
 def audited(rows: pa.Table, key: tuple[str, ...] | None) -> RowDigest:

@@ -1,7 +1,7 @@
 """The changelog segment: what one worker wrote in one epoch, sealed into one object.
 
     8 bytes   magic and version
-    blocks    one Arrow IPC stream per operator, zstd level 1, rows sorted by (key group, key):
+    blocks    one Arrow IPC stream per operator, zstd level 1 from 1 KiB on, rows sorted by (key group, key):
               kg u16 | key int64 or canonical bytes | kind u8 | end (of a range) | values
               a range is one row per key group, before the rows of its key group, which are newer
     footer    msgpack: the header, and operator, key schema, place and size of every block
@@ -40,6 +40,10 @@ from holdfast.state.keys import KeyType
 VERSION = 2
 """With ranges; what has none is written as version 1, which every Holdfast reads."""
 _VERSION_WITHOUT_RANGES = 1
+COMPRESSED_FROM_BYTES = 1 << 10
+"""Smaller blocks hardly shrink when their columns are compressed one by one, and take ten times as long to read."""
+PARALLEL_FROM_BYTES = 1 << 18
+"""Arrow compresses smaller blocks on this thread alone: to wake others for each column costs more than the work."""
 _MAGIC = b"HFSEG\r\n\x1a"
 _TAIL = struct.Struct("<IQ8s")
 _PUT, _DELETE, _RANGE = 1, 2, 3
@@ -137,7 +141,9 @@ def _write_block(sink: Any, delta: Delta) -> None:
     batch = pa.record_batch(columns)
     if delta.through is not None:
         batch = _with_ranges(batch, delta, delta.through)
-    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+    size = batch.nbytes
+    codec = pa.Codec("zstd", compression_level=1) if size >= COMPRESSED_FROM_BYTES else None
+    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=size >= PARALLEL_FROM_BYTES)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
 
@@ -167,7 +173,8 @@ def _ranges(batch: pa.RecordBatch, key_group_count: int) -> Through:
 def _read_block(data: bytes, block: _Block, header: SegmentHeader, key_groups: tuple[int, int] | None) -> Delta:
     schema = pa.ipc.read_schema(pa.py_buffer(block.key_schema))
     kind = KeyType.of(schema, block.unrouted)
-    with pa.ipc.open_stream(pa.py_buffer(data).slice(block.offset, block.size)) as reader:
+    options = pa.ipc.IpcReadOptions(use_threads=block.size >= PARALLEL_FROM_BYTES)
+    with pa.ipc.open_stream(pa.py_buffer(data).slice(block.offset, block.size), options=options) as reader:
         batch = reader.read_next_batch()
     if key_groups is not None:
         groups = batch.column("kg").to_numpy()

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import polars as pl
-import polars_hash  # noqa: F401  (registers the expression namespace used below)
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -33,6 +32,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError
 from holdfast.state import canonical as codec
 from holdfast.state.keygroups import key_groups_of, splitmix64, splitmix64_inverse
+from holdfast.storage.xxh3 import xxh3_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class KeyType:
             unrouted,
         )
 
-    @property
+    @cached_property
     def injective(self) -> bool:
         """Whether equal hashes are equal keys."""
         return len(self.types) == 1 and codec.is_integral(self.types[0]) and not self.nullable[0]
@@ -216,18 +216,10 @@ class Keys:
 def _hashes(kind: KeyType, keys: pa.Array, ints: pa.Array | None) -> NDArray[np.uint64]:
     """Hash canonical keys; a single nullable integer column like the fast path, apart from its null."""
     if len(kind.types) > 1 or not codec.is_integral(kind.types[0]):
-        return _xxh3(keys)
+        return xxh3_of(keys)
     column = codec.decode(keys, kind.types)[0] if ints is None else ints
     hashes = splitmix64(codec.ints_of(column))
     if column.null_count:
         null = column.is_null().to_numpy(zero_copy_only=False)
-        hashes[null] = _xxh3(pa.array([b"\x00" * 9], pa.large_binary()))[0]
+        hashes[null] = xxh3_of(pa.array([b"\x00" * 9], pa.large_binary()))[0]
     return hashes
-
-
-def _xxh3(keys: pa.Array) -> NDArray[np.uint64]:
-    if len(keys) == 0:
-        return np.empty(0, np.uint64)
-    frame = pl.DataFrame({"key": pl.from_arrow(keys)})
-    hashed = frame.select(pl.col("key").nchash.xxh3_64())  # type: ignore[attr-defined]
-    return np.array(hashed.to_series().to_numpy(), np.uint64)

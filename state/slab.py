@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 RESERVED_ROWS = 1 << 25
-_FIRST_ROWS = 1 << 12
+_FIRST_ROWS = 1 << 9
 
 
 class Slab:

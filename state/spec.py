@@ -10,6 +10,7 @@ Pure: no clock, thread or I/O.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,7 +66,7 @@ class TableSpec:
         assert 0 <= self.operator < OPERATORS_END
         assert len({column.name for column in self.columns}) == len(self.columns)
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of one row's values."""
         return sum(column.dtype.itemsize for column in self.columns)

