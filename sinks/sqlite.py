@@ -21,7 +21,8 @@ With delivery="idempotent" every row carries its tag as well, and each key takes
 Invariants
     - Moving the tag is the first statement of the delivery transaction; row count 1, or roll back.
     - A statement holds values as parameters only, and names only quoted.
-    - `synchronous=FULL`: what was confirmed survives a power failure.
+    - `synchronous=EXTRA`: what was confirmed survives a power failure. FULL does not sync the folder after the journal
+      is deleted; a journal that comes back would roll the delivery back.
 
 Source: PROTOCOL P17, P21 (before-images), P24; sqlite.org/wal.html, "The WAL-Reset Bug".
 """

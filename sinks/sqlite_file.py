@@ -18,7 +18,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -55,7 +55,10 @@ _REFUSED = {
 
 
 def connect(path: str, mode: str) -> sqlite3.Connection:
-    """Open the file; mode "rw" never creates it, "rwc" does."""
+    """Open the file; mode "rw" never creates it, "rwc" does, for its user alone."""
+    if mode == "rwc":
+        with suppress(OSError):  # What stands in the way, SQLite reports.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     db = sqlite3.connect(
         f"file:{quote(path)}?mode={mode}",
         uri=True,
@@ -63,7 +66,7 @@ def connect(path: str, mode: str) -> sqlite3.Connection:
         isolation_level=None,  # Transactions begin where the code says BEGIN, nowhere else.
         check_same_thread=False,
     )
-    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA synchronous = EXTRA")
     db.create_function("holdfast_real", 1, real_as_json, deterministic=True)
     return db
 
