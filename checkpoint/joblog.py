@@ -30,8 +30,9 @@ from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.storage.hashed import fits_hash, with_hash
 
-FORMAT_VERSION = 2
-"""Records of format 1 have no hash at their end; they are read, and written no more."""
+FORMAT_VERSION = 3
+"""Records of format 1 have no hash at their end, a LogStart before format 3 no owners; they are read, and written no
+more."""
 SAVEPOINT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 """Begins with a letter, so that a name is never taken for an epoch number."""
 
@@ -121,6 +122,8 @@ PRUNABLE = (CheckpointCompleted, Expired, LogStart)
 """A generation's own driver alone appends these, so a stale driver's next record never meets one of them (P7)."""
 STARTS_KEPT = 100
 """How many starts the fold remembers, for people."""
+OWNERS_KEPT = 1_000
+"""How many owners the fold remembers: targets that none of them took over are another history's."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -202,6 +205,8 @@ class Job:
     rewinds: tuple[Rewind, ...] = ()
     abandoned: tuple[Completed, ...] = ()
     """Retained checkpoints that rewinds left behind: listed and kept like others, never built on."""
+    owners: tuple[str, ...] = ()
+    """Owner tokens of the newest starts, each once, oldest first; the job's own is the last."""
 
     @property
     def base_epoch(self) -> Epoch:
@@ -250,7 +255,7 @@ def decode(data: bytes, path: str) -> Record:
     """
     try:
         version, fits = _VERSION.decode(data).v, fits_hash(data)
-        if fits is False or (fits is None and version == FORMAT_VERSION):
+        if fits is False or (fits is None and version > 1):
             raise _broken(f"job log record {path} does not match the hash at its end")
         if 1 <= version <= FORMAT_VERSION:
             return _RECORD.decode(data)
@@ -282,7 +287,8 @@ def fold(job: Job | None, record: Record) -> Job:
     """Take the next record; return the job after it. Raises Damaged if no correct run can have written it."""
     body = record.body
     if job is None and isinstance(body, LogStart):
-        return replace(body.job, next_seq=record.seq + 1, log_start=record.seq)
+        owners = body.job.owners or (body.job.owner,)
+        return replace(body.job, next_seq=record.seq + 1, log_start=record.seq, owners=owners)
     if job is None:
         if not isinstance(body, JobCreated) or record.seq != 1:
             raise _broken(f"the job log begins with {record.kind} at {record.seq}")
@@ -329,7 +335,8 @@ def fold(job: Job | None, record: Record) -> Job:
             left = tuple(each for each in job.abandoned if _outlives(job, each.body.epoch, through))
             return replace(job, completed=kept, abandoned=left, expired_through=through)
         case LogStart(job=said):
-            if replace(said, next_seq=job.next_seq) != job:
+            known = said if record.v >= 3 else replace(said, owners=job.owners)
+            if replace(known, next_seq=job.next_seq) != job:
                 raise _broken(f"job log record {record.seq} does not say what the records before it say")
             return replace(job, log_start=record.seq)
         case JobCreated():
@@ -376,6 +383,7 @@ def _fold_start(job: Job, record: Record, body: GenerationStarted | Rewound) -> 
         job,
         generation=record.generation,
         owner=record.owner,
+        owners=(*(each for each in job.owners if each != record.owner), record.owner)[-OWNERS_KEPT:],
         first_epoch=body.first_epoch,
         starts=(*job.starts, start)[-STARTS_KEPT:],
         ended=None,

@@ -72,7 +72,7 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
     return m.Deploy(
         job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers,
         recovery.handles_for(base, list(rules.key_ranges))[subtask], positions, pending, confirmed, until,
-        lineage_of(job.rewinds), rules.audit,
+        lineage_of(job.rewinds), rules.audit, job.owner, (*job.owners, *rules.adopted),
     )  # fmt: skip
 
 

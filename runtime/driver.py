@@ -68,7 +68,9 @@ class DriverLoop:
         self._timer_ids = itertools.count()
         self._master: master.Master | None = None
         self.sweep = Sweep(ports.repository, lambda: ports.lane("sweep"))
-        self.repairs = Repairs(ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail)
+        self.repairs = Repairs(
+            ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail, rules.adopted
+        )
         self.outcome: tuple[str, Mapping[str, Any] | None] | None = None
 
     @property

@@ -52,6 +52,8 @@ class Rules:
     """Sinks whose output no rewind can take back."""
     audit: str = "rows"
     """off, counts or rows: what workers digest."""
+    adopted: tuple[str, ...] = ()
+    """Owners of other histories, from which the user lets this run take targets over."""
 
     @property
     def parallelism(self) -> int:

@@ -175,6 +175,10 @@ class Deploy(Message, frozen=True):
     """Which local state may be a base: only what lies on it (P14)."""
     audit: str = "rows"
     """off, counts or rows: what is digested (docs/design/0018)."""
+    owner: str = ""
+    """Token of the driver; targets note it."""
+    owners: tuple[str, ...] = ()
+    """Tokens from which targets may be taken over."""
 
 
 class Trigger(Message, frozen=True):

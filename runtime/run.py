@@ -42,6 +42,7 @@ from holdfast.runtime.admission import (
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
 from holdfast.runtime.exposed import check_written_at_once, exposed
+from holdfast.runtime.holdings import check_targets
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.placement import local_paths
 from holdfast.runtime.plan import Plan
@@ -96,6 +97,8 @@ class Prepared:
     """With `once`: the end offsets of every source as they were found."""
     warnings: tuple[str, ...] = ()
     """For people: what this run cannot make right."""
+    adopted: tuple[str, ...] = ()
+    """Owners of other histories, from which targets may be taken over."""
 
 
 def prepare(
@@ -106,6 +109,7 @@ def prepare(
     once: bool = False,
     takeover: bool = False,
     savepoint: str | None = None,
+    adopt_targets: Sequence[str] = (),
 ) -> Prepared:
     """Check all that can be checked without Spark, and create missing targets.
 
@@ -114,9 +118,11 @@ def prepare(
         once: Read no further than the sources reach now, then stop.
         takeover: Do not ask whether another run is alive: the start of this one fences it.
         savepoint: Where to start from; it has to be the last checkpoint.
+        adopt_targets: Sinks whose targets are moved to this job, though another history of it took them over.
 
     Raises:
         ConfigError: the job, a setting, a source or a target does not fit.
+        Damaged: a target stands beyond what the job log completed.
         Fenced: another run of this job is alive.
     """
     root = join(settings.root, plan.app)
@@ -154,9 +160,10 @@ def prepare(
         opened.close()
     for sink in plan.sinks:
         prepare_sink(sink, job)
+    adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
     dlq_places.write(store, plan)
     warnings = exposed(plan, job, before)
-    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings)
+    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings, adopted)
 
 
 def run(
@@ -374,6 +381,7 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         local_paths=() if settings.shared_paths == "true" else local_paths(plan, prepared.root),
         unrepairable=unrepairable(plan.sinks),
         audit=settings.audit,
+        adopted=prepared.adopted,
     )
 
 

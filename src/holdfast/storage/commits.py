@@ -121,6 +121,14 @@ class Commits:
                 return high, one
         raise damaged(commit_path(high), f"does not hold offset {offset} of partition {partition}, as its ends say")
 
+    def holds_tail(self) -> bool:
+        """Return whether the log still has the newest commit known here; not, if it was restored from a backup."""
+        tail = self.tail
+        try:
+            return tail.sequence == 0 or self._read(tail.sequence) == tail
+        except NotFound:
+            return False
+
     def _read(self, sequence: int) -> Commit:
         return decode_commit(self._meta, sequence, self._store.get(commit_path(sequence)))
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, Damaged, NotFound, Where
 from holdfast.ports import ObjectStore
 from holdfast.storage.commits import Commits
-from holdfast.storage.logformat import META_PATH, LogMeta, WriterTag, decode_meta
+from holdfast.storage.logformat import META_PATH, Commit, LogMeta, WriterTag, decode_meta
 from holdfast.storage.segment import OpenSegment, Piece
 from holdfast.storage.voids import Passage
 
@@ -69,6 +69,10 @@ class LogReader:
     @property
     def sealed(self) -> bool:
         return self._commits.tail.sealed
+
+    def newest(self) -> Commit:
+        """Return the newest commit."""
+        return self._commits.tail
 
     def tags(self) -> tuple[WriterTag, ...]:
         """Return the newest tag of every writer that made tagged appends."""

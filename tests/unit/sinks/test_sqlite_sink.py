@@ -139,6 +139,7 @@ class TestPrepare:
     def test_file_and_tables_are_created(self, keyed: SQLite) -> None:
         assert ask(keyed.path, "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name") == [
             ("holdfast_horizon",),
+            ("holdfast_owner",),
             ("holdfast_progress",),
             ("holdfast_undo",),
             ("users",),
