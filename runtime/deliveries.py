@@ -52,7 +52,7 @@ class Deliveries:
         self._targets: dict[Writer, Target] = {}
         self._confirmed: dict[Writer, Tag] = {}
         self._by_manifest: dict[Writer, Tag] = {}
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, HoldfastError] = {}
         self.immediate = ImmediateWrites(plan, ports, after, fail)
         self._timeline = Timeline(1)
 
@@ -101,7 +101,7 @@ class Deliveries:
             if writer.sink in sinks:
                 self._submit(writer, lambda w=writer: self._target(w).forget(through), self._forgot)  # type: ignore[misc]
 
-    def errors(self) -> dict[str, str]:
+    def errors(self) -> dict[str, HoldfastError]:
         """Return, per sink, why its last attempt failed; empty once it succeeds."""
         return self._errors | self.immediate.errors()
 
@@ -196,6 +196,6 @@ class Deliveries:
     def _failed(self, writer: Writer, error: BaseException) -> None:
         if not isinstance(error, HoldfastError):
             raise error
-        self._errors[writer.sink] = error.what
+        self._errors[writer.sink] = error
         permanent = not isinstance(error, Unavailable)
         self._step(writer, delivery.Failed(str(error), permanent, error.kind))

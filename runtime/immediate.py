@@ -96,7 +96,7 @@ class ImmediateWrites:
         self._numbered = 0
         self._waiting: list[tuple[int, Callable[[], None]]] = []
         self._positions: dict[Epoch, tuple[SourcePosition, ...]] = {}
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, HoldfastError] = {}
 
     def deploy(self, deploy: Deploy) -> None:
         """A generation begins: drop what an older one left, and fence the partitions of this subtask."""
@@ -162,7 +162,7 @@ class ImmediateWrites:
                 writing.forget = mine
                 self._go_on(writing)
 
-    def errors(self) -> dict[str, str]:
+    def errors(self) -> dict[str, HoldfastError]:
         """Return, per sink, why its last write failed; empty once it succeeds."""
         return dict(self._errors)
 
@@ -239,7 +239,7 @@ class ImmediateWrites:
     def _failed(self, writing: Writing, error: BaseException) -> None:
         if not isinstance(error, HoldfastError):
             raise error
-        self._errors[writing.spec.name] = error.what
+        self._errors[writing.spec.name] = error
         if isinstance(error, Unavailable):
             writing.buried = True  # the write may be in; tried again, it then deletes nothing
             writing.busy = True

@@ -88,6 +88,8 @@ class Progress(msgspec.Struct, frozen=True):
     ends: tuple[SourcePosition, ...] = ()
     operators: tuple[OperatorProgress, ...] = ()
     sink_errors: dict[str, str] = {}
+    sink_advice: dict[str, str] = {}
+    """Of each sink with an error: what to do about it."""
     ended: tuple[SourcePosition, ...] = ()
     """Partitions of which nothing more will come."""
     held_by: tuple[str, ...] = ()

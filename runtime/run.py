@@ -25,7 +25,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, HoldfastError, Where
+from holdfast.errors import ConfigError, HoldfastError, Unavailable, Where
 from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import dlq_places, master, requests, status
@@ -210,6 +210,7 @@ class _Run:
         )  # fmt: skip
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []
+        self._live_refused: Unavailable | None = None
         self._owner = uuid.uuid4().hex
         self._loop = DriverLoop(_rules(prepared, self._host), self._owner, self, settings.heartbeat_ms / 1000)
         self._inbox = requests.Inbox(prepared.store)
@@ -338,6 +339,9 @@ class _Run:
         for launch in due:
             self._spark.cancel(launch)
 
+    def _shown(self, result: object) -> None:
+        self._live_refused = result if isinstance(result, Unavailable) else None
+
     def _publish(self) -> Mapping[str, Any]:
         me = myself(self._owner, self.clock.wall_us())
         shown = status.of_run(self._loop.state, self._prepared.root, "continuous", me)
@@ -346,11 +350,13 @@ class _Run:
             self._spark.warm_up(self._prepared.settings.parallelism)
         if (swept := self._loop.sweep.problem) is not None:
             shown["problems"].append({"code": swept.kind, "what": swept.what, "next": swept.next_step})
+        if (refused := self._loop.refused or self._live_refused) is not None:
+            shown["problems"].append(status.root_refused(refused))
         if self._loop.repairs.waiting:
             shown["repairing"] = self._loop.repairs.as_json()
         data = json.dumps(shown).encode()
         if self._loop.outcome is None or self._loop.outcome[0] != "fenced":
-            self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), lambda _: None)
+            self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), self._shown)
         self._progress(shown)
         return shown
 

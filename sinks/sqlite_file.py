@@ -35,7 +35,6 @@ _AGAIN = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PROTOCOL,
     sqlite3.SQLITE_INTERRUPT,
@@ -87,6 +86,12 @@ def meaning_of(where: str, error: sqlite3.Error) -> HoldfastError | None:
     """Return what the error means for a delivery, None if it is a bug here."""
     extended = getattr(error, "sqlite_errorcode", None)
     code = None if extended is None else extended & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return Unavailable(
+            f"{where}: the disk of the file is full ({error})",
+            not_done="it is not known whether this delivery is in",
+            next_step="free space on the disk of this file; delivery is tried again by itself, and nothing is skipped",
+        )
     if code in _AGAIN:
         return Unavailable(
             f"{where}: {error}",

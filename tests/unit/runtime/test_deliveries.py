@@ -26,7 +26,7 @@ from holdfast.model import (
 )
 from holdfast.runtime import messages as m
 from holdfast.runtime.channels import MemoryNetwork
-from holdfast.runtime.cluster import MemberPorts, VirtualClock
+from holdfast.runtime.cluster import Cluster, MemberPorts, VirtualClock
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.local import MemoryState
 from holdfast.runtime.repair import writers_of
@@ -162,3 +162,37 @@ class TestWritersOfARewind:
         )  # fmt: skip
         found = writers_of(repository, job, self.MANIFEST, ["out"])
         assert found == {Writer("out", Subtask(0)), Writer("out", Subtask(1)), third, gone}
+
+
+class FullStore(MemoryObjects):
+    """A root without room."""
+
+    full = False
+
+    def put(self, path: str, data: bytes) -> None:
+        self._refuse()
+        super().put(path, data)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._refuse()
+        super().create(path, data)
+
+    def _refuse(self) -> None:
+        if self.full:
+            raise hf.Unavailable("the disk of /root is full: writing failed", next_step="free space")
+
+
+class TestADriverWhoseRootIsFull:
+    def test_it_knows_why_until_the_root_takes_records_again(self, tmp_path: Path) -> None:
+        app = hf.App("numbers", root=str(tmp_path))
+        app.source("n", hf.Generator(Numbered, Numbered, count=100)).sink("out", MemorySink())
+        plan, store = app.plan(), FullStore()
+        plan.sinks[0].sink.prepare(plan.sinks[0].schema, None)
+        cluster = Cluster(plan, 1, 0, store, 1.0, {"n": (0,)})
+        store.full = True
+        cluster.begin()
+        cluster.pass_time(1.0)
+        assert cluster.driver.refused is not None and "disk of /root is full" in cluster.driver.refused.what
+        store.full = False
+        cluster.pass_time(2.0)
+        assert cluster.driver.refused is None

@@ -474,3 +474,18 @@ class TestModes:
         path.chmod(0o640)
         SQLite(path, "t", ("user",)).prepare(SCHEMA, ("user",))
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+class TestFullDisk:
+    def test_it_is_reported_as_such_and_not_as_a_busy_file(self, tmp_path: Path) -> None:
+        sink = SQLite(tmp_path / "out.db", "t", ("user",))
+        sink.prepare(SCHEMA, ("user",))
+        with closing(SQLiteTarget(sink, JOB, WRITER)) as target:
+            target.deliver(tag(1), [])
+            assert target._db is not None
+            pages = target._db.execute("PRAGMA page_count").fetchone()[0]
+            target._db.execute(f"PRAGMA max_page_count = {pages}")
+            batch = pa.RecordBatch.from_pylist([{"user": n, "name": "x" * 100} for n in range(2_000)], schema=SCHEMA)
+            with pytest.raises(Unavailable, match="the disk of the file is full") as full:
+                target.deliver(tag(2), [batch])
+            assert "free space on the disk" in full.value.next_step and str(sink.path) in full.value.what
