@@ -31,6 +31,7 @@ from holdfast.model import Writer
 from holdfast.sinks.immediate import Origin, Owner, Written
 from holdfast.sinks.memory import MemoryTarget
 from holdfast.sinks.memory_immediate import ImmediateTable
+from holdfast.sinks.owners import Claim
 
 if TYPE_CHECKING:
     from holdfast.chaos.world import World
@@ -44,9 +45,9 @@ class ProcessTable(PlannedTable[ImmediateTable]):
     def __init__(self, world: World, process: Process) -> None:
         super().__init__(world, process, world.lasts)
 
-    def open(self, job_uuid: str, writer: Writer) -> MemoryTarget:
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> MemoryTarget:
         """See Sink.open; nothing is ever staged for it."""
-        return self._table.open(job_uuid, writer)
+        return self._table.open(job_uuid, writer, claim)
 
     def open_at_once(self, owner: Owner) -> ProcessWrites:
         """See ImmediateSink.open_at_once."""
@@ -62,6 +63,7 @@ class ProcessWrites:
 
     def __init__(self, world: World, process: Process, owner: Owner) -> None:
         self._world, self._process, self.owner, self.table = world, process, owner, world.lasts
+        self._reached: dict[Origin, int] = {}
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
         """See ImmediateTarget.fence."""
@@ -86,7 +88,9 @@ class ProcessWrites:
             late = f"{self._process.name}'s {what} lands late"
             self._world.schedule.land(delay, late, lambda: self._land_unheard(origin, offset, batches))
             raise self._unavailable(f"{what}: no reply, it lands in {delay} s")
-        return self._heard(what, lambda: self._land(origin, offset, batches), _writing)
+        deleted = self._heard(what, lambda: self._land(origin, offset, batches), _writing)
+        self._reached[origin] = max(offset, self._reached.get(origin, 0))
+        return deleted
 
     def _heard(self, what: str, effect: Callable[[], T], at: Callable[[], tuple[Point, ...]]) -> T:
         faults = self._world.faults
@@ -98,7 +102,7 @@ class ProcessWrites:
         return result
 
     def _land(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
-        deleted = self.table.write(self.owner, origin, offset, batches)
+        deleted = self.table.write(self.owner, origin, offset, batches, self._reached.get(origin, 0))
         self._say(f"partition {origin.partition} is written below {offset}")
         self._world.checks.lasts.written(self.owner, origin, self.table)
         return deleted

@@ -259,7 +259,7 @@ def _newest_first(right: Right) -> Right:
     return go_on
 
 
-def _publish(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any) -> Outcome:
+def _publish(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any, *_: Any) -> Outcome:
     rows = [row for batch in batches for row in batch.to_pylist()]
     table.fault("before_begin")
     table._publish(job_uuid, writer, tag, rows)
@@ -267,7 +267,7 @@ def _publish(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batche
 
 
 def _guards_by_generation(_: Right) -> Right:
-    def deliver(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any) -> Outcome:
+    def deliver(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any, *_: Any) -> Outcome:
         if table.generation < table.newest.get(writer, Generation(0)):
             return AlreadyDelivered(tag)
         table.newest[writer] = table.generation

@@ -61,7 +61,7 @@ def fences_afterwards(right: Right) -> Right:
 
 
 def compares_epochs_alone(_: Right) -> Right:
-    def deliver(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any) -> Outcome:
+    def deliver(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any, *_: Any) -> Outcome:
         standing = table.delivered(job_uuid, writer)
         if standing is not None and standing.epoch >= tag.epoch:
             return AlreadyDelivered(standing)

@@ -26,6 +26,7 @@ from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Generation, JobUuid, Tag, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint, Outcome, Repair, Rewinding, already
 from holdfast.sinks.memory import MemorySink, MemoryTarget
+from holdfast.sinks.owners import Claim
 
 if TYPE_CHECKING:
     from holdfast.chaos.world import World
@@ -73,9 +74,9 @@ class ProcessSink(PlannedTable[SharedTable]):
         super().__init__(world, process, world.tables[name])
         self.name = name
 
-    def open(self, job_uuid: str, writer: Writer) -> ProcessTarget:
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> ProcessTarget:
         """See Sink.open."""
-        return ProcessTarget(self._world, self._process, self._table, JobUuid(job_uuid), writer)
+        return ProcessTarget(self._world, self._process, self._table, JobUuid(job_uuid), writer, claim)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""
@@ -120,22 +121,30 @@ class ProcessSink(PlannedTable[SharedTable]):
 class ProcessTarget:
     """One writer's way into the table."""
 
-    def __init__(self, world: World, process: Process, table: SharedTable, job_uuid: JobUuid, writer: Writer) -> None:
+    def __init__(
+        self,
+        world: World,
+        process: Process,
+        table: SharedTable,
+        job_uuid: JobUuid,
+        writer: Writer,
+        claim: Claim | None = None,
+    ) -> None:
         self._world, self._process, self._table = world, process, table
         self._job_uuid, self._writer = job_uuid, writer
-        self._target = MemoryTarget(table, job_uuid, writer)
+        self._target = MemoryTarget(table, job_uuid, writer, claim)
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
         return self._process.call(self._read_tag, _recovering)
 
-    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
         standing = self._target.delivered()
         if standing is not None and standing >= tag:
             return already("the table", tag, standing)
         rows = list(batches)
-        return self._process.call(lambda: self._send(tag, rows), lambda: self._at(tag))
+        return self._process.call(lambda: self._send(tag, rows, known), lambda: self._at(tag))
 
     def forget(self, through: Tag) -> None:
         """See Target.forget."""
@@ -152,7 +161,7 @@ class ProcessTarget:
         self._say(f"reads tag {_shown(tag)}")
         return tag
 
-    def _send(self, tag: Tag, rows: list[pa.RecordBatch]) -> Outcome:
+    def _send(self, tag: Tag, rows: list[pa.RecordBatch], known: Tag | None) -> Outcome:
         faults, at = self._world.faults, partial(self._at, tag)
         if is_refused(faults, at):
             raise self._unavailable(f"deliver {_shown(tag)}: refused")
@@ -160,11 +169,11 @@ class ProcessTarget:
         if faults.strikes(Fault.SINK_LATE, at):
             delay = self._world.random.choice(LATE_S)
             what = f"{self._writer.sink}/{self._writer.subtask}: {self._process.name}'s delivery lands late"
-            self._world.schedule.land(delay, what, lambda: self._land_unheard(tag, rows, generation))
+            self._world.schedule.land(delay, what, lambda: self._land_unheard(tag, rows, known, generation))
             raise self._unavailable(f"deliver {_shown(tag)}: no reply, it lands in {delay} s")
         if faults.strikes(Fault.SINK_ROLLED_BACK, at):
-            return self._roll_back(tag, rows, generation)
-        outcome = self._land(tag, rows, generation)
+            return self._roll_back(tag, rows, known, generation)
+        outcome = self._land(tag, rows, known, generation)
         if faults.strikes(Fault.SINK_REPLY_LOST, at):
             raise self._unavailable(f"deliver {_shown(tag)}: done, but the reply is lost")
         return outcome
@@ -174,22 +183,28 @@ class ProcessTarget:
         first = self._world.checks.history.first_epochs.get(self._world.generation_of(self._process), 0)
         return (Point.DELIVER, Point.RECOVER) if tag.epoch < first else (Point.DELIVER,)
 
-    def _land(self, tag: Tag, rows: list[pa.RecordBatch], generation: Generation) -> Outcome:
+    def _land(
+        self, tag: Tag, rows: list[pa.RecordBatch], known: Tag | None, generation: Generation
+    ) -> Outcome:
         self._table.generation = generation
-        outcome = self._target.deliver(tag, rows)
+        outcome = self._target.deliver(tag, rows, known)
         done = "commits" if isinstance(outcome, Delivered) else "refuses"
         self._say(f"{done} {_shown(tag)}, {sum(batch.num_rows for batch in rows)} rows")
         if not isinstance(outcome, AlreadyDelivered):
             self._world.checks.delivered(self._writer, self._job_uuid, tag, rows)
         return outcome
 
-    def _land_unheard(self, tag: Tag, rows: list[pa.RecordBatch], generation: Generation) -> None:
+    def _land_unheard(
+        self, tag: Tag, rows: list[pa.RecordBatch], known: Tag | None, generation: Generation
+    ) -> None:
         try:
-            self._land(tag, rows, generation)
+            self._land(tag, rows, known, generation)
         except Fenced:
-            self._say("refuses a writer of an older timeline")
+            self._say("refuses a writer of an older timeline, or of an older driver")
 
-    def _roll_back(self, tag: Tag, rows: list[pa.RecordBatch], generation: Generation) -> Outcome:
+    def _roll_back(
+        self, tag: Tag, rows: list[pa.RecordBatch], known: Tag | None, generation: Generation
+    ) -> Outcome:
         """Fail inside the transaction, at a step of the table's own."""
         point = self._world.random.choice(("before_begin", "after_tag", "before_commit"))
 
@@ -199,7 +214,7 @@ class ProcessTarget:
 
         self._table.fault = fail
         try:
-            return self._land(tag, rows, generation)
+            return self._land(tag, rows, known, generation)
         finally:
             self._table.fault = lambda _point: None
 

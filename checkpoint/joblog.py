@@ -34,7 +34,8 @@ from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Epoch, Generation, Job
 from holdfast.storage.hashed import fits_hash, own_hash, with_hash
 
 FORMAT_VERSION = 3
-"""Format 1 has no hash at the end of a record, format 2 no hash of the record before; both are read."""
+"""Format 1 has no hash at the end of a record, format 2 no hash of the record before and no owners in a LogStart; both
+are read."""
 SAVEPOINT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 """Begins with a letter, so that a name is never taken for an epoch number."""
 
@@ -126,6 +127,8 @@ _HASHED = 2
 """The first format whose records have a hash at their end."""
 STARTS_KEPT = 100
 """How many starts the fold remembers, for people."""
+OWNERS_KEPT = 1_000
+"""How many owners the fold remembers: targets that none of them took over are another history's."""
 
 
 def record_path(seq: int) -> str:
@@ -228,6 +231,8 @@ class Job:
     rewinds: tuple[Rewind, ...] = ()
     abandoned: tuple[Completed, ...] = ()
     """Retained checkpoints that rewinds left behind: listed and kept like others, never built on."""
+    owners: tuple[str, ...] = ()
+    """Owner tokens of the newest starts, each once, oldest first; the job's own is the last."""
 
     @property
     def base_epoch(self) -> Epoch:
@@ -313,7 +318,8 @@ def fold(job: Job | None, record: Record) -> Job:
     """Take the next record; return the job after it. Raises Damaged if no correct run can have written it."""
     body = record.body
     if job is None and isinstance(body, LogStart):
-        return replace(body.job, next_seq=record.seq + 1, log_start=record.seq, head=record.hash)
+        owners = body.job.owners or (body.job.owner,)
+        return replace(body.job, next_seq=record.seq + 1, log_start=record.seq, head=record.hash, owners=owners)
     if job is None:
         if not isinstance(body, JobCreated) or record.seq != 1:
             raise _broken(f"the job log begins with {record.kind} at {record.seq}, {record.path}")
@@ -367,7 +373,8 @@ def fold(job: Job | None, record: Record) -> Job:
             left = tuple(each for each in job.abandoned if _outlives(job, each.body.epoch, through))
             return replace(job, completed=kept, abandoned=left, expired_through=through)
         case LogStart(job=said):
-            if replace(said, next_seq=job.next_seq, head=job.head) != job:
+            known = said if record.v >= 3 else replace(said, owners=job.owners)
+            if replace(known, next_seq=job.next_seq, head=job.head) != job:
                 raise _broken(f"job log record {record.path} does not say what the records before it say")
             return replace(job, log_start=record.seq)
         case JobCreated():
@@ -414,6 +421,7 @@ def _fold_start(job: Job, record: Record, body: GenerationStarted | Rewound) -> 
         job,
         generation=record.generation,
         owner=record.owner,
+        owners=(*(each for each in job.owners if each != record.owner), record.owner)[-OWNERS_KEPT:],
         first_epoch=body.first_epoch,
         starts=(*job.starts, start)[-STARTS_KEPT:],
         ended=None,

@@ -9,17 +9,19 @@ Source: PROTOCOL P17, P18, P24.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.manifest import Confirmed
 from holdfast.checkpoint.repository import read_verified
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, Unavailable
-from holdfast.model import JobUuid, Pending, Tag, Timeline, Writer
+from holdfast.model import NO_EPOCH, JobUuid, Pending, Tag, Timeline, Writer
 from holdfast.runtime.immediate import ImmediateWrites
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Target
+from holdfast.sinks.owners import Claim
 from holdfast.sinks.staging import decode
 
 if TYPE_CHECKING:
@@ -45,11 +47,13 @@ class Deliveries:
         self._plan, self._ports, self._staged_bytes_max = plan, ports, staged_bytes_max
         self._after, self._on_confirmed, self._fail = after, confirmed, fail
         self._job_uuid: JobUuid | None = None
+        self._claim: Claim | None = None
+        self._completed = Tag(Timeline(1), NO_EPOCH)
         self._machines: dict[Writer, delivery.Delivery] = {}
         self._targets: dict[Writer, Target] = {}
         self._confirmed: dict[Writer, Tag] = {}
         self._by_manifest: dict[Writer, Tag] = {}
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, HoldfastError] = {}
         self.immediate = ImmediateWrites(plan, ports, after, fail)
         self._timeline = Timeline(1)
 
@@ -57,6 +61,8 @@ class Deliveries:
         """A generation begins: deliver first what earlier ones left behind. On a new timeline all machines are new."""
         self.immediate.deploy(deploy)
         self._job_uuid = deploy.job_uuid
+        self._claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners))
+        self._completed = Tag(deploy.timeline, deploy.base_epoch)
         if deploy.timeline != self._timeline:
             self._timeline = deploy.timeline
             self._machines, self._confirmed, self._by_manifest, self._errors = {}, {}, {}, {}
@@ -98,7 +104,7 @@ class Deliveries:
             if writer.sink in sinks:
                 self._submit(writer, lambda w=writer: self._target(w).forget(through), self._forgot)  # type: ignore[misc]
 
-    def errors(self) -> dict[str, str]:
+    def errors(self) -> dict[str, HoldfastError]:
         """Return, per sink, why its last attempt failed; empty once it succeeds."""
         return self._errors | self.immediate.errors()
 
@@ -120,7 +126,9 @@ class Deliveries:
                 case delivery.Open():
                     self._submit(writer, lambda: self._target(writer).delivered(), self._opened)
                 case delivery.Attempt(pending):
-                    self._submit(writer, lambda pending=pending: self._attempt(pending), self._attempted)  # type: ignore[misc]
+                    assert isinstance(machine, delivery.Delivering)
+                    attempt = partial(self._attempt, pending, machine.floor)
+                    self._submit(writer, attempt, self._attempted)
                 case delivery.Confirm(_, tag):
                     self._confirmed[writer] = tag
                     self._errors.pop(writer.sink, None)
@@ -152,24 +160,24 @@ class Deliveries:
         if writer not in self._targets:
             assert self._job_uuid is not None
             sink = next(spec.sink for spec in self._plan.sinks if spec.name == writer.sink)
-            self._targets[writer] = sink.open(self._job_uuid, writer)
+            self._targets[writer] = sink.open(self._job_uuid, writer, self._claim)
         return self._targets[writer]
 
     def _close(self, writer: Writer) -> None:
         if writer in self._targets:
             self._targets[writer].close()
 
-    def _attempt(self, pending: Pending) -> object:
+    def _attempt(self, pending: Pending, known: Tag | None) -> object:
         store = self._ports.store
         batches = (batch for part in pending.staged.parts for batch in decode(read_verified(store, part)))
-        return self._target(pending.writer).deliver(pending.tag, batches)
+        return self._target(pending.writer).deliver(pending.tag, batches, known)
 
     def _opened(self, writer: Writer, result: object) -> None:
         if isinstance(result, BaseException):
             self._failed(writer, result)
         else:
             assert result is None or isinstance(result, Tag)
-            self._step(writer, delivery.Opened(result, self._by_manifest.get(writer)))
+            self._step(writer, delivery.Opened(result, self._by_manifest.get(writer), self._completed))
 
     def _attempted(self, writer: Writer, result: object) -> None:
         match result:
@@ -191,6 +199,6 @@ class Deliveries:
     def _failed(self, writer: Writer, error: BaseException) -> None:
         if not isinstance(error, HoldfastError):
             raise error
-        self._errors[writer.sink] = error.what
+        self._errors[writer.sink] = error
         permanent = not isinstance(error, Unavailable)
         self._step(writer, delivery.Failed(str(error), permanent, error.kind))

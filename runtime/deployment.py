@@ -75,7 +75,8 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
     handle = recovery.handles_for(base, list(rules.key_ranges))[subtask]
     return m.Deploy(
         job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers, handle,
-        positions, pending, confirmed, until, _bases(job, handle), rules.audit,
+        positions, pending, confirmed, until, _bases(job, handle), rules.audit, job.owner,
+        (*job.owners, *rules.adopted),
     )  # fmt: skip
 
 

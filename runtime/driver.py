@@ -68,8 +68,12 @@ class DriverLoop:
         self._timer_ids = itertools.count()
         self._master: master.Master | None = None
         self.sweep = Sweep(ports.repository, lambda: ports.lane("sweep"))
-        self.repairs = Repairs(ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail)
+        self.repairs = Repairs(
+            ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail, rules.adopted
+        )
         self.outcome: tuple[str, Mapping[str, Any] | None] | None = None
+        self.refused: HoldfastError | None = None
+        """Why the root did not take the last record or manifest; None once it does."""
 
     @property
     def state(self) -> master.Master:
@@ -165,9 +169,11 @@ class DriverLoop:
         def done(result: object) -> None:
             match result:
                 case ObjectRef():
+                    self.refused = None
                     at_us = self._ports.clock.wall_us()
                     self._perform(*master.manifest_stored(self.state, manifest, result, self._now(), at_us))
-                case Unavailable():
+                case Unavailable() as error:
+                    self.refused = error
                     self._after(LOG_RETRY_S, lambda: self._store_manifest(manifest))
                 case _:
                     self._fail(result)
@@ -177,9 +183,11 @@ class DriverLoop:
     def _record_found(self, result: object) -> None:
         match result:
             case joblog.Record():
+                self.refused = None
                 at_us = self._ports.clock.wall_us()
                 self._perform(*master.record_found(self.state, result, self._now(), at_us))
-            case Unavailable():
+            case Unavailable() as error:
+                self.refused = error
                 self._after(LOG_RETRY_S, lambda: self._perform(*master.retry_append(self.state)))
             case Fenced():
                 self._perform(*master.end(self.state, "fenced", result.as_json()))

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.runtime.messages import FUNCTION
-from holdfast.runtime.status import LOCAL_STATE_REFUSED, MERGE_REFUSED, time_held
+from holdfast.runtime.status import LOCAL_STATE_REFUSED, MERGE_REFUSED, ROOT_REFUSED, time_held
 
 Status = Mapping[str, Any]
 SLOW_EPOCHS = 3
@@ -79,6 +79,8 @@ def _ended(job: str, state: str, shown: Status) -> Finding:
             return Finding("failed", f"the run failed{reason}", next_step)
         case _:
             next_step = problem.get("next") or "see whether its driver lives; if not, run the job again"
+            if problem.get("code") == ROOT_REFUSED:
+                return Finding(ROOT_REFUSED, problem["what"], next_step)
             return Finding("driver_silent", f"its driver is silent{reason}", next_step)
 
 
@@ -122,7 +124,7 @@ def _workers(shown: Status) -> Iterator[Finding]:
 
 def _local(shown: Status) -> Iterator[Finding]:
     for problem in shown["problems"]:
-        if problem["code"] in (LOCAL_STATE_REFUSED, MERGE_REFUSED):
+        if problem["code"] in (LOCAL_STATE_REFUSED, MERGE_REFUSED, ROOT_REFUSED):
             yield Finding(problem["code"], problem["what"], problem["next"])
 
 
@@ -175,11 +177,10 @@ def _delivery(shown: Status) -> Iterator[Finding]:
         if left is not None:
             behind = f"; {left['rows']:,} rows of {left['epochs']} epochs wait, the oldest is {left['oldest_epoch']}"
         if sink["error"]:
-            yield Finding(
-                "sink_error",
-                f"sink {sink['name']} cannot deliver: {sink['error']}{behind}",
-                "make its target reachable; delivery is tried again by itself, and nothing is skipped",
-            )
+            what = f"sink {sink['name']} cannot deliver: {sink['error']}"
+            told = next((each["next"] for each in shown["problems"] if each["what"] == what), None)
+            retried = "make its target reachable; delivery is tried again by itself, and nothing is skipped"
+            yield Finding("sink_error", f"{what}{behind}", told or retried)
         elif left is not None and left["epochs"] > SLOW_EPOCHS:
             yield Finding(
                 "sink_backlog",

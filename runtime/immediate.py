@@ -30,6 +30,7 @@ from holdfast.runtime.immediate_plan import is_immediate
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan, SinkSpec
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner
+from holdfast.sinks.owners import Claim, NotOurs
 
 if TYPE_CHECKING:
     from holdfast.runtime.loop import Ports
@@ -95,7 +96,7 @@ class ImmediateWrites:
         self._numbered = 0
         self._waiting: list[tuple[int, Callable[[], None]]] = []
         self._positions: dict[Epoch, tuple[SourcePosition, ...]] = {}
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, HoldfastError] = {}
 
     def deploy(self, deploy: Deploy) -> None:
         """A generation begins: drop what an older one left, and fence the partitions of this subtask."""
@@ -106,7 +107,8 @@ class ImmediateWrites:
             assert isinstance(spec.sink, ImmediateSink) and spec.path is not None
             mine = [at for at in deploy.positions if at.source == self._sources[spec.name]]
             starts = {Origin(at.source, at.partition): max(0, at.offset) for at in mine}
-            owner = Owner(deploy.job_uuid, spec.name, deploy.generation, deploy.timeline, spec.path)
+            claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners))
+            owner = Owner(deploy.job_uuid, spec.name, deploy.generation, deploy.timeline, spec.path, claim)
             self._writing[spec.name] = Writing(spec, owner, starts, spec.sink.open_at_once(owner))
             if starts:
                 self._go_on(self._writing[spec.name])
@@ -160,7 +162,7 @@ class ImmediateWrites:
                 writing.forget = mine
                 self._go_on(writing)
 
-    def errors(self) -> dict[str, str]:
+    def errors(self) -> dict[str, HoldfastError]:
         """Return, per sink, why its last write failed; empty once it succeeds."""
         return dict(self._errors)
 
@@ -237,7 +239,7 @@ class ImmediateWrites:
     def _failed(self, writing: Writing, error: BaseException) -> None:
         if not isinstance(error, HoldfastError):
             raise error
-        self._errors[writing.spec.name] = error.what
+        self._errors[writing.spec.name] = error
         if isinstance(error, Unavailable):
             writing.buried = True  # the write may be in; tried again, it then deletes nothing
             writing.busy = True
@@ -247,7 +249,8 @@ class ImmediateWrites:
             return
         writing.over = True
         # Overtaken: whoever leads this generation learns it from the job log as soon as it starts another one (P5).
-        self._fail(_try_again(error) if isinstance(error, Fenced) else error)
+        overtaken = isinstance(error, Fenced) and not isinstance(error, NotOurs)
+        self._fail(_try_again(error) if overtaken else error)
 
     def _retry(self, writing: Writing) -> None:
         writing.busy = False
@@ -270,5 +273,5 @@ def _taken(queue: deque[Arrived]) -> tuple[Arrived, ...]:
     return tuple(taken)
 
 
-def _try_again(error: Fenced) -> Unavailable:
+def _try_again(error: HoldfastError) -> Unavailable:
     return Unavailable(error.what, not_done=error.not_done, next_step=error.next_step)

@@ -63,6 +63,8 @@ class Rules:
     shape: dict[str, Any] | None = None
     """What the job's code is, to be kept with every checkpoint (runtime/shape.py)."""
     gone_sinks: GoneSinks | None = None
+    adopted: tuple[str, ...] = ()
+    """Owners of other histories, from which the user lets this run take targets over."""
 
     @property
     def parallelism(self) -> int:

@@ -97,6 +97,8 @@ class Progress(msgspec.Struct, frozen=True):
     ends: tuple[SourcePosition, ...] = ()
     operators: tuple[OperatorProgress, ...] = ()
     sink_errors: dict[str, str] = {}
+    sink_advice: dict[str, str] = {}
+    """Of each sink with an error: what to do about it."""
     ended: tuple[SourcePosition, ...] = ()
     """Partitions of which nothing more will come."""
     times: tuple[PartitionTime, ...] = ()
@@ -186,6 +188,10 @@ class Deploy(Message, frozen=True):
     """Which local state may be a base: only what stands at these epochs, by the SHA-256 of their manifests (P14)."""
     audit: str = "rows"
     """off, counts or rows: what is digested (docs/design/0018)."""
+    owner: str = ""
+    """Token of the driver; targets note it."""
+    owners: tuple[str, ...] = ()
+    """Tokens from which targets may be taken over."""
 
 
 class Trigger(Message, frozen=True):

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from holdfast.checkpoint.joblog import Completed, Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Generation, Subtask, Tag, Writer
 from holdfast.ports import Lane
 from holdfast.runtime.plan import SinkSpec
 from holdfast.sinks.contract import Repair, RepairableSink, Rewinding
+from holdfast.sinks.owners import Claim, went_back
 from holdfast.sinks.staging import decode
 
 RETRY_S = 0.5
@@ -37,12 +38,18 @@ class Order:
     job: Job
     base: Manifest
     writers: frozenset[Writer]
+    adopted: tuple[str, ...] = ()
+
+    @property
+    def claim(self) -> Claim:
+        """Return on whose behalf targets are repaired."""
+        return Claim(self.job.owner, self.job.generation, frozenset((*self.job.owners, *self.adopted)))
 
     def rewinding(self, sink: str) -> Rewinding:
         """Return what the order asks of one sink."""
         to = Tag(self.job.timeline, self.job.base_epoch)
         mine = sorted((w for w in self.writers if w.sink == sink), key=lambda w: w.subtask)
-        return Rewinding(self.job.uuid, sink, to, tuple(mine))
+        return Rewinding(self.job.uuid, sink, to, tuple(mine), self.claim)
 
 
 class Repairs:
@@ -52,6 +59,7 @@ class Repairs:
         after: Does something later, in the driver's own thread.
         done: Called once per order, with its generation and all its writers.
         failed: Called with what no further attempt can mend.
+        adopted: Owners of other histories, from which targets may be taken over.
     """
 
     def __init__(
@@ -62,7 +70,9 @@ class Repairs:
         after: Callable[[float, Callable[[], None]], None],
         done: Callable[[Generation, frozenset[Writer]], None],
         failed: Callable[[BaseException], None],
+        adopted: tuple[str, ...] = (),
     ) -> None:
+        self._adopted = adopted
         self._repository, self._sinks, self._lane, self._after = repository, sinks, lane, after
         self._on_done, self._on_failed = done, failed
         self._generation = Generation(0)
@@ -99,7 +109,10 @@ class Repairs:
                 case _:
                     self._fail(result)
 
-        work = lambda: Order(job, base, writers_of(self._repository, job, base, [s.name for s in self._sinks]))
+        def work() -> Order:
+            writers = writers_of(self._repository, job, base, [s.name for s in self._sinks])
+            return Order(job, base, writers, self._adopted)
+
         self._lane("repair").submit(work, looked)
 
     def _repair(self, spec: SinkSpec, order: Order) -> None:
@@ -158,7 +171,7 @@ def _fence(spec: SinkSpec, rewinding: Rewinding) -> Repair:
     a manifest (P18), so these are all writers that there can be.
     """
     for writer in rewinding.writers:
-        target = spec.sink.open(rewinding.job_uuid, writer)
+        target = spec.sink.open(rewinding.job_uuid, writer, rewinding.claim)
         try:
             target.deliver(rewinding.to, ())
         finally:
@@ -172,14 +185,15 @@ def _deliver_left(repository: Repository, spec: SinkSpec, order: Order) -> None:
     pending = [item for item in base.pending if item.writer.sink == spec.name]
     known = {done.writer: done.tag for done in base.confirmed if done.writer.sink == spec.name}
     for writer in sorted({*known, *(item.writer for item in pending)}, key=lambda w: w.subtask):
-        target = spec.sink.open(uuid, writer)
+        target = spec.sink.open(uuid, writer, order.claim)
         try:
             standing = target.delivered()
             if writer in known and (standing is None or standing < known[writer]):
-                raise _went_back(spec.name, writer, known[writer])
+                raise went_back(f"sink {spec.name!r}, writer {writer.subtask}", standing, known[writer])
             for item in sorted((item for item in pending if item.writer == writer), key=lambda item: item.tag):
                 if standing is None or standing < item.tag:
-                    target.deliver(item.tag, (b for part in item.staged.parts for b in decode(repository.read(part))))
+                    rows = (batch for part in item.staged.parts for batch in decode(repository.read(part)))
+                    target.deliver(item.tag, rows, standing)
         finally:
             target.close()
 
@@ -211,11 +225,3 @@ def not_repairable(sink: str) -> ConfigError:
         next_step="remove the output by hand under another job name, or keep the job where it is",
     )
 
-
-def _went_back(sink: str, writer: Writer, known: Tag) -> Damaged:
-    return Damaged(
-        f"sink {sink!r}, writer {writer.subtask}: the target stands before epoch {known.epoch}, which was delivered "
-        "to it: it was restored from a backup, replaced or emptied",
-        not_done="nothing was taken back from it",
-        next_step="bring the newer target back, or rewind the job to a checkpoint that the target still covers",
-    )

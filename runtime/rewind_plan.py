@@ -41,15 +41,23 @@ def plan_of(
 
 
 def worked_out(
-    repository: Repository, job: Job, base: Completed, plan: Plan | None, *, stop: bool, clock: Clock
+    repository: Repository,
+    job: Job,
+    base: Completed,
+    plan: Plan | None,
+    *,
+    stop: bool,
+    clock: Clock,
+    adopted: tuple[str, ...] = (),
 ) -> tuple[dict[str, Any], float | None]:
     """Return the plan in the form of API.md, and how long its repairs would take in seconds; None if that is unknown.
 
     Args:
         plan: What the job's file says; None if only the job's name is known.
+        adopted: Owners of other histories, from which targets may be taken over.
     """
     there, here = _manifests(repository, job, base)
-    sinks = outlooks(repository, job, there, here, () if plan is None else plan.sinks, clock)
+    sinks = outlooks(repository, job, there, here, () if plan is None else plan.sinks, clock, adopted)
     sources = source_rows(there, here, () if plan is None else plan.sources)
     accept = sorted(each.accept for each in sinks if each.accept is not None)
     shown = {

@@ -87,12 +87,14 @@ def rewind_stopped(
     sinks: Sequence[SinkSpec],
     timeout_s: float,
     tell: Callable[[Mapping[str, Any]], None],
+    adopted: tuple[str, ...] = (),
 ) -> None:
     """Append `Rewound`, repair every target, append `Stopped`.
 
     Args:
         job: The log as it was when the plan was made: if it has moved since, nothing is done.
         tell: Replaces `live.json`.
+        adopted: Owners of other histories, from which targets may be taken over.
 
     Raises:
         Fenced: somebody else was first, or took over.
@@ -102,7 +104,7 @@ def rewind_stopped(
     mailbox = Mailbox()
     lanes = ThreadLanes(mailbox)
     owner = uuid.uuid4().hex
-    loop = DriverLoop(_rules(job, sinks), owner, _Ports(repository, sinks, lanes))
+    loop = DriverLoop(_rules(job, sinks, adopted), owner, _Ports(repository, sinks, lanes))
     deadline = time.monotonic() + timeout_s
     tell(_told(job, owner, "recovering", f"going back to epoch {asked.epoch}"))
     next_tell = time.monotonic() + TELL_EVERY_S
@@ -155,13 +157,13 @@ def _last_words(lanes: ThreadLanes, tell: Callable[[Mapping[str, Any]], None], t
     over.wait(LAST_WORDS_WITHIN_S)
 
 
-def _rules(job: Job, sinks: Sequence[SinkSpec]) -> master.Rules:
+def _rules(job: Job, sinks: Sequence[SinkSpec], adopted: tuple[str, ...]) -> master.Rules:
     """Return what a master without workers goes by; most of it never comes to be asked."""
     return master.Rules(
         name=job.name, job_uuid=JobUuid(job.uuid), host=socket.gethostname(), key_groups=job.key_groups,
         key_ranges=((0, job.key_groups),), partitions={}, operators=(), checkpoint_every=1.0, silent_after=5.0,
         epoch_deadline=30.0, redeploy_every=10.0, failures_max=1, failures_window=60.0, backoff_first=0.1,
-        backoff_max=1.0, unrepairable=unrepairable(sinks),
+        backoff_max=1.0, unrepairable=unrepairable(sinks), adopted=adopted,
     )  # fmt: skip
 
 

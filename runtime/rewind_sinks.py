@@ -15,7 +15,7 @@ Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P16, P21; docs/design/
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from holdfast.checkpoint.joblog import Job
@@ -26,7 +26,7 @@ from holdfast.model import Tag, Timeline
 from holdfast.ports import Clock
 from holdfast.runtime.repair import Order, not_repairable, writers_of
 from holdfast.runtime.steps import SinkSpec
-from holdfast.sinks.contract import RepairableSink, Rewinding
+from holdfast.sinks.contract import RepairableSink
 
 IMPOSSIBLE = "impossible"
 """The verdict that leaves a target with output of the timeline that is given up."""
@@ -59,7 +59,13 @@ class Outlook:
 
 
 def outlooks(
-    repository: Repository, job: Job, there: Manifest, here: Manifest, specs: Sequence[SinkSpec], clock: Clock
+    repository: Repository,
+    job: Job,
+    there: Manifest,
+    here: Manifest,
+    specs: Sequence[SinkSpec],
+    clock: Clock,
+    adopted: tuple[str, ...] = (),
 ) -> list[Outlook]:
     """Look at every target, and change nothing.
 
@@ -67,8 +73,10 @@ def outlooks(
         there: The checkpoint to go back to.
         here: The last one.
         specs: Sinks of the job's file; none if only its name is known.
+        adopted: Owners of other histories, from which targets may be taken over.
     """
-    return [*(_outlook(repository, job, there, spec, clock) for spec in specs), *_unknown(here, specs)]
+    outlook = [_outlook(repository, job, there, spec, clock, adopted) for spec in specs]
+    return [*outlook, *_unknown(here, specs)]
 
 
 def stands_against(outlook: Outlook, accepted: Iterable[str]) -> str | None:
@@ -85,19 +93,19 @@ def no_such_sink(accepted: Iterable[str], sinks: Iterable[str]) -> str | None:
     return next((name for what in accepted if (name := what.rpartition(":")[0]) not in known), None)
 
 
-def _outlook(repository: Repository, job: Job, there: Manifest, spec: SinkSpec, clock: Clock) -> Outlook:
+def _outlook(
+    repository: Repository, job: Job, there: Manifest, spec: SinkSpec, clock: Clock, adopted: tuple[str, ...]
+) -> Outlook:
     if not isinstance(spec.sink, RepairableSink):
         if spec.path is not None:
             reason = "it is written at once, before the commit, and keeps no before-images"
             return Outlook(_shown(spec.name, IMPOSSIBLE, reason))
         return Outlook(_shown(spec.name, IMPOSSIBLE, f"{not_repairable(spec.name).what}; {STAYS}"), True)
-    asked = Order(job, there, writers_of(repository, job, there, [spec.name])).rewinding(spec.name)
+    asked = Order(job, there, writers_of(repository, job, there, [spec.name]), adopted).rewinding(spec.name)
     to = Tag(Timeline(job.timeline + 1), there.epoch)
     began = clock.monotonic()
     try:
-        repair = spec.sink.plan_repair(
-            Rewinding(asked.job_uuid, asked.sink, to, asked.writers), spec.schema, spec.upsert_key
-        )
+        repair = spec.sink.plan_repair(replace(asked, to=to), spec.schema, spec.upsert_key)
     except Unavailable as error:  # a repair is tried again until the target answers
         return Outlook(_shown(spec.name, None, error.what))
     except HoldfastError as error:  # it would end the repair too, and every start after it

@@ -26,7 +26,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, HoldfastError, Where
+from holdfast.errors import ConfigError, HoldfastError, Unavailable, Where
 from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import dlq_places, master, requests, status
@@ -44,6 +44,7 @@ from holdfast.runtime.admission import (
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
 from holdfast.runtime.exposed import check_written_at_once, exposed
+from holdfast.runtime.holdings import check_targets
 from holdfast.runtime.log_end import read_whole_log
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.placement import local_paths
@@ -102,6 +103,8 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     """For people: what this run cannot make right."""
     gone_sinks: master.GoneSinks | None = None
+    adopted: tuple[str, ...] = ()
+    """Owners of other histories, from which targets may be taken over."""
 
 
 def prepare(
@@ -112,6 +115,7 @@ def prepare(
     once: bool = False,
     takeover: bool = False,
     savepoint: str | None = None,
+    adopt_targets: Sequence[str] = (),
 ) -> Prepared:
     """Check all that can be checked without Spark, and create missing targets.
 
@@ -120,11 +124,12 @@ def prepare(
         once: Read no further than the sources reach now, then stop.
         takeover: Do not ask whether another run is alive: the start of this one fences it.
         savepoint: Where to start from; it has to be the last checkpoint.
+        adopt_targets: Sinks whose targets are moved to this job, though another history of it took them over.
 
     Raises:
         ConfigError: the job, a setting, a source or a target does not fit.
+        Damaged: the job log was cut short, or a target stands beyond what it completed.
         Fenced: another run of this job is alive.
-        Damaged: the job log was cut short.
     """
     plan = replace(plan, key_groups=settings.key_groups)
     refuse_private_memory(plan, settings.root)
@@ -152,9 +157,12 @@ def prepare(
     partitions, until = _look_at_sources(plan, before, once)
     for sink in plan.sinks:
         prepare_sink(sink, job)
+    adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
     dlq_places.write(store, plan)
     warnings = exposed(plan, job, before)
-    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings, gone_sinks)
+    return Prepared(
+        plan, settings, root, store, repository, job, operators, partitions, until, warnings, gone_sinks, adopted
+    )
 
 
 def _look_at_sources(
@@ -221,6 +229,7 @@ class _Run:
         )  # fmt: skip
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []
+        self._live_refused: Unavailable | None = None
         self._owner = uuid.uuid4().hex
         self._loop = DriverLoop(_rules(prepared, self._host), self._owner, self, settings.heartbeat_ms / 1000)
         self._inbox = requests.Inbox(prepared.store)
@@ -352,6 +361,9 @@ class _Run:
         for launch in due:
             self._spark.cancel(launch)
 
+    def _shown(self, result: object) -> None:
+        self._live_refused = result if isinstance(result, Unavailable) else None
+
     def _publish(self) -> Mapping[str, Any]:
         me = myself(self._owner, self.clock.wall_us())
         shown = status.of_run(self._loop.state, self._prepared.root, "continuous", me)
@@ -360,11 +372,13 @@ class _Run:
             self._spark.warm_up(self._prepared.settings.parallelism)
         if (swept := self._loop.sweep.problem) is not None:
             shown["problems"].append({"code": swept.kind, "what": swept.what, "next": swept.next_step})
+        if (refused := self._loop.refused or self._live_refused) is not None:
+            shown["problems"].append(status.root_refused(refused))
         if self._loop.repairs.waiting:
             shown["repairing"] = self._loop.repairs.as_json()
         data = json.dumps(shown).encode()
         if self._loop.outcome is None or self._loop.outcome[0] != "fenced":
-            self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), lambda _: None)
+            self._lanes.lane("live").submit(lambda: self._prepared.store.put("live.json", data), self._shown)
         self._progress(shown)
         return shown
 
@@ -397,6 +411,7 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         audit=settings.audit,
         shape=shape_of(plan),
         gone_sinks=prepared.gone_sinks,
+        adopted=prepared.adopted,
     )
 
 

@@ -15,6 +15,7 @@ from msgspec import UNSET
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import HoldfastError
 from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime import master, waiting
 from holdfast.runtime.rewinding import no_way_back
@@ -23,6 +24,8 @@ SCHEMA = 1
 ENDED_NOW = "it was ended at once, without a last checkpoint"
 LOCAL_STATE_REFUSED = "local_state_refused"
 MERGE_REFUSED = "merge_refused"
+SINK_REFUSED = "sink_refused"
+ROOT_REFUSED = "root_refused"
 """Code of the problem that a worker's disk takes nothing; nothing else stops for it."""
 BEHIND_MIN_US = 1_000_000
 """A partition whose event time is less behind that of another one is not worth a word."""
@@ -79,7 +82,7 @@ def of_run(state: master.Master, root: str, mode: str, driver: Mapping[str, Any]
     if isinstance(state.phase, master.Over) and state.phase.error is not None:
         status["problems"] = [{"code": state.phase.outcome, **state.phase.error}]
     elif not isinstance(state.phase, master.Over):
-        status["problems"] = [*_local_refusals(state), *_merge_refusals(state)]
+        status["problems"] = [*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state)]
     return status
 
 
@@ -177,6 +180,22 @@ def _merge_refusals(state: master.Master) -> list[dict[str, Any]]:
         for worker, hosted in state.workers.items()
         if hosted.progress.merge_refused
     ]
+
+
+def _sink_refusals(state: master.Master) -> list[dict[str, Any]]:
+    """Return a problem for every sink whose last attempt failed."""
+    told = {sink: (what, hosted.progress) for hosted in state.workers.values()
+            for sink, what in hosted.progress.sink_errors.items()}  # fmt: skip
+    return [
+        {"code": SINK_REFUSED, "what": f"sink {sink} cannot deliver: {what}", "next": progress.sink_advice.get(sink)}
+        for sink, (what, progress) in sorted(told.items())
+    ]
+
+
+def root_refused(error: HoldfastError) -> dict[str, Any]:
+    """Return the problem of a driver whose root does not take what it has to store."""
+    what = f"the root does not take what the driver stores: {error.what}"
+    return {"code": ROOT_REFUSED, "what": what, "next": error.next_step}
 
 
 def _sources(state: master.Master) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ Invariants
     - What `accept` lets through, `deliver` can write: a row that the target can never take is
       refused before the epoch is committed, not after, when it could no longer be taken back.
 
-Pure: no clock, thread or I/O. PROTOCOL P17, P21, P24.
+Pure: no clock, thread or I/O. PROTOCOL P17, P21, P24; docs/design/0021-owned-targets.md.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Fenced
 from holdfast.model import Tag, Writer
+from holdfast.sinks.owners import Claim, Holding
 
 OP = "_op"
 """The column that tells puts from deletes; last, int8, in upsert streams only."""
@@ -66,19 +67,25 @@ class Target(Protocol):
         """Return the tag that stands in the target; None if this writer never delivered.
 
         Raises:
+            Fenced: another history of the job has taken the target over.
             Unavailable: the target cannot be reached now.
         """
 
-    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """Make the rows visible together with the tag, or change nothing; no batches move the tag only.
 
         The batches are read before the transaction begins, so a slow download locks nobody out,
         and not at all if the target stands at the tag already.
 
+        Args:
+            known: The writer's newest tag that is known to be in the target. The transaction looks at it again: a
+                target below it was restored from a backup.
+
         Raises:
             Unavailable: the outcome is unknown, or the target is busy: read the tag, then try again.
-            Fenced: the target stands on a newer timeline; this process may not write again.
-            Damaged: the target's own bytes are broken.
+            Fenced: the target stands on a newer timeline, or another history of the job has taken it over; this
+                process may not write again.
+            Damaged: the target's own bytes are broken, or it no longer holds what `known` says.
             ConfigError: the target can never take these rows as it is.
         """
 
@@ -125,8 +132,13 @@ class Sink(Protocol):
             ConfigError: names the column and what is wrong with it.
         """
 
-    def open(self, job_uuid: str, writer: Writer) -> Target:
-        """Return the writer's target; no connection is made yet."""
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> Target:
+        """Return the writer's target; no connection is made yet.
+
+        Args:
+            claim: The driver on whose behalf the target is written to; every transaction checks it, and takes the
+                target over where it has to. None looks at no owner and takes nothing over: for tests.
+        """
 
 
 @runtime_checkable
@@ -143,6 +155,18 @@ class OwnedSink(Protocol):
         Raises:
             ConfigError: a writer of this sink name, but of another job, delivered here.
             Unavailable: the target cannot be reached now.
+        """
+
+
+@runtime_checkable
+class HeldSink(Protocol):
+    """A sink whose target remembers which driver last took it over. A start compares that with its own job log."""
+
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """After `prepare`: return the owner of the target and the newest tag of this sink's writers.
+
+        Raises:
+            Unavailable: the target cannot be reached now; its first delivery compares then.
         """
 
 
@@ -163,6 +187,8 @@ class Rewinding:
     sink: str
     to: Tag
     writers: tuple[Writer, ...]
+    claim: Claim | None = None
+    """On whose behalf; a repair takes the target over in its transaction, a plan only looks."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +226,7 @@ class RepairableSink(Protocol):
         """Say what `repair` would do now. Reads only, and may be overtaken by a delivery.
 
         Raises:
-            Fenced: the target stands on a newer timeline.
+            Fenced: the target stands on a newer timeline, or another history of the job has taken it over.
             ConfigError: the target is not the one that the job wrote to.
             Unavailable: the target cannot be reached now.
         """

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from holdfast.model import Pending, Tag, Writer
+from holdfast.sinks.owners import stands_beyond, went_back
 
 RETRY_FIRST_MS = 50
 RETRY_MAX_MS = 5_000
@@ -90,6 +91,9 @@ class Opened:
     delivered: Tag | None
     confirmed_by_manifest: Tag | None = None
     """What a manifest says is in; a target below it was restored from a backup."""
+    completed: Tag | None = None
+    """The newest checkpoint that the job is known to have completed; None: not known. A target beyond it and beyond
+    the queue holds output of another history."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +190,9 @@ def step(state: Delivery, event: Event) -> tuple[Delivery, list[Effect]]:
     match event:
         case Queue(pending):
             return _queue(state, pending)
-        case Opened(delivered, confirmed):
+        case Opened(delivered, confirmed, completed):
             assert isinstance(state, Opening), "no tag was asked for"
-            return _opened(state, delivered, confirmed)
+            return _opened(state, delivered, confirmed, completed)
         case Succeeded(tag):
             assert isinstance(state, Delivering) and tag == state.queue[0].tag, "another attempt was under way"
             return _delivered(state, tag)
@@ -232,10 +236,18 @@ def _queue(state: Opening | Waiting | Ready | Delivering, pending: Pending) -> t
     return replace(state, queue=(*state.queue, pending)), []
 
 
-def _opened(state: Opening, delivered: Tag | None, confirmed: Tag | None) -> tuple[Delivery, list[Effect]]:
+def _opened(
+    state: Opening, delivered: Tag | None, confirmed: Tag | None, completed: Tag | None
+) -> tuple[Delivery, list[Effect]]:
     known = [tag for tag in (state.floor, confirmed) if tag is not None]
     if known and (delivered is None or delivered < max(known)):
-        return _stop(state, _went_back(state.writer, delivered, max(known)), "damaged")
+        return _stop(state, str(went_back(_named(state.writer), delivered, max(known))), "damaged")
+    if completed is not None and delivered is not None:
+        newest = max([completed, *known, *(pending.tag for pending in state.queue)])
+        if delivered > newest:
+            # On a newer timeline it may be a rewind of this very job, which the master tells by the kind.
+            kind = "fenced" if delivered.timeline > newest.timeline else "damaged"
+            return _stop(state, str(stands_beyond(_named(state.writer), delivered, newest)), kind)
     news: list[Effect] = []
     if delivered is not None and delivered != state.floor:
         news.append(Confirm(state.writer, delivered))
@@ -265,11 +277,5 @@ def _stop(state: Opening | Delivering, error: str, kind: str) -> tuple[Delivery,
     return Stopped(state.writer, state.queue, error), [Fail(state.writer, error, kind)]
 
 
-def _went_back(writer: Writer, delivered: Tag | None, known: Tag) -> str:
-    stands = "has no tag" if delivered is None else f"stands at timeline {delivered.timeline}, epoch {delivered.epoch}"
-    return (
-        f"sink {writer.sink!r}, writer {writer.subtask}: the target {stands}, but timeline {known.timeline}, "
-        f"epoch {known.epoch} was delivered to it: it was restored from a backup, replaced or emptied.\n"
-        f"Not done: nothing more was delivered to it.\n"
-        f"Next: bring the newer target back, or rewind the job to a checkpoint that the target still covers"
-    )
+def _named(writer: Writer) -> str:
+    return f"sink {writer.sink!r}, writer {writer.subtask}"

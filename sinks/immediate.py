@@ -28,9 +28,10 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from holdfast.errors import ConfigError, Fenced
+from holdfast.errors import ConfigError, Damaged, Fenced
 from holdfast.model import Generation, Timeline
 from holdfast.sinks.contract import Sink
+from holdfast.sinks.owners import Claim
 
 _TIMELINE_DIGITS, _OFFSET_DIGITS = 10, 19
 
@@ -53,6 +54,8 @@ class Owner:
     timeline: Timeline
     path: str
     """Identity of the code between source and sink."""
+    claim: Claim | None = None
+    """The driver on whose behalf; None looks at no owner: for tests."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class ImmediateTarget(Protocol):
             starts: The offset from which each is read.
 
         Raises:
-            Fenced: a newer generation owns one of them; nothing was changed.
+            Fenced: a newer generation owns one of them, or another history of the job has taken the target over;
+                nothing was changed.
             Unavailable: the outcome is unknown.
         """
 
@@ -89,7 +93,8 @@ class ImmediateTarget(Protocol):
             batches: All rows that came from the records since the last write, in order.
 
         Raises:
-            Fenced: a newer generation owns the partition; nothing was changed.
+            Fenced: a newer generation owns the partition, or another history the target; nothing was changed.
+            Damaged: the target no longer holds the fence or the writes of this owner: it was restored from a backup.
             ConfigError: a key belongs to another partition, or the target does not take the rows; nothing was changed.
             Unavailable: the outcome is unknown.
         """
@@ -160,4 +165,31 @@ def overtaken(where: str, origin: Origin, generation: Generation, standing: int)
         f"{origin.source!r}: generation {standing} does",
         not_done="nothing was written to the target",
         next_step="nothing: this process belongs to a run, or a part of one, that was replaced",
+    )
+
+
+def refused_write(
+    where: str, owner: Owner, origin: Origin, standing: Written | None, reached: int
+) -> ConfigError | Damaged | Fenced:
+    """Return the error for a write whose fence is not the one that this owner left.
+
+    Args:
+        standing: What the target says of the partition now.
+        reached: The offset that this owner's last write reached.
+    """
+    if standing is None:
+        return ConfigError(
+            f"{where}: the fence of partition {origin.partition} of source {origin.source!r} is gone; "
+            "the table was emptied, or the file replaced",
+            not_done="nothing was written",
+            next_step="bring the file back, or name another one",
+        )
+    if standing.generation > owner.generation:
+        return overtaken(where, origin, owner.generation, standing.generation)
+    return Damaged(
+        f"{where}: partition {origin.partition} of source {origin.source!r} stands at generation "
+        f"{standing.generation}, offset {standing.offset}, but generation {owner.generation} wrote up to offset "
+        f"{reached}: the target was restored from a backup, replaced or emptied",
+        not_done="nothing more was written to it",
+        next_step="bring the newer target back; or write to a new table under another job name, from the beginning",
     )

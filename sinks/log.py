@@ -12,7 +12,9 @@ Invariants
     - The writer's name in the log holds the job's UUID: a job that was deleted and made again has tags of
       its own, and is refused before it starts if the log holds those of the old one under its sink's name.
     - Nothing is appended while an earlier append is in doubt; reading the tag settles it first.
-    - A log that was deleted and made again under an open target is noticed before anything is written.
+    - A log that was deleted and made again under an open target is noticed before anything is written; one that was
+      restored from a backup is read again, and its tag is compared with what was delivered.
+    - A commit of a delivery or a repair names the driver on whose behalf it was made (owners.py).
 
 A log keeps every row, so a stream that replaces rows is refused, and there are no before-images: a rewind makes the
 offsets of what it takes back void (storage/voids.py). `hf.Log` (runtime/sources/log.py) is what users write; it
@@ -30,15 +32,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.model import Tag, Writer
+from holdfast.model import Generation, Tag, Writer
 from holdfast.ports import ObjectStore
 from holdfast.sinks import log_audit
 from holdfast.sinks.audited import Asked, Shown
 from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Outcome, Repair, Rewinding, already
+from holdfast.sinks.owners import Claim, Held, Holding, went_back
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
 from holdfast.storage.commits import Commits
 from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
-from holdfast.storage.logformat import LogMeta, VoidRange, check_meta, describe_column
+from holdfast.storage.logformat import Commit, LogMeta, LogOwner, VoidRange, check_meta, describe_column
 from holdfast.storage.objects import open_objects
 from holdfast.storage.partitioning import partition_rows, partitions_of
 from holdfast.storage.voids import TakeBack, gathered, lost_to_compaction, moving, newest_tag
@@ -134,9 +137,15 @@ class LogSink:
                     next_step=f"before the sink, leave them out with .filter(pl.col({field.name!r}).is_not_null())",
                 )
 
-    def open(self, job_uuid: str, writer: Writer) -> LogTarget:
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """See HeldSink.holding."""
+        tail = LogReader(open_objects(self.path, writable=False)).newest()
+        tags = [known.tag for known in tail.tags if is_writer_of(known.writer, job_uuid, name)]
+        return Holding(held(tail, job_uuid, name), max(tags, default=None))
+
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> LogTarget:
         """See Sink.open."""
-        return LogTarget(self.where, lambda: open_objects(self.path, writable=False), job_uuid, writer)
+        return LogTarget(self.where, lambda: open_objects(self.path, writable=False), job_uuid, writer, claim=claim)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""
@@ -177,6 +186,7 @@ class LogTarget:
         job_uuid: The job; part of the writer's name in the log.
         writer: Whose output this is.
         pause: Waits between two sends of a commit.
+        claim: See Sink.open.
     """
 
     def __init__(
@@ -186,25 +196,33 @@ class LogTarget:
         job_uuid: str,
         writer: Writer,
         pause: Callable[[float], None] = time.sleep,
+        claim: Claim | None = None,
     ) -> None:
         self._where = f"{where}, sink {writer.sink!r}, writer {writer.subtask}"
         self._store, self._writer, self._pause = store, writer, pause
+        self._job, self._claim = job_uuid, claim
         self._name = writer_name(job_uuid, writer)
         self._opened: tuple[ObjectStore, LogWriter] | None = None
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
-        return self._log().tag_of(self._name)
+        tail = self._log().newest()
+        self._admit(tail, None)
+        return tail.tag_of(self._name)
 
-    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
         log = self._log()
-        standing = log.tag_of(self._name)
+        tail = log.newest()
+        self._admit(tail, known)
+        standing = tail.tag_of(self._name)
         if standing is not None and standing >= tag:
             return already(self._where, tag, standing)
         rows = list(batches)
         placed = spread(log.meta, rows, self._writer.subtask + tag.epoch)
-        if log.append_tagged(placed, self._name, tag) is None:
+        owned = owned_by(self._job, self._writer.sink, self._claim)
+        admit = lambda tail: self._admit(tail, known)
+        if log.append_tagged(placed, self._name, tag, owned=owned, admit=admit) is None:
             return self._refused(log, tag)
         return Delivered(sum(batch.num_rows for batch in rows))
 
@@ -228,7 +246,18 @@ class LogTarget:
                 not_done="nothing was appended to it",
                 next_step="bring the log back from a backup, or start the job again to have one created",
             )
+        if not log.holds_tail():  # Restored from a backup: a commit would leave a gap, or follow another history's.
+            log = LogWriter(store, pause=self._pause)
+            self._opened = store, log
         return log
+
+    def _admit(self, tail: Commit, known: Tag | None) -> None:
+        """Refuse to append behind a commit that says that another history owns the log, or that it was restored."""
+        if self._claim is not None:
+            self._claim.must_take_over(self._where, held(tail, self._job, self._writer.sink))
+        standing = tail.tag_of(self._name)
+        if known is not None and (standing is None or standing < known):
+            raise went_back(self._where, standing, known)
 
     def _refused(self, log: LogWriter, tag: Tag) -> AlreadyDelivered:
         standing = log.tag_of(self._name)
@@ -242,7 +271,8 @@ SEALED = "the log is sealed: nothing can be added to it, also not what says that
 def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:
     """See RepairableSink.plan_repair."""
     commits = Commits(store, _meta_of(where, store))
-    back = _back(rewinding)
+    back = _back(where, rewinding)
+    back.admit(commits.tail)
     if _stands(where, commits, back, rewinding):
         return untouched("truncate", rewinding)
     if commits.tail.sealed:
@@ -257,7 +287,8 @@ def repair(
 ) -> Repair:
     """See RepairableSink.repair. Tags and void ranges are one commit."""
     commits = Commits(store, _meta_of(where, store))
-    back = _back(rewinding)
+    back = _back(where, rewinding)
+    back.admit(commits.tail)
     if _stands(where, commits, back, rewinding):
         return untouched("truncate", rewinding)
     if commits.tail.sealed:
@@ -275,12 +306,19 @@ def _stands(where: str, commits: Commits, back: TakeBack, rewinding: Rewinding) 
     return not moving(commits.tail, back)
 
 
-def _back(rewinding: Rewinding) -> TakeBack:
-    prefix = f"{rewinding.job_uuid}/{rewinding.sink}/"
+def _back(where: str, rewinding: Rewinding) -> TakeBack:
+    job, sink, claim = rewinding.job_uuid, rewinding.sink, rewinding.claim
+
+    def admit(tail: Commit) -> None:
+        if claim is not None:
+            claim.must_take_over(where, held(tail, job, sink))
+
     return TakeBack(
         rewinding.to,
-        tuple(writer_name(rewinding.job_uuid, writer) for writer in rewinding.writers),
-        lambda name: name.startswith(prefix) and name.removeprefix(prefix).isdecimal(),
+        tuple(writer_name(job, writer) for writer in rewinding.writers),
+        lambda name: is_writer_of(name, job, sink),
+        owned_by(job, sink, claim),
+        admit,
     )
 
 
@@ -303,6 +341,23 @@ def _meta_of(where: str, store: ObjectStore) -> LogMeta:
 def writer_name(job_uuid: str, writer: Writer) -> str:
     """Return the writer's name in a log's commits; it names the job too (P1)."""
     return f"{job_uuid}/{writer.sink}/{writer.subtask}"
+
+
+def is_writer_of(name: str, job_uuid: str, sink: str) -> bool:
+    """Return whether this is the name of any writer of a sink."""
+    prefix = f"{job_uuid}/{sink}/"
+    return name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
+
+
+def held(tail: Commit, job_uuid: str, sink: str) -> Held | None:
+    """Return who owns the log for a sink of a job."""
+    found = tail.owner_of(f"{job_uuid}/{sink}")
+    return None if found is None else Held(found.owner, Generation(found.generation))
+
+
+def owned_by(job_uuid: str, sink: str, claim: Claim | None) -> LogOwner | None:
+    """Return how a commit names its owner."""
+    return None if claim is None else LogOwner(f"{job_uuid}/{sink}", claim.owner, claim.generation)
 
 
 def spread(meta: LogMeta, batches: list[pa.RecordBatch], first: int) -> dict[int, pa.Table]:

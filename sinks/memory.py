@@ -38,6 +38,7 @@ from holdfast.sinks.contract import (
     check_null_keys,
     no_fault,
 )
+from holdfast.sinks.owners import Claim, Held, Holding, went_back
 from holdfast.sinks.undo import (
     SAMPLE_MAX,
     Change,
@@ -85,6 +86,7 @@ class MemorySink:
         self._tags: dict[tuple[str, Writer], Tag] = {}
         self._before: list[BeforeImage] = []
         self._horizon: dict[tuple[str, Writer], Tag] = {}
+        self._owners: dict[tuple[str, str], Held] = {}
 
     @property
     def key(self) -> tuple[str, ...] | None:
@@ -110,9 +112,15 @@ class MemorySink:
         """See Sink.accept."""
         check_null_keys("memory sink", self._key, batch)
 
-    def open(self, job_uuid: str, writer: Writer) -> MemoryTarget:
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> MemoryTarget:
         """See Sink.open."""
-        return MemoryTarget(self, job_uuid, writer)
+        return MemoryTarget(self, job_uuid, writer, claim)
+
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """See HeldSink.holding."""
+        with self._lock:
+            tags = [tag for (job, writer), tag in self._tags.items() if (job, writer.sink) == (job_uuid, name)]
+            return Holding(self._owners.get((job_uuid, name)), max(tags, default=None))
 
     def rows(self) -> list[Row]:
         """Return the rows that are visible, in order of arrival of the row or of its key."""
@@ -129,9 +137,28 @@ class MemorySink:
         with self._lock:
             return self._tags.get((job_uuid, writer))
 
-    def deliver(self, job_uuid: str, writer: Writer, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+    def check_claim(self, job_uuid: str, sink: str, claim: Claim | None) -> bool:
+        """Return whether this claim has to be noted before anything is written. Raises Fenced."""
+        held = self._owners.get((job_uuid, sink))
+        return claim is not None and claim.must_take_over(f"memory sink {sink!r}", held)
+
+    def take_over(self, job_uuid: str, sink: str, claim: Claim | None) -> None:
+        """Note the owner, after `check_claim`."""
+        if claim is not None:
+            self._owners[job_uuid, sink] = Held(claim.owner, claim.generation)
+
+    def deliver(
+        self,
+        job_uuid: str,
+        writer: Writer,
+        tag: Tag,
+        batches: Iterable[pa.RecordBatch],
+        known: Tag | None = None,
+        claim: Claim | None = None,
+    ) -> Outcome:
         """See Target.deliver."""
         where = f"memory sink {writer.sink!r}, writer {writer.subtask}"
+        self.check_claim(job_uuid, writer.sink, claim)
         standing = self.delivered(job_uuid, writer)
         if standing is not None and standing >= tag:
             return already(where, tag, standing)
@@ -141,11 +168,16 @@ class MemorySink:
             incoming += batch.to_pylist()
         self.fault("before_begin")
         with self._lock:
+            self.check_claim(job_uuid, writer.sink, claim)
             refused = self._advance(where, job_uuid, writer, tag)
             if refused is not None:
                 return refused
+            standing = self._tags.get((job_uuid, writer))
+            if known is not None and (standing is None or standing < known):
+                raise went_back(where, standing, known)
             self.fault("after_tag")
             self._publish(job_uuid, writer, tag, incoming)
+            self.take_over(job_uuid, writer.sink, claim)
         self.fault("after_commit")
         return Delivered(len(incoming))
 
@@ -165,18 +197,21 @@ class MemorySink:
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""
         with self._lock:
+            self.check_claim(rewinding.job_uuid, rewinding.sink, rewinding.claim)
             return self._planned(rewinding)[0]
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.repair."""
         self.fault("before_begin")
         with self._lock:
+            self.check_claim(rewinding.job_uuid, rewinding.sink, rewinding.claim)
             moving = self._moving(rewinding)
             self.fault("after_tag")
             found, rows, images = self._planned(rewinding)
             if found.verdict == "impossible":
                 raise refused("memory sink", found.reason)
             self.fault("before_commit")
+            self.take_over(rewinding.job_uuid, rewinding.sink, rewinding.claim)
             if moving:
                 self._tags.update(dict.fromkeys(moving, rewinding.to))
                 self._before = images
@@ -283,19 +318,21 @@ def _is_up_to(image: BeforeImage, through: Tag) -> bool:
 class MemoryTarget:
     """One writer's way into a MemorySink. See contract.Target."""
 
-    def __init__(self, sink: MemorySink, job_uuid: str, writer: Writer) -> None:
-        self._sink, self._job, self._writer = sink, job_uuid, writer
+    def __init__(self, sink: MemorySink, job_uuid: str, writer: Writer, claim: Claim | None = None) -> None:
+        self._sink, self._job, self._writer, self._claim = sink, job_uuid, writer, claim
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
+        self._sink.check_claim(self._job, self._writer.sink, self._claim)
         return self._sink.delivered(self._job, self._writer)
 
-    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
-        return self._sink.deliver(self._job, self._writer, tag, batches)
+        return self._sink.deliver(self._job, self._writer, tag, batches, known, self._claim)
 
     def forget(self, through: Tag) -> None:
         """See Target.forget."""
+        self._sink.check_claim(self._job, self._writer.sink, self._claim)
         self._sink.forget(self._job, self._writer, through)
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from holdfast.sinks.immediate import (
     immediate_tag,
     origin_prefix,
     overtaken,
+    refused_write,
 )
 from holdfast.sinks.memory import Key, MemorySink, Row
 
@@ -66,6 +67,7 @@ class ImmediateTable(MemorySink):
     def fence(self, owner: Owner, starts: Mapping[Origin, int]) -> None:
         """See ImmediateTarget.fence."""
         with self._guard:
+            self.check_claim(owner.job_uuid, owner.sink, owner.claim)
             taken = {}
             for origin, start in starts.items():
                 standing = self.fences.get((owner.job_uuid, owner.sink, origin))
@@ -76,9 +78,12 @@ class ImmediateTable(MemorySink):
                 written = Written(origin, owner.generation, owner.timeline, offset, owner.path)
                 taken[owner.job_uuid, owner.sink, origin] = written
             self.fences |= taken
+            self.take_over(owner.job_uuid, owner.sink, owner.claim)
 
-    def write(self, owner: Owner, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
-        """See ImmediateTarget.write."""
+    def write(
+        self, owner: Owner, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch], reached: int = 0
+    ) -> int:
+        """See ImmediateTarget.write; `reached` is the offset of the owner's last write."""
         latest: dict[Key, Row] = {}
         for batch in batches:
             self.accept(batch)
@@ -86,7 +91,11 @@ class ImmediateTable(MemorySink):
                 latest[tuple(row[name] for name in self.key or ())] = row
         self.fault("before_begin")
         with self._guard:
+            self.check_claim(owner.job_uuid, owner.sink, owner.claim)
             self.fence_holds(owner, origin)
+            standing = self.fences[owner.job_uuid, owner.sink, origin]
+            if standing.offset < reached:
+                raise refused_write(WHERE, owner, origin, standing, reached)
             self.fault("after_tag")
             self._refuse_elsewhere(owner, origin, latest)
             self.fault("before_commit")
@@ -100,6 +109,7 @@ class ImmediateTable(MemorySink):
         """See ImmediateTarget.forget."""
         left = False
         with self._guard:
+            self.check_claim(owner.job_uuid, owner.sink, owner.claim)
             for origin, offset in committed.items():
                 prefix = origin_prefix(owner.job_uuid, owner.sink, origin)
                 through = immediate_tag(owner, origin, offset)
@@ -116,7 +126,7 @@ class ImmediateTable(MemorySink):
         if standing is None:
             raise ConfigError(f"{WHERE}: {origin} was not fenced", next_step="fence it first")
         if standing.generation != owner.generation:
-            raise overtaken(WHERE, origin, owner.generation, standing.generation)
+            raise refused_write(WHERE, owner, origin, standing, 0)
 
     def fence_holds(self, owner: Owner, origin: Origin) -> None:
         """Look at the fence inside of a write."""
@@ -167,6 +177,7 @@ class MemoryImmediateTarget:
 
     def __init__(self, table: ImmediateTable, owner: Owner) -> None:
         self._table, self._owner = table, owner
+        self._reached: dict[Origin, int] = {}
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
         """See ImmediateTarget.fence."""
@@ -174,7 +185,9 @@ class MemoryImmediateTarget:
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
         """See ImmediateTarget.write."""
-        return self._table.write(self._owner, origin, offset, batches)
+        deleted = self._table.write(self._owner, origin, offset, batches, self._reached.get(origin, 0))
+        self._reached[origin] = max(offset, self._reached.get(origin, 0))
+        return deleted
 
     def forget(self, committed: Mapping[Origin, int]) -> bool:
         """See ImmediateTarget.forget."""

@@ -21,7 +21,8 @@ With delivery="idempotent" every row carries its tag as well, and each key takes
 Invariants
     - Moving the tag is the first statement of the delivery transaction; row count 1, or roll back.
     - A statement holds values as parameters only, and names only quoted.
-    - `synchronous=FULL`: what was confirmed survives a power failure.
+    - `synchronous=EXTRA`: what was confirmed survives a power failure. FULL does not sync the folder after the journal
+      is deleted; a journal that comes back would roll the delivery back.
 
 Source: PROTOCOL P17, P21 (before-images), P24; sqlite.org/wal.html, "The WAL-Reset Bug".
 """
@@ -38,7 +39,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Tag, Timeline, Writer
-from holdfast.sinks import sql_values, sqlite_audit, tags
+from holdfast.sinks import sql_values, sqlite_audit, sqlite_owners, tags
 from holdfast.sinks.audited import Asked, Shown
 from holdfast.sinks.contract import (
     DELETE,
@@ -56,6 +57,7 @@ from holdfast.sinks.contract import (
     no_fault,
 )
 from holdfast.sinks.immediate import ImmediateSink
+from holdfast.sinks.owners import Claim, Holding, went_back
 from holdfast.sinks.sqlite_added import add_rows
 from holdfast.sinks.sqlite_file import (
     check_columns,
@@ -148,7 +150,8 @@ class SQLite:
         check_place(self.where, self.path)
         with translated(self.where), closing(connect(self.path, "rwc")) as db:
             db.execute("BEGIN IMMEDIATE")
-            for create in (tags.CREATE_PROGRESS, tags.CREATE_UNDO, *([CREATE_TOMBSTONE] if self.tags_rows else [])):
+            ours = (tags.CREATE_PROGRESS, tags.CREATE_UNDO, tags.CREATE_OWNER)
+            for create in (*ours, *([CREATE_TOMBSTONE] if self.tags_rows else [])):
                 db.execute(create)
             create_horizon(db)
             kind = db.execute("SELECT type FROM sqlite_master WHERE lower(name) = lower(?)", (self.table,)).fetchone()
@@ -165,9 +168,14 @@ class SQLite:
         check_null_keys(self.where, self.key, batch)
         sql_values.check_values(self.where, batch)
 
-    def open(self, job_uuid: str, writer: Writer) -> SQLiteTarget:
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> SQLiteTarget:
         """See Sink.open."""
-        return SQLiteTarget(self, job_uuid, writer)
+        return SQLiteTarget(self, job_uuid, writer, claim=claim)
+
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """See HeldSink.holding."""
+        with translated(self.where), closing(connect(self.path, "rw")) as db:
+            return sqlite_owners.holding(db, job_uuid, name)
 
     def at_once(self) -> ImmediateSink | None:
         """See IdempotentSink.at_once."""
@@ -221,8 +229,10 @@ class SQLite:
 class SQLiteTarget:
     """One writer's connection to the file. See contract.Target."""
 
-    def __init__(self, sink: SQLite, job_uuid: str, writer: Writer, fault: Fault = no_fault) -> None:
-        self._sink, self._job, self._writer, self._fault = sink, job_uuid, writer, fault
+    def __init__(
+        self, sink: SQLite, job_uuid: str, writer: Writer, fault: Fault = no_fault, claim: Claim | None = None
+    ) -> None:
+        self._sink, self._job, self._writer, self._fault, self._claim = sink, job_uuid, writer, fault, claim
         self._where = f"{sink.where}, sink {writer.sink!r}, writer {writer.subtask}"
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
@@ -232,20 +242,23 @@ class SQLiteTarget:
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
         with self._session() as db:
+            self._check_owner(db)
             return self._standing(db)
 
-    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
         with self._session() as db:
+            self._check_owner(db)
             standing = self._standing(db)
             if standing is not None and standing >= tag:
                 return already(self._where, tag, standing)
             rows = self._load(db, batches)
             self._fault("before_begin")
             db.execute("BEGIN IMMEDIATE")
-            if db.execute(tags.advance(), tags.tag_row(self._job, self._writer, tag)).rowcount != 1:
+            if not self._moved(db, tag, known):
                 db.execute("ROLLBACK")
-                return self._refused(db, tag)
+                return self._refused(db, tag, known)
+            self._take_over(db)
             self._fault("after_tag")
             if rows:
                 self._apply(db, tag)
@@ -259,6 +272,7 @@ class SQLiteTarget:
         """See Target.forget."""
         with self._session() as db:
             db.execute("BEGIN IMMEDIATE")
+            self._check_owner(db)
             db.execute(tags.note_horizon(), tags.tag_row(self._job, self._writer, through))
             db.execute(tags.forget(), tags.tag_row(self._job, self._writer, through))
             if self._row_tags is not None:
@@ -323,8 +337,25 @@ class SQLiteTarget:
         row = db.execute(tags.read_tag(), tags.writer_row(self._job, self._writer)).fetchone()
         return None if row is None else Tag(Timeline(row[0]), Epoch(row[1]))
 
-    def _refused(self, db: sqlite3.Connection, tag: Tag) -> AlreadyDelivered:
+    def _check_owner(self, db: sqlite3.Connection) -> None:
+        sqlite_owners.check(db, self._where, self._job, self._writer.sink, self._claim)
+
+    def _take_over(self, db: sqlite3.Connection) -> None:
+        sqlite_owners.take_over(db, self._where, self._job, self._writer.sink, self._claim)
+
+    def _moved(self, db: sqlite3.Connection, tag: Tag, known: Tag | None) -> bool:
+        """Move the tag, if it grows and still stands at or past what is known to be in the target."""
+        if known is None:
+            return db.execute(tags.advance(), tags.tag_row(self._job, self._writer, tag)).rowcount == 1
+        forward = tag.timeline, tag.epoch
+        row = (*forward, *tags.writer_row(self._job, self._writer), *forward, known.timeline, known.epoch)
+        return db.execute(tags.advance_from(), row).rowcount == 1
+
+    def _refused(self, db: sqlite3.Connection, tag: Tag, known: Tag | None) -> AlreadyDelivered:
+        self._check_owner(db)
         standing = self._standing(db)
+        if known is not None and (standing is None or standing < known):
+            raise went_back(self._where, standing, known)
         if standing is None or standing < tag:
             raise Unavailable(
                 f"{self._where}: the tag did not move and yet stands at {standing}; another process removed it",

@@ -18,7 +18,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -35,7 +35,6 @@ _AGAIN = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PROTOCOL,
     sqlite3.SQLITE_INTERRUPT,
@@ -55,7 +54,10 @@ _REFUSED = {
 
 
 def connect(path: str, mode: str) -> sqlite3.Connection:
-    """Open the file; mode "rw" never creates it, "rwc" does."""
+    """Open the file; mode "rw" never creates it, "rwc" does, for its user alone."""
+    if mode == "rwc":
+        with suppress(OSError):  # What stands in the way, SQLite reports.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     db = sqlite3.connect(
         f"file:{quote(path)}?mode={mode}",
         uri=True,
@@ -63,7 +65,7 @@ def connect(path: str, mode: str) -> sqlite3.Connection:
         isolation_level=None,  # Transactions begin where the code says BEGIN, nowhere else.
         check_same_thread=False,
     )
-    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA synchronous = EXTRA")
     db.create_function("holdfast_real", 1, real_as_json, deterministic=True)
     return db
 
@@ -84,6 +86,12 @@ def meaning_of(where: str, error: sqlite3.Error) -> HoldfastError | None:
     """Return what the error means for a delivery, None if it is a bug here."""
     extended = getattr(error, "sqlite_errorcode", None)
     code = None if extended is None else extended & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return Unavailable(
+            f"{where}: the disk of the file is full ({error})",
+            not_done="it is not known whether this delivery is in",
+            next_step="free space on the disk of this file; delivery is tried again by itself, and nothing is skipped",
+        )
     if code in _AGAIN:
         return Unavailable(
             f"{where}: {error}",

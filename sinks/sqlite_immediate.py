@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Generation, Subtask, Timeline, Writer
-from holdfast.sinks import tags
+from holdfast.sinks import sqlite_owners, tags
 from holdfast.sinks.contract import DELETE, OP, PUT, Fault, no_fault
 from holdfast.sinks.immediate import (
     ImmediateTarget,
@@ -37,8 +37,9 @@ from holdfast.sinks.immediate import (
     elsewhere,
     immediate_tag,
     origin_prefix,
-    overtaken,
+    refused_write,
 )
+from holdfast.sinks.owners import Claim, Holding
 from holdfast.sinks.sqlite import INCOMING, SQLite, SQLiteTarget
 from holdfast.sinks.sqlite_file import connect, json_object, listed, quoted, translated
 from holdfast.sinks.sqlite_rows import TAG_COLUMN, TOMBSTONE, RowTags
@@ -65,9 +66,9 @@ _TAKE_OVER = (
     f"WHERE {FENCE}.generation <= excluded.generation"
 )
 _ROW = 'job = ? AND sink = ? AND source = ? AND "partition" = ?'
-_MOVE = f'UPDATE {FENCE} SET "offset" = max("offset", ?) WHERE {_ROW} AND generation = ?'
+_MOVE = f'UPDATE {FENCE} SET "offset" = max("offset", ?) WHERE {_ROW} AND generation = ? AND "offset" >= ?'
 _BURIED = f"SELECT 1 FROM main.{TOMBSTONE} WHERE tag BETWEEN ? AND ? LIMIT 1"
-_STANDING = f"SELECT generation FROM {FENCE} WHERE {_ROW}"
+_STANDING = f'SELECT generation, timeline, "offset", path FROM {FENCE} WHERE {_ROW}'
 _WRITTEN = f'SELECT source, "partition", generation, timeline, "offset", path FROM {FENCE} WHERE job = ? AND sink = ?'
 
 
@@ -108,9 +109,13 @@ class ImmediateSQLite:
         """See Sink.accept."""
         self.table.accept(batch)
 
-    def open(self, job_uuid: str, writer: Writer) -> SQLiteTarget:
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> SQLiteTarget:
         """See Sink.open; nothing is ever staged for it."""
-        return self.table.open(job_uuid, writer)
+        return self.table.open(job_uuid, writer, claim)
+
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """See HeldSink.holding."""
+        return self.table.holding(job_uuid, name)
 
     def open_at_once(self, owner: Owner) -> ImmediateTarget:
         """See ImmediateSink.open_at_once."""
@@ -132,6 +137,8 @@ class ImmediateSQLiteTarget:
         self._sink, self._owner, self._fault = sink, owner, fault
         self._where = f"{sink.where}, sink {owner.sink!r}"
         self._file = _Connection(sink, owner.job_uuid, Writer(owner.sink, Subtask(0)))
+        self._reached: dict[Origin, int] = {}
+        """Per partition, the offset of the last write that is known to be in."""
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
         """See ImmediateTarget.fence."""
@@ -141,7 +148,8 @@ class ImmediateSQLiteTarget:
             for origin, start in sorted(starts.items()):
                 row = (*self._row(origin), owner.generation, owner.timeline, start, owner.path)
                 if db.execute(_TAKE_OVER, row).rowcount != 1:
-                    raise self._overtaken(db, origin)
+                    raise self._refused(db, origin)
+            sqlite_owners.take_over(db, self._where, owner.job_uuid, owner.sink, owner.claim)
             db.execute("COMMIT")
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
@@ -152,14 +160,17 @@ class ImmediateSQLiteTarget:
             self._file.load(db, rows.to_batches())
             self._fault("before_begin")
             db.execute("BEGIN IMMEDIATE")
-            if db.execute(_MOVE, (offset, *self._row(origin), self._owner.generation)).rowcount != 1:
-                raise self._overtaken(db, origin)
+            moved = (offset, *self._row(origin), self._owner.generation, self._reached.get(origin, 0))
+            if db.execute(_MOVE, moved).rowcount != 1:
+                raise self._refused(db, origin)
+            self._check_owner(db)
             self._fault("after_tag")
             self._refuse_elsewhere(db, origin)
             deleted = self._apply(db, origin, immediate_tag(self._owner, origin, offset))
             self._fault("before_commit")
             db.execute("COMMIT")
             self._fault("after_commit")
+            self._reached[origin] = max(offset, self._reached.get(origin, 0))
             return deleted
 
     def forget(self, committed: Mapping[Origin, int]) -> bool:
@@ -167,6 +178,7 @@ class ImmediateSQLiteTarget:
         left = False
         with self._file.session() as db:
             db.execute("BEGIN IMMEDIATE")
+            self._check_owner(db)
             for origin, offset in sorted(committed.items()):
                 prefix, through = self._prefix(origin), immediate_tag(self._owner, origin, offset)
                 db.execute(f"DELETE FROM main.{TOMBSTONE} WHERE tag BETWEEN ? AND ?", (prefix, through))
@@ -184,16 +196,17 @@ class ImmediateSQLiteTarget:
     def _prefix(self, origin: Origin) -> str:
         return origin_prefix(self._owner.job_uuid, self._owner.sink, origin)
 
-    def _overtaken(self, db: sqlite3.Connection, origin: Origin) -> Exception:
-        standing = db.execute(_STANDING, self._row(origin)).fetchone()
-        if standing is None:
-            return ConfigError(
-                f"{self._where}: the fence of partition {origin.partition} of source {origin.source!r} is gone; "
-                "the table was emptied, or the file replaced",
-                not_done="nothing was written",
-                next_step="bring the file back, or name another one",
-            )
-        return overtaken(self._where, origin, self._owner.generation, standing[0])
+    def _check_owner(self, db: sqlite3.Connection) -> None:
+        owner = self._owner
+        sqlite_owners.check(db, self._where, owner.job_uuid, owner.sink, owner.claim)
+
+    def _refused(self, db: sqlite3.Connection, origin: Origin) -> Exception:
+        self._check_owner(db)
+        row = db.execute(_STANDING, self._row(origin)).fetchone()
+        standing = None
+        if row is not None:
+            standing = Written(origin, Generation(row[0]), Timeline(row[1]), row[2], row[3])
+        return refused_write(self._where, self._owner, origin, standing, self._reached.get(origin, 0))
 
     def _refuse_elsewhere(self, db: sqlite3.Connection, origin: Origin) -> None:
         """Look for keys whose row or tombstone carries a tag of this job with another origin."""

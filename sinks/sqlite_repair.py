@@ -29,7 +29,7 @@ from operator import itemgetter
 
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks import tags
+from holdfast.sinks import sqlite_owners, tags
 from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
 from holdfast.sinks.sql_values import Value, from_json
 from holdfast.sinks.sqlite_added import AddedRange, digest, range_of, rowid_of
@@ -82,6 +82,7 @@ def plan_repair(table: RepairedTable, rewinding: Rewinding) -> Repair:
     """See RepairableSink.plan_repair."""
     with _opened(table, "rw") as db:
         db.execute("BEGIN")
+        sqlite_owners.check(db, table.where, *_ours(rewinding), rewinding.claim)
         standing = _standing(db, table, rewinding)
         if all(standing.get(writer, _BEFORE_ALL) >= rewinding.to for writer in _writers(standing, rewinding)):
             return untouched(_verdict(table), rewinding)
@@ -94,10 +95,12 @@ def repair(table: RepairedTable, rewinding: Rewinding, fault: Fault = no_fault) 
     with _opened(table, "rw") as db:
         fault("before_begin")
         db.execute("BEGIN IMMEDIATE")
+        sqlite_owners.take_over(db, table.where, *_ours(rewinding), rewinding.claim)
         writers = _writers(_standing(db, table, rewinding), rewinding)
         moved = sum(_moves(db, rewinding, writer) for writer in writers)
         fault("after_tag")
         if not moved:
+            db.execute("COMMIT")  # The owner may be new.
             return untouched(_verdict(table), rewinding)
         found, take = _gathered(db, table, rewinding)
         if found.verdict == "impossible":

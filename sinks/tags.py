@@ -1,9 +1,10 @@
 """SQL for the tag that makes a delivery happen once, and for the before-images that let it be undone.
 
-Every SQL target holds three tables of ours. `holdfast_progress` has one row per writer: the tag of
+Every SQL target holds four tables of ours. `holdfast_progress` has one row per writer: the tag of
 the last epoch whose output is in. `holdfast_undo` has one row per row that a delivery replaced,
 deleted or added, with what was there before, so that a rewind can put it back. `holdfast_horizon`
-has the tag of the newest delivery of a writer whose before-images were dropped.
+has the tag of the newest delivery of a writer whose before-images were dropped. `holdfast_owner` has
+one row per sink: the driver that last took the target over (see owners.py).
 
 Advancing the tag is the first statement of the delivery transaction. It takes the row lock, and
 it changes one row only if (timeline, epoch) grows; with any other count the transaction is rolled
@@ -25,6 +26,7 @@ from holdfast.model import Tag, Writer
 PROGRESS = "holdfast_progress"
 UNDO = "holdfast_undo"
 HORIZON = "holdfast_horizon"
+OWNER = "holdfast_owner"
 
 CREATE_PROGRESS = f"""\
 CREATE TABLE IF NOT EXISTS {PROGRESS} (
@@ -59,6 +61,15 @@ CREATE TABLE {HORIZON} (
     PRIMARY KEY (job, sink, writer)
 )"""
 
+CREATE_OWNER = f"""\
+CREATE TABLE IF NOT EXISTS {OWNER} (
+    job TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    generation BIGINT NOT NULL,
+    PRIMARY KEY (job, sink)
+)"""
+
 UNDO_COLUMNS = 'job, sink, writer, timeline, epoch, n, "key", "before"'
 """For the target's own INSERT ... SELECT; the first five are `tag_row`, `before` NULL means no row."""
 
@@ -84,6 +95,35 @@ def read_tag(mark: str = "?") -> str:
 def advance(mark: str = "?") -> str:
     """Move the tag forward. Row count 1: go on. Anything else: roll back and read the tag again."""
     return _forward(PROGRESS, f"VALUES ({_marks(mark, 5)})")
+
+
+def advance_from(mark: str = "?") -> str:
+    """Move the tag forward, if it stands at or past another one: parameters are timeline, epoch, `writer_row`, both."""
+    return (
+        f"UPDATE {PROGRESS} SET timeline = {mark}, epoch = {mark} WHERE job = {mark} AND sink = {mark} "
+        f"AND writer = {mark} AND (timeline, epoch) < ({mark}, {mark}) AND (timeline, epoch) >= ({mark}, {mark})"
+    )
+
+
+def read_newest(mark: str = "?") -> str:
+    """Select the newest tag of all writers of a sink."""
+    return (
+        f"SELECT timeline, epoch FROM {PROGRESS} WHERE job = {mark} AND sink = {mark} "
+        "ORDER BY timeline DESC, epoch DESC LIMIT 1"
+    )
+
+
+def read_owner(mark: str = "?") -> str:
+    """Select owner and generation of a sink's target."""
+    return f"SELECT owner, generation FROM {OWNER} WHERE job = {mark} AND sink = {mark}"
+
+
+def take_over(mark: str = "?") -> str:
+    """Note the owner of a sink's target; whether it may be is decided before, in the same transaction."""
+    return (
+        f"INSERT INTO {OWNER} (job, sink, owner, generation) VALUES ({_marks(mark, 4)}) "
+        "ON CONFLICT (job, sink) DO UPDATE SET owner = excluded.owner, generation = excluded.generation"
+    )
 
 
 def lose(mark: str = "?") -> str:

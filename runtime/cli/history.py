@@ -10,6 +10,7 @@ Source: DESIGN section 13 (`live.json`); API.md, JSON `status`.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from holdfast.storage.objects import LocalObjects, open_objects
 from holdfast.storage.paths import join
 
 NAMES_SHOWN_MAX = 20
+FULL_BELOW_BYTES = 64 << 10
+"""With less free space a disk counts as full; a `live.json` of many workers takes about as much."""
 CHECK_DRIVER = "see whether the driver's process and host are alive; if not, run the job again: it goes on"
 RUNNING = frozenset({"starting", "running", "recovering"})
 _LAST_WORDS = frozenset({"failed", "stopped"})
@@ -119,6 +122,9 @@ def observed(
                 shown["workers"] = []  # they have left
         else:
             shown |= _lost(driver)
+    if shown["state"] == "unreachable" and not _is_known_gone(shown["driver"]):
+        free = free_bytes(folder)
+        shown |= _full(folder, free) if free is not None and free < FULL_BELOW_BYTES else {}
     if shown["checkpoint"] is not None:
         shown["checkpoint"]["age_ms"] = max(0, (now_us - shown["checkpoint"]["at"]) // 1000)
     return shown
@@ -140,6 +146,23 @@ def _lost(driver: Mapping[str, Any]) -> dict[str, Any]:
     if is_gone(driver):
         return _unreachable(f"{where} is gone", "run the job again: it goes on from its last checkpoint")
     return _unreachable(f"{where} was last seen {driver['seen_ms'] / 1000:,.0f} s ago", CHECK_DRIVER)
+
+
+def free_bytes(folder: str) -> int | None:
+    """Return the free space on the disk of a local folder; None for other stores, or if it cannot be asked."""
+    try:
+        found = os.statvfs(folder)
+    except (OSError, ValueError):
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _full(folder: str, free: int) -> dict[str, Any]:
+    """Say why a driver may be silent though it lives: `live.json` has no room."""
+    reason = f"the disk of {folder} is full ({free:,} bytes are free): a driver that runs cannot report there"
+    next_step = f"free space on the disk of {folder}; a driver that runs goes on by itself, else run the job again"
+    problem = {"code": status.ROOT_REFUSED, "what": reason, "next": next_step}
+    return {"state": "unreachable", "reason": reason, "problems": [problem]}
 
 
 def _is_known_gone(driver: Mapping[str, Any] | None) -> bool:

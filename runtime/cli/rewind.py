@@ -30,6 +30,7 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job, add_timeout, root_of, timeout_of
 from holdfast.runtime.cli.history import RUNNING, Stored, open_job, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.cli.run import add_adopt
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.presence import is_gone
 
@@ -65,6 +66,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--accept", metavar="WHAT", action="append", default=[],
                         help="leave a sink's rows where they cannot be taken back; WHAT is in the plan, SINK:VERDICT")
     parser.add_argument("--stop", action="store_true", help="leave the job stopped there")
+    add_adopt(parser)
     add_app(parser)
     add_timeout(parser)
     parser.set_defaults(handler=handle)
@@ -87,7 +89,9 @@ def handle(args: argparse.Namespace) -> int:
     _check_accept(args.accept, plan)
     done = False
     while not done:  # again only if the driver that was asked is dead: it is then not asked any more
-        stored, base, shown, repairs_s = planned(open_job(root, name), wanted, plan, stop=args.stop)
+        opened = open_job(root, name)
+        adopted = _adopted(opened, plan, args.adopt_targets)
+        stored, base, shown, repairs_s = planned(opened, wanted, plan, stop=args.stop, adopted=adopted)
         if not args.apply:
             print_json(shown) if args.json else print(render(shown))
             advise(f"\nNothing was changed. {_next(args, stored, plan, shown)}")
@@ -95,14 +99,14 @@ def handle(args: argparse.Namespace) -> int:
         if args.plan is not None and args.plan != shown["plan_id"]:
             raise _moved(stored, args.plan)
         rewind_plan.check(shown, args.accept)
-        done = _apply(stored, base, plan, args, shown["accept"], repairs_s, timeout_s)
+        done = _apply(stored, base, plan, args, shown["accept"], repairs_s, timeout_s, adopted)
     shown["applied"] = True
     print_json(shown) if args.json else print(render(shown))
     return 0
 
 
 def planned(
-    stored: Stored, wanted: Wanted, plan: Plan | None, *, stop: bool
+    stored: Stored, wanted: Wanted, plan: Plan | None, *, stop: bool, adopted: tuple[str, ...] = ()
 ) -> tuple[Stored, Completed, dict[str, Any], float | None]:
     """Return the job as it was when the plan was made, the checkpoint to go back to, the plan, and what repairs take.
 
@@ -114,10 +118,24 @@ def planned(
     def made(job: Job) -> tuple[Stored, Completed, dict[str, Any], float | None]:
         base = target_of(stored.repository, job, wanted)
         return replace(stored, job=job), base, *worked_out(
-            stored.repository, job, base, plan, stop=stop, clock=SystemClock()
+            stored.repository, job, base, plan, stop=stop, clock=SystemClock(), adopted=adopted
         )
 
     return while_it_goes_on(stored.repository, stored.job, made)
+
+
+def _adopted(stored: Stored, plan: Plan | None, names: list[str]) -> tuple[str, ...]:
+    """Return the owners from which the rewind may take targets over. Raises ConfigError."""
+    from holdfast.runtime.holdings import adopted_from, read_holdings
+
+    if not names:
+        return ()
+    if plan is None or status_of(stored, SystemClock().wall_us())["state"] in RUNNING:
+        raise _wrong(
+            "--adopt-targets moves the targets of a job that does not run, and only its file says what they are",
+            "stop the job, and give its file: holdfast rewind JOB.py ... --adopt-targets SINK",
+        )
+    return adopted_from(stored.job, plan.sinks, read_holdings(stored.job, plan.sinks), names)
 
 
 def _apply(
@@ -128,6 +146,7 @@ def _apply(
     accept: list[str],
     repairs_s: float | None,
     timeout_s: float,
+    adopted: tuple[str, ...],
 ) -> bool:
     """Carry the plan out; return False if the driver that was asked is dead."""
     from holdfast.runtime.admission import refuse_second_run
@@ -156,7 +175,7 @@ def _apply(
     def tell(told: Mapping[str, Any]) -> None:
         store.put("live.json", json.dumps({**told, "root": stored.folder}).encode())
 
-    rewind_stopped(stored.repository, job, asked, plan.sinks, timeout_s, tell)
+    rewind_stopped(stored.repository, job, asked, plan.sinks, timeout_s, tell, adopted)
     advise(f"{job.name}: stands at epoch {base.body.epoch}, on timeline {job.timeline + 1}, stopped; run it to go on")
     return True
 

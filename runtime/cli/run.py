@@ -85,6 +85,19 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", metavar="SAVEPOINT", dest="savepoint", help="start here; has to be the job's last checkpoint"
     )
+    add_adopt(parser)
+
+
+def add_adopt(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that moves targets to the job on purpose."""
+    parser.add_argument(
+        "--adopt-targets",
+        metavar="SINK",
+        action="append",
+        default=[],
+        help="take the target of this sink over, though a run took it over that the job's log does not know: a copy of "
+        "the job's folder, or the folder before it was restored; may be given several times",
+    )
 
 
 def handle(args: argparse.Namespace) -> int:
@@ -121,7 +134,13 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
 
     settings = resolve(app, flags_of(args), os.environ, submitted_conf())
     prepared = runner.prepare(
-        app.plan(), settings, args.drop_state, once=args.once, takeover=args.takeover, savepoint=args.savepoint
+        app.plan(),
+        settings,
+        args.drop_state,
+        once=args.once,
+        takeover=args.takeover,
+        savepoint=args.savepoint,
+        adopt_targets=args.adopt_targets,
     )
     for warning in prepared.warnings:
         advise(f"\nWarning: {warning}.\n")
@@ -216,6 +235,8 @@ def error_of(outcome: Outcome, job: str) -> HoldfastError:
         )
     if outcome.kind == "refused":
         return ConfigError(error["what"], not_done=error["not_done"], next_step=error["next"], where=Where(job=job))
+    if error.get("kind") == Fenced.kind:
+        return Fenced(error["what"], not_done=error["not_done"], next_step=error["next"], where=Where(job=job))
     checkpoint = outcome.status["checkpoint"]
     kept = f"everything up to epoch {checkpoint['epoch']} is kept" if checkpoint else "no epoch was completed"
     place = {name: error.get(name) for name in ("operator", "epoch", "source", "partition", "offset")}

@@ -21,6 +21,7 @@ from holdfast.runtime.sources.source import OFFSETS
 from holdfast.sinks.audited import Asked, Shown
 from holdfast.sinks.contract import Repair, Rewinding
 from holdfast.sinks.log import LogSink, LogTarget
+from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.log import LogReader, read_meta
 from holdfast.storage.logformat import LogMeta, describe_column
 from holdfast.storage.logreader import Origin
@@ -84,17 +85,23 @@ class Log:
     @overload
     def open(self) -> OpenLog: ...
     @overload
-    def open(self, job_uuid: str, writer: Writer) -> LogTarget: ...
-    def open(self, job_uuid: str | None = None, writer: Writer | None = None) -> OpenLog | LogTarget:
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> LogTarget: ...
+    def open(
+        self, job_uuid: str | None = None, writer: Writer | None = None, claim: Claim | None = None
+    ) -> OpenLog | LogTarget:
         """Open it for reading; for a writer of a job, see Sink.open."""
         if job_uuid is not None and writer is not None:
-            return self._sink().open(job_uuid, writer)
+            return self._sink().open(job_uuid, writer, claim)
         self._check_schema(self._meta())
         return OpenLog(LogReader(open_objects(self.path, writable=False)))
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.prepare."""
         self._sink().prepare(schema, upsert_key)
+
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """See HeldSink.holding."""
+        return self._sink().holding(job_uuid, name)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
         """See OwnedSink.check_owner."""

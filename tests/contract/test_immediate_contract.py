@@ -372,7 +372,9 @@ class WithoutPartitions(ImmediateTable):
 class WithoutUuid(ImmediateTable):
     """Tags of all jobs compare."""
 
-    def write(self, owner: Owner, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
+    def write(
+        self, owner: Owner, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch], reached: int = 0
+    ) -> int:
         super().fence(replace(owner, job_uuid=""), {origin: 0})
         return super().write(replace(owner, job_uuid=""), origin, offset, batches)
 

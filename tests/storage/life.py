@@ -35,6 +35,7 @@ from holdfast.runtime.run import Prepared, prepare
 from holdfast.runtime.settings import resolve
 from holdfast.sinks.contract import Sink, Target
 from holdfast.sinks.log import LogTarget
+from holdfast.sinks.owners import Claim
 from holdfast.state import rocks
 from holdfast.storage.log import LogWriter, create_log, read_meta
 from holdfast.storage.objects import open_objects
@@ -82,12 +83,12 @@ class _Unhurried:
     def __init__(self, inner: hf.Log) -> None:
         self.inner = inner
         self.key, self.check, self.prepare, self.accept = inner.key, inner.check, inner.prepare, inner.accept
-        self.check_owner = inner.check_owner
+        self.check_owner, self.holding = inner.check_owner, inner.holding
 
-    def open(self, job_uuid: str, writer: Writer) -> Target:
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> Target:
         path = self.inner.path
         return LogTarget(
-            self.inner.where, lambda: open_objects(path, writable=False), job_uuid, writer, pause=lambda _: None
+            self.inner.where, lambda: open_objects(path, writable=False), job_uuid, writer, lambda _: None, claim
         )
 
 

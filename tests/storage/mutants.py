@@ -91,7 +91,9 @@ def tag_before_its_rows() -> None:
     """SQLite commits the tag first, and then the rows."""
     real = SQLiteTarget.deliver
 
-    def deliver(self: SQLiteTarget, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+    def deliver(
+        self: SQLiteTarget, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None
+    ) -> Outcome:
         def fault(point: Any) -> None:
             if point == "after_tag":
                 db = self._db
@@ -100,7 +102,7 @@ def tag_before_its_rows() -> None:
                 db.execute("BEGIN IMMEDIATE")
 
         self._fault = fault
-        return real(self, tag, batches)
+        return real(self, tag, batches, known)
 
     SQLiteTarget.deliver = deliver  # type: ignore[method-assign]
 

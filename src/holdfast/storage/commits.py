@@ -146,6 +146,14 @@ class Commits:
             low, high = (middle, high) if self.at(middle).ends[partition] <= offset else (low, middle)
         return high
 
+    def holds_tail(self) -> bool:
+        """Return whether the log still has the newest commit known here; not, if it was restored from a backup."""
+        tail = self.tail
+        try:
+            return tail.sequence == 0 or self._read(tail.sequence)[0] == tail
+        except NotFound:
+            return False
+
     def _read(self, sequence: int) -> tuple[Commit, str]:
         data = self._store.get(commit_path(sequence))
         return decode_commit(self._meta, sequence, data), hash_in(data)

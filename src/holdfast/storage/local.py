@@ -185,7 +185,9 @@ class LocalObjects:
             advice = f"check the disk of {self.root} (the system log names it), then try again"
         else:
             advice = f"check that {self.root} is reachable, then try again"
-        raise Unavailable(f"{doing} failed: {error.strerror or error}", not_done=not_done, next_step=advice) from error
+        full = f"the disk of {self.root} is full: " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        what = f"{full}{doing} failed: {error.strerror or error}"
+        raise Unavailable(what, not_done=not_done, next_step=advice) from error
 
 
 def _write(target: Path, data: bytes, place: Callable[[Path, Path], None]) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from holdfast.storage.logformat import (
     Commit,
     Draft,
     LogMeta,
+    LogOwner,
     LogSegment,
     VoidRange,
     WriterTag,
@@ -124,20 +126,31 @@ class LogWriter:
         return _first_offsets(self._commit(draft)) if draft.segments else {}
 
     def append_tagged(
-        self, rows: Mapping[int, Rows], writer: str, tag: Tag, *, follows: Mapping[str, Tag] | None = None
+        self,
+        rows: Mapping[int, Rows],
+        writer: str,
+        tag: Tag,
+        *,
+        follows: Mapping[str, Tag] | None = None,
+        owned: LogOwner | None = None,
+        admit: Callable[[Commit], None] = lambda _tail: None,
     ) -> dict[int, int] | None:
         """Append and move the writer's tag, atomically; None if the tag does not grow, then nothing was appended.
 
         Args:
+            owned: Takes the log over with this append.
+            admit: Looks at the commit that this one would follow, and raises if it must not; nothing is appended then.
             follows: Append only if these writers stand exactly here, `BEFORE_FIRST` for one that never wrote: for rows
                 that are a change to what these tags stand for.
         """
         self.settle()
         self._commits.refresh()
         standing = tuple(WriterTag(name, at) for name, at in (follows or {}).items())
+        admit(self._commits.tail)
         if not _grows(self._commits.tail, WriterTag(writer, tag), standing):
             return None
-        commit = self._commit(self._draft(rows, WriterTag(writer, tag), standing))
+        draft = replace(self._draft(rows, WriterTag(writer, tag), standing), owned=owned, admit=admit)
+        commit = self._commit(draft)
         return None if commit is None else _first_offsets(commit)
 
     def tag_of(self, writer: str) -> Tag | None:
@@ -145,6 +158,16 @@ class LogWriter:
         self.settle()
         self._commits.refresh()
         return self._commits.tail.tag_of(writer)
+
+    def newest(self) -> Commit:
+        """Return the newest commit."""
+        self.settle()
+        self._commits.refresh()
+        return self._commits.tail
+
+    def holds_tail(self) -> bool:
+        """Return whether the log still has the newest commit known here; not, if it was restored from a backup."""
+        return self._commits.holds_tail()
 
     def take_back(self, back: TakeBack) -> tuple[VoidRange, ...]:
         """Move the writers' tags and make void what they appended after the base epoch; nothing if the tags stand.
@@ -249,6 +272,7 @@ def _overtaken(not_done: str) -> Unavailable:
 
 def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
     """Say whether the draft may follow; False if it was made for another log than is there now."""
+    draft.admit(tail)
     if draft.tag is not None and not _grows(tail, draft.tag, draft.follows):
         return False
     if draft.kind == "void" and draft.after != tail.sequence:

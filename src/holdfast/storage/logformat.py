@@ -11,6 +11,8 @@ Invariants
     - A commit that takes rows back (kind `void`) and all after it are of format 2, which an older release refuses as
       newer: it would read those rows. Until then a log is written byte for byte as format 1.
     - `void` names the newest commit of that kind, and that one lists every void range of the log.
+    - `owners` holds, per job and sink, the owner of the job that appended last; commits from the first one on that has
+      any are of format 4, which an older release refuses: it would drop them.
     - A commit of kind `compact` and all after it are of format 3: rows that it replaced are read from its segments
       (compacted.py), and an older release would look for objects that are deleted. It is the one kind that may follow
       a seal; `seal` then says that there is one.
@@ -21,6 +23,7 @@ Pure: no clock, random or I/O.
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
@@ -38,6 +41,8 @@ VOID_VERSION = 2
 """Of commits from the first one on that takes rows back."""
 COMPACT_VERSION = 3
 """Of commits from the first compaction on."""
+OWNER_VERSION = 4
+"""Of commits from the first one on that names an owner."""
 PARTITIONS_MAX = 4_096
 OFFSETS_MAX = 1 << 62
 META_PATH = "meta.json"
@@ -93,6 +98,15 @@ class WriterTag:
 
 
 @dataclass(frozen=True)
+class LogOwner:
+    """Who last took the log over for one sink of a job; what the names mean is the sink's affair."""
+
+    sink: str
+    owner: str
+    generation: int
+
+
+@dataclass(frozen=True)
 class Commit:
     """One step of the log: rows for any number of partitions, visible together."""
 
@@ -118,6 +132,11 @@ class Commit:
     """In a commit that follows the seal: the sequence of that; else 0."""
     compaction: Compaction | None = None
     """In a commit of that kind: what is left."""
+    owners: tuple[LogOwner, ...] = ()
+
+    def owner_of(self, sink: str) -> LogOwner | None:
+        """Return who last took the log over for this sink; None if it was never noted."""
+        return next((known for known in self.owners if known.sink == sink), None)
 
     @property
     def sealed(self) -> bool:
@@ -165,6 +184,10 @@ class Draft:
     moved: tuple[WriterTag, ...] = ()
     """Tags that move with it."""
     compaction: Compaction | None = None
+    owned: LogOwner | None = None
+    """Takes the log over with this commit."""
+    admit: Callable[[Commit], None] = lambda _tail: None
+    """Looks at the commit that this one would follow, and raises if it must not."""
     built_on: tuple[int, int] = (0, 0)
     """Of a compaction: the newest `compact` and `void` commits that it knows, and that must still be the newest."""
 
@@ -187,11 +210,12 @@ def placed(draft: Draft, tail: Commit) -> Commit:
     moved = draft.moved if draft.tag is None else (draft.tag,)
     voids, compacts, sequence = draft.kind == "void", draft.kind == "compact", tail.sequence + 1
     version = max(tail.v, COMPACT_VERSION if compacts else VOID_VERSION if voids else FORMAT_VERSION)
+    version = version if draft.owned is None else OWNER_VERSION
     return Commit(
         version, tail.log, sequence, draft.kind, draft.owner, draft.at_us,
         tuple(ends), tuple(segments), draft.tag, _tags_after(tail, moved),
         sequence if voids else tail.void, draft.voids,
-        sequence if compacts else tail.compact, seal_of(tail), draft.compaction,
+        sequence if compacts else tail.compact, seal_of(tail), draft.compaction, _owners_after(tail, draft.owned),
     )  # fmt: skip
 
 
@@ -244,18 +268,24 @@ def decode_meta(data: bytes) -> LogMeta:
 
 
 def encode_commit(commit: Commit) -> bytes:
-    if commit.v == COMPACT_VERSION:
-        return _hashed(commit)
     record = msgspec.to_builtins(commit)
-    for field in ("compact", "seal", "compaction", *(() if commit.v == VOID_VERSION else ("void", "voids"))):
-        record.pop(field, None)
+    for version, fields in _FIELDS_SINCE.items():
+        for field in fields if commit.v < version else ():
+            record.pop(field, None)
     return _hashed(record)
+
+
+_FIELDS_SINCE = {
+    VOID_VERSION: ("void", "voids"),
+    COMPACT_VERSION: ("compact", "seal", "compaction"),
+    OWNER_VERSION: ("owners",),
+}
 
 
 def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
     """Return the commit, checked against itself, its name and its log."""
     path = commit_path(sequence)
-    commit = _unhashed(path, data, _COMMIT, COMPACT_VERSION)
+    commit = _unhashed(path, data, _COMMIT, OWNER_VERSION)
     if commit.log != meta.uuid:
         raise damaged(path, f"belongs to log {commit.log}, not to {meta.uuid}")
     if commit.sequence != sequence:
@@ -326,6 +356,13 @@ def _tags_after(tail: Commit, moved: tuple[WriterTag, ...]) -> tuple[WriterTag, 
         return tail.tags
     newest = {known.writer: known for known in (*tail.tags, *moved)}
     return tuple(sorted(newest.values(), key=lambda known: known.writer))
+
+
+def _owners_after(tail: Commit, owned: LogOwner | None) -> tuple[LogOwner, ...]:
+    if owned is None:
+        return tail.owners
+    others = (known for known in tail.owners if known.sink != owned.sink)
+    return tuple(sorted((*others, owned), key=lambda known: known.sink))
 
 
 def _hashed(record: object) -> bytes:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, Damaged, NotFound, Where
 from holdfast.ports import ObjectStore
 from holdfast.storage.commits import Commits
-from holdfast.storage.logformat import META_PATH, LogMeta, LogSegment, WriterTag, decode_meta
+from holdfast.storage.logformat import META_PATH, Commit, LogMeta, LogSegment, WriterTag, decode_meta
 from holdfast.storage.segment import OpenSegment, Piece
 from holdfast.storage.voids import Passage
 
@@ -137,6 +137,10 @@ class LogReader:
     @property
     def sealed(self) -> bool:
         return self._commits.tail.sealed
+
+    def newest(self) -> Commit:
+        """Return the newest commit."""
+        return self._commits.tail
 
     def tags(self) -> tuple[WriterTag, ...]:
         """Return the newest tag of every writer that made tagged appends."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import Tag
 from holdfast.storage.commits import Commits
-from holdfast.storage.logformat import Commit, Draft, VoidRange, WriterTag
+from holdfast.storage.logformat import Commit, Draft, LogOwner, VoidRange, WriterTag
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,15 @@ class TakeBack:
         to: Every writer's tag becomes this one; what has a later epoch and an older timeline is taken back.
         writers: Writers that the rewind knows of.
         owns: Whether a name that stands in the log is one of the rewound sink's, too.
+        owned: Takes the log over with the commit.
+        admit: Looks at the commit that this one would follow, and raises if it must not.
     """
 
     to: Tag
     writers: tuple[str, ...]
     owns: Callable[[str], bool]
+    owned: LogOwner | None = None
+    admit: Callable[[Commit], None] = lambda _tail: None
 
 
 def void_ranges(commits: Commits) -> tuple[VoidRange, ...]:
@@ -104,7 +108,11 @@ def drafted(commits: Commits, back: TakeBack, at_us: int) -> tuple[Draft, tuple[
     every = tuple(sorted((*void_ranges(commits), *new), key=lambda one: (one.partition, one.first)))
     tail = commits.tail
     moved = moving(tail, back)
-    return Draft("void", uuid.uuid4().hex, at_us, after=tail.sequence, voids=every, moved=moved), new
+    owner = uuid.uuid4().hex
+    draft = Draft(
+        "void", owner, at_us, after=tail.sequence, voids=every, moved=moved, owned=back.owned, admit=back.admit
+    )
+    return draft, new
 
 
 class Passage:

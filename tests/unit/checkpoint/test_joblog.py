@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 
 import msgspec
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.joblog import (
+    OWNERS_KEPT,
     Body,
     CheckpointCompleted,
     Expired,
@@ -17,6 +19,7 @@ from holdfast.checkpoint.joblog import (
     JobCreated,
     LogStart,
     Record,
+    Rewound,
     Savepoint,
     SavepointNamed,
     Stopped,
@@ -372,3 +375,33 @@ class TestKeeping:
         assert [each.body.epoch for each in job.completed] == [1, 3, 4]
         with pytest.raises(Damaged, match="a second time"):
             folded(begin, self.named(9, 3, "v1"))
+
+
+class TestOwners:
+    """Which drivers the log knows: a target that none of them took over belongs to another history."""
+
+    def test_every_start_is_remembered_once_the_newest_last(self) -> None:
+        starts = (started(2, 1, 1, owner="a"), started(3, 2, 101, owner="b"), started(4, 3, 201, owner="a"))
+        job = folded(created(), *starts)
+        assert (job.owners, job.owner) == (("b", "a"), "a")
+
+    def test_a_rewind_is_a_start_too(self) -> None:
+        back = Rewound(Epoch(1), Epoch(102), "here", "why")
+        rewound = msgspec.structs.replace(record(4, 2, back, owner="b"), timeline=Timeline(2))
+        assert folded(*RUNNING, rewound).owners == (folded(*RUNNING).owner, "b")
+
+    def test_only_the_newest_are_kept(self) -> None:
+        job = replace(folded(created()), owners=tuple(map(str, range(OWNERS_KEPT))))
+        job = fold(job, started(2, 1, 1, owner="new"))
+        assert (len(job.owners), job.owners[0], job.owners[-1]) == (OWNERS_KEPT, "1", "new")
+
+    def test_a_log_start_says_them(self) -> None:
+        job = folded(*RUNNING)
+        begins = decode(encode(record(4, 1, LogStart(job))), "log/4.json")
+        assert fold(None, begins).owners == fold(job, begins).owners == job.owners != ()
+
+    def test_one_of_an_earlier_version_does_not_say_them_and_fits_all_the_same(self) -> None:
+        job = folded(*RUNNING)
+        begins = msgspec.structs.replace(record(4, 1, LogStart(replace(job, owners=()))), v=2)
+        assert fold(job, begins).owners == job.owners
+        assert fold(None, begins).owners == (job.owner,)

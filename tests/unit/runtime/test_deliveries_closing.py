@@ -15,6 +15,7 @@ from holdfast.runtime.cluster import InlineLane, MemberPorts, VirtualClock
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.local import MemoryState
 from holdfast.sinks.memory import MemorySink, MemoryTarget
+from holdfast.sinks.owners import Claim
 from holdfast.storage.objects import MemoryObjects
 
 WRITERS = [Writer("out", Subtask(n)) for n in range(2)]
@@ -33,7 +34,7 @@ class Counted(MemorySink):
         self.opened: list[Writer] = []
         self.closed: list[Writer] = []
 
-    def open(self, job_uuid: str, writer: Writer) -> MemoryTarget:
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> MemoryTarget:
         self.opened.append(writer)
         return CountedTarget(self, job_uuid, writer)
 

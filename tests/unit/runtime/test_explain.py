@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import holdfast as hf
+from holdfast.runtime import messages as m
 from holdfast.runtime import status
 from holdfast.runtime.cli.status import render
 from holdfast.runtime.explain import GOOD, findings
@@ -212,3 +214,29 @@ class TestEventTimeThatAPartitionHoldsBack:
         lines = [line for line in render(told).splitlines() if line.startswith("  bids")]
         assert "01:30:00Z" in lines[0] and "holds" not in lines[0]
         assert "00:30:00Z, holds time back" in lines[1]
+
+
+class TestFullDisks:
+    """What is full is named, and is no matter of being reachable."""
+
+    def test_a_target_that_is_full_is_a_problem_with_its_own_advice(self) -> None:
+        run = running()
+        full, advice = "SQLite /out.db: the disk of the file is full", "free space on the disk of this file"
+        progress = m.Progress(sink_errors={"out": full}, sink_advice={"out": advice})
+        run.hear(m.Heartbeat(A, run.generation, False, False, (), progress))
+        told = shown(run)
+        assert told["problems"] == [
+            {"code": "sink_refused", "what": f"sink out cannot deliver: {full}", "next": advice}
+        ]
+        (found,) = [each for each in findings(told) if each.code == "sink_error"]
+        assert full in found.what and found.next == advice
+
+    def test_a_root_that_is_full_is_reported_by_the_driver(self) -> None:
+        error = hf.Unavailable("the disk of /root is full: writing it failed", next_step="free space on it")
+        told = shown(running(), problems=[status.root_refused(error)])
+        assert "root_refused" in codes(told)
+        assert "the disk of /root is full" in text(told, "root_refused")
+
+    def test_a_driver_that_cannot_report_to_a_full_root_is_not_called_silent(self) -> None:
+        problem = {"code": status.ROOT_REFUSED, "what": "the disk of /root is full", "next": "free space on it"}
+        assert codes(shown(running(), state="unreachable", reason="full", problems=[problem])) == ["root_refused"]

@@ -53,7 +53,7 @@ class Anywhere:
     def accept(self, batch: pa.RecordBatch) -> None:
         """Take everything."""
 
-    def open(self, job_uuid: str, writer: Any) -> Any:
+    def open(self, job_uuid: str, writer: Any, claim: Any = None) -> Any:
         raise AssertionError("planning opens nothing")
 
 

@@ -28,6 +28,7 @@ from holdfast.runtime.schema import schema_of
 from holdfast.runtime.settings import resolve
 from holdfast.sinks.contract import AlreadyDelivered, Outcome, Sink, Target
 from holdfast.sinks.log import LogTarget
+from holdfast.sinks.owners import Claim
 from holdfast.storage.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
@@ -72,15 +73,16 @@ class Hostile:
         self.inner, self._random, self._zombies = inner, rng, zombies
         self.key, self.check, self.prepare, self.accept = inner.key, inner.check, inner.prepare, inner.accept
 
-    def open(self, job_uuid: str, writer: Writer) -> Target:
-        return HostileTarget(self, self.fresh(job_uuid, writer), lambda: self.inner.open(job_uuid, writer))
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> Target:
+        again = lambda: self.inner.open(job_uuid, writer, claim)
+        return HostileTarget(self, self.fresh(job_uuid, writer, claim), again)
 
-    def fresh(self, job_uuid: str, writer: Writer) -> Target:
+    def fresh(self, job_uuid: str, writer: Writer, claim: Claim | None) -> Target:
         if isinstance(self.inner, hf.Log):
             path = self.inner.path
             store = LossyObjects(path, self._random)
-            return LogTarget(self.inner.where, lambda: store, job_uuid, writer, pause=lambda _: None)
-        return self.inner.open(job_uuid, writer)
+            return LogTarget(self.inner.where, lambda: store, job_uuid, writer, lambda _: None, claim)
+        return self.inner.open(job_uuid, writer, claim)
 
     def attempted(self, zombie: Callable[[], Outcome]) -> None:
         self._zombies.append(zombie)
@@ -94,7 +96,7 @@ class HostileTarget:
         self._sink, self._target, self._again = sink, target, again
         self.delivered, self.forget, self.close = target.delivered, target.forget, target.close
 
-    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch]) -> Outcome:
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         rows = list(batches)
 
         def zombie() -> Outcome:
@@ -103,7 +105,7 @@ class HostileTarget:
 
         if self._sink.fails():
             raise hf.Unavailable("the request was lost", next_step="try again")
-        outcome = self._target.deliver(tag, rows)
+        outcome = self._target.deliver(tag, rows, known)
         self._sink.attempted(zombie)
         if self._sink.fails():
             raise hf.Unavailable("the reply was lost", next_step="try again")
@@ -116,6 +118,7 @@ class Job:
     def __init__(self, folder: Path, seed: int) -> None:
         self.random, self.folder, self.said = random.Random(seed), folder, list[tuple[int, str]]()
         self.zombies: list[Callable[[], Outcome]] = []
+        self.fenced = 0
         create_log(LocalObjects(folder / "input"), schema_of(Said))
         self._input = LogWriter(LocalObjects(folder / "input"))
         app = hf.App("words", checkpoint_every="1s", dlq=hf.Log(folder / "dead"))
@@ -163,7 +166,10 @@ class Job:
         outcomes = []
         for zombie in late:
             before_each()
-            outcomes.append(zombie())
+            try:
+                outcomes.append(zombie())
+            except hf.Fenced:  # of a driver that was replaced
+                self.fenced += 1
         return outcomes
 
     def forget_deliveries(self) -> None:
@@ -222,6 +228,7 @@ class TestJobWithRealTargets:
         job.finish()
         job.check()
         assert all(isinstance(outcome, AlreadyDelivered) for outcome in job.come_late())
+        assert job.fenced > 0
         job.check()
 
     def test_rows_with_tags_need_no_other_record_of_what_was_delivered(self, job: Job) -> None:

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered
 from holdfast.sinks.sql_values import affinity, from_json, real_as_json, rows_of
 from holdfast.sinks.sqlite import SQLite, SQLiteTarget
-from holdfast.sinks.sqlite_file import json_object
+from holdfast.sinks.sqlite_file import connect, json_object
 
 JOB, WRITER = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0))
 NOBODY = 65534
@@ -138,6 +139,7 @@ class TestPrepare:
     def test_file_and_tables_are_created(self, keyed: SQLite) -> None:
         assert ask(keyed.path, "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name") == [
             ("holdfast_horizon",),
+            ("holdfast_owner",),
             ("holdfast_progress",),
             ("holdfast_undo",),
             ("users",),
@@ -441,3 +443,49 @@ class TestTwoWritersOfOneFile:
                 done.result()
         assert ask(keyed.path, "SELECT user FROM users ORDER BY user") == [(100,), (101,)]
         assert ask(keyed.path, "SELECT writer, epoch FROM holdfast_progress ORDER BY writer") == [(0, 10), (1, 10)]
+
+
+class TestPowerFailure:
+    def test_every_connection_of_a_target_syncs_the_folder_as_well(self, tmp_path: Path) -> None:
+        """FULL (2) leaves the deletion of the journal to the operating system: a power failure may undo a commit."""
+        sink = SQLite(tmp_path / "out.db", "t", ("user",))
+        sink.prepare(SCHEMA, ("user",))
+        with closing(connect(sink.path, "rw")) as db:
+            assert db.execute("PRAGMA synchronous").fetchone() == (3,)
+        with closing(SQLiteTarget(sink, JOB, WRITER)) as target:
+            target.deliver(tag(1), [])
+            assert target._db is not None
+            assert target._db.execute("PRAGMA synchronous").fetchone() == (3,)
+
+
+class TestModes:
+    def test_a_file_that_is_created_belongs_to_its_user_alone(self, tmp_path: Path) -> None:
+        sink = SQLite(tmp_path / "out.db", "t", ("user",))
+        before = os.umask(0o022)
+        try:
+            sink.prepare(SCHEMA, ("user",))
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE(os.stat(sink.path).st_mode) == 0o600
+
+    def test_an_existing_file_keeps_the_mode_that_its_user_gave_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "out.db"
+        path.touch()
+        path.chmod(0o640)
+        SQLite(path, "t", ("user",)).prepare(SCHEMA, ("user",))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+class TestFullDisk:
+    def test_it_is_reported_as_such_and_not_as_a_busy_file(self, tmp_path: Path) -> None:
+        sink = SQLite(tmp_path / "out.db", "t", ("user",))
+        sink.prepare(SCHEMA, ("user",))
+        with closing(SQLiteTarget(sink, JOB, WRITER)) as target:
+            target.deliver(tag(1), [])
+            assert target._db is not None
+            pages = target._db.execute("PRAGMA page_count").fetchone()[0]
+            target._db.execute(f"PRAGMA max_page_count = {pages}")
+            batch = pa.RecordBatch.from_pylist([{"user": n, "name": "x" * 100} for n in range(2_000)], schema=SCHEMA)
+            with pytest.raises(Unavailable, match="the disk of the file is full") as full:
+                target.deliver(tag(2), [batch])
+            assert "free space on the disk" in full.value.next_step and str(sink.path) in full.value.what

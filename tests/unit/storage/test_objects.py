@@ -174,6 +174,7 @@ class TestLocalObjects:
         with pytest.raises(Unavailable) as caught:
             store.create("a", b"1")
         assert os.strerror(number) in caught.value.what
+        assert (f"the disk of {tmp_path} is full" in caught.value.what) == (number == errno.ENOSPC)
         assert advice in caught.value.next_step
         assert store.list("") == []
         assert list(tmp_path.iterdir()) == []

@@ -90,6 +90,17 @@ class TestStatus:
         assert shown["driver"]["seen_ms"] >= 60_000
         assert [problem["code"] for problem in shown["problems"]] == ["unreachable"]
 
+    def test_a_driver_that_is_silent_because_the_root_is_full_is_reported_so(
+        self, holdfast: Holdfast, history: Begin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = history("hot")
+        job.live(at_us=now_us() - MINUTE_US)
+        monkeypatch.setattr("holdfast.runtime.cli.history.free_bytes", lambda _folder: 0)
+        shown = holdfast("status", "hot", "--json").json
+        assert (shown["state"], [each["code"] for each in shown["problems"]]) == ("unreachable", ["root_refused"])
+        assert f"the disk of {job.folder} is full" in shown["reason"]
+        assert "free space" in shown["problems"][0]["next"]
+
     def test_a_driver_whose_process_is_gone_is_not_waited_for(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
         live = json.loads((job.folder / "live.json").read_bytes())

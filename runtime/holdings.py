@@ -1,0 +1,116 @@
+"""Compares what targets say of their owner and their tags with the job log, before anything is written.
+
+Targets are read first and the log afterwards: a driver that is alive may complete epochs and deliver them meanwhile,
+and what a target holds was completed before. A target that cannot be reached is compared when it is first written to,
+in that transaction (sinks/owners.py).
+
+Invariants
+    - A target whose owner the job's log does not know is refused, unless the user names its sink.
+    - A target that stands beyond every epoch that the log completed is refused; only a rewind takes it back.
+
+Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, HoldfastError, Unavailable, Where
+from holdfast.model import Tag
+from holdfast.runtime.steps import SinkSpec
+from holdfast.sinks.contract import HeldSink
+from holdfast.sinks.owners import Holding, not_ours, stands_beyond
+
+NOT_STARTED = "the job was not started; state and output are untouched"
+
+
+def check_targets(
+    repository: Repository, job: Job, specs: Sequence[SinkSpec], adopt: Collection[str]
+) -> tuple[str, ...]:
+    """Refuse to start with a target that another history of the job owns, or that stands beyond its log.
+
+    Args:
+        adopt: Sinks whose targets the user moves to this job.
+
+    Returns:
+        The owners from which targets may be taken over for that.
+
+    Raises:
+        ConfigError: a target is another's, or `adopt` names no sink.
+        Damaged: a target stands beyond the log.
+    """
+    found = read_holdings(job, specs)
+    now = repository.read_log() or job
+    adopted = adopted_from(now, specs, found, adopt)
+    for name, holding in found.items():
+        where = named(specs, name)
+        if holding.held is not None and holding.held.owner not in (*now.owners, *adopted):
+            fenced = not_ours(where, holding.held)
+            raise ConfigError(fenced.what, not_done=NOT_STARTED, next_step=fenced.next_step, where=Where(job=now.name))
+        if (error := beyond(now, where, holding.newest)) is not None:
+            error.not_done, error.where = NOT_STARTED, Where(job=now.name)
+            raise error
+    return adopted
+
+
+def read_holdings(job: Job, specs: Iterable[SinkSpec]) -> Mapping[str, Holding]:
+    """Return what every target says that can be reached."""
+    found: dict[str, Holding] = {}
+    for spec in specs:
+        if isinstance(spec.sink, HeldSink):
+            try:
+                found[spec.name] = spec.sink.holding(job.uuid, spec.name)
+            except Unavailable:
+                continue
+    return found
+
+
+def adopted_from(
+    job: Job, specs: Sequence[SinkSpec], found: Mapping[str, Holding], adopt: Collection[str]
+) -> tuple[str, ...]:
+    """Return the owners from which the named sinks' targets may be taken over.
+
+    Raises:
+        ConfigError: there is no such sink, or its target cannot be asked.
+        Damaged: a target stands on a timeline that the job log has not reached: no rewind takes it back.
+    """
+    owners = []
+    for name in adopt:
+        if name not in found:
+            known = ", ".join(sorted(found)) or "none"
+            raise ConfigError(
+                f"--adopt-targets {name}: the job has no sink of this name whose target can be asked",
+                not_done=NOT_STARTED,
+                next_step=f"name one of its sinks: {known}; a target that cannot be reached has to be made reachable",
+                where=Where(job=job.name),
+            )
+        newest, held = found[name].newest, found[name].held
+        if newest is not None and newest.timeline > job.timeline:
+            error = stands_beyond(named(specs, name), newest, Tag(job.timeline, job.base_epoch))
+            error.next_step = "bring the newer job folder back, or give the sink another target"
+            raise error
+        if held is not None and held.owner not in job.owners:
+            owners.append(held.owner)
+    return tuple(owners)
+
+
+def beyond(job: Job, where: str, newest: Tag | None) -> HoldfastError | None:
+    """Return the error for a target that stands beyond what the job ever completed; None if it does not.
+
+    Of timelines that are over only the end is known: the rewind that left one began its epochs behind it (P2).
+    """
+    if newest is None:
+        return None
+    completed = Tag(job.timeline, job.base_epoch)
+    left = next((rewind for rewind in job.rewinds if rewind.timeline > newest.timeline), None)
+    if left is not None:
+        return stands_beyond(where, newest, completed) if newest.epoch >= left.first_epoch else None
+    return stands_beyond(where, newest, completed) if newest > completed else None
+
+
+def named(specs: Sequence[SinkSpec], name: str) -> str:
+    """Return how messages name a sink's target."""
+    sink = next(spec.sink for spec in specs if spec.name == name)
+    return f"{getattr(sink, 'where', 'target')}, sink {name!r}"

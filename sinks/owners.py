@@ -1,0 +1,107 @@
+"""Who may write to a target: the owner token of the driver that last took it over.
+
+A tag tells two epochs of one history apart, not two histories that use the same job UUID and the same epoch numbers: a
+root that was copied or restored from a backup. Every driver has a random token; its job log keeps those of all starts.
+A target remembers, per job and sink, the token of the driver that last took it over. A driver takes over from a token
+that its own log knows, and from none; any other token belongs to a history that is not its own.
+
+Invariants
+    - A delivery, a write, a repair and a drop of before-images compare the token in their own transaction.
+    - A token that the job's log does not know changes nothing in the target, and is reported as `Fenced`.
+    - A target without a token was written by an earlier version: it is taken over if its tags fit.
+
+Pure: no clock, thread or I/O.
+Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.errors import Damaged, Fenced
+from holdfast.model import Generation, Tag
+
+
+@dataclass(frozen=True)
+class Held:
+    """The driver that last took a target over."""
+
+    owner: str
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right of one driver to write to the targets of its job.
+
+    Args:
+        owner: Its token.
+        generation: The one it starts with; for people.
+        known: Tokens of earlier drivers of the same history, from which it may take over.
+    """
+
+    owner: str
+    generation: Generation
+    known: frozenset[str] = frozenset()
+
+    def must_take_over(self, where: str, held: Held | None) -> bool:
+        """Return whether the target has to note this claim before it is written to.
+
+        Raises:
+            Fenced: another history owns the target.
+        """
+        if held is None:
+            return True
+        if held.owner == self.owner:
+            return False
+        if held.owner not in self.known:
+            raise not_ours(where, held)
+        return True
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a target says of one sink of a job before it is written to."""
+
+    held: Held | None
+    newest: Tag | None
+    """The newest tag of all its writers; None if none has delivered, or the target keeps no tags of epochs."""
+
+
+class NotOurs(Fenced):
+    """Another history of the job owns the target: no recovery of this run changes that."""
+
+
+def not_ours(where: str, held: Held) -> NotOurs:
+    """Return the error for a target that another history of the job has taken over."""
+    return NotOurs(
+        f"{where}: it was taken over by another run, in generation {held.generation} (owner {held.owner[:12]}), that "
+        "the log of this job does not know: the job's folder was copied or restored, and both copies write here",
+        not_done="nothing was written to the target",
+        next_step="run one of the two jobs, or give the other a target of its own; to move the target to this job: "
+        "holdfast run JOB.py --adopt-targets SINK, or holdfast rewind JOB.py ... --adopt-targets SINK",
+    )
+
+
+def went_back(where: str, standing: Tag | None, known: Tag) -> Damaged:
+    """Return the error for a target that no longer holds what was delivered to it."""
+    stands = "has no tag" if standing is None else f"stands at timeline {standing.timeline}, epoch {standing.epoch}"
+    return Damaged(
+        f"{where}: the target {stands}, but timeline {known.timeline}, epoch {known.epoch} was delivered to it: it was "
+        "restored from a backup, replaced or emptied",
+        not_done="nothing more was delivered to it",
+        next_step="bring the newer target back, or rewind the job to a checkpoint that the target still covers",
+    )
+
+
+def stands_beyond(where: str, standing: Tag, completed: Tag) -> Damaged:
+    """Return the error for a target that holds output of an epoch that the job never completed."""
+    return Damaged(
+        f"{where}: the target stands at timeline {standing.timeline}, epoch {standing.epoch}, but the job log ends at "
+        f"timeline {completed.timeline}, epoch {completed.epoch}: the log was cut short, or its folder was restored "
+        "from a backup that is older than the target",
+        not_done="nothing was written to the target",
+        next_step="bring the newer job folder back, or restore the target from a backup of the same time as the "
+        "folder, or take the target back: holdfast rewind JOB.py "
+        f"--to-epoch {completed.epoch} --adopt-targets SINK",
+    )

@@ -1,0 +1,334 @@
+"""What every target promises about its owner, and about what was delivered to it: run against each of them.
+
+Source: PROTOCOL P17, P22, P24; docs/design/0021-owned-targets.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.errors import Damaged, Fenced
+from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
+from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
+from holdfast.sinks.log import LogSink
+from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory_immediate import ImmediateTable
+from holdfast.sinks.owners import Claim, Held
+from holdfast.sinks.sqlite import SQLite
+from holdfast.storage.log import LogReader
+from holdfast.storage.objects import LocalObjects
+
+JOB = "6f9b0f6e-0000-4000-8000-000000000001"
+LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+FIRST = Claim("first", Generation(1))
+SECOND = Claim("second", Generation(2), frozenset({"first"}))
+COPY = Claim("copy", Generation(2), frozenset({"first"}))
+"""Of a root that was copied from that of FIRST; SECOND went on with the original."""
+
+
+def tag(epoch: int, timeline: int = 1) -> Tag:
+    return Tag(Timeline(timeline), Epoch(epoch))
+
+
+def rows(*numbers: int) -> list[pa.RecordBatch]:
+    return [pa.record_batch([pa.array(numbers, pa.int64())], schema=SCHEMA)]
+
+
+class World:
+    """A sink, and what a user would see in its target."""
+
+    def __init__(self, sink: Any, numbers: Callable[[], list[int]], back_up: Callable[[], Callable[[], None]]) -> None:
+        self.sink, self.numbers, self.back_up = sink, numbers, back_up
+
+
+def in_memory(keyed: bool) -> World:
+    sink = MemorySink(("n",) if keyed else None)
+    sink.prepare(SCHEMA, None)
+
+    def back_up() -> Callable[[], None]:
+        kept = {name: value.copy() for name, value in vars(sink).items() if isinstance(value, dict | list)}
+        return lambda: vars(sink).update(kept)
+
+    return World(sink, lambda: sorted(row["n"] for row in sink.rows()), back_up)
+
+
+def copied(source: Path, to: Path) -> None:
+    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(to)) as new:
+        old.backup(new)
+
+
+def in_sqlite(folder: Path, key: tuple[str, ...] | None, delivery: str) -> World:
+    sink = SQLite(folder / "out.db", "t", key, delivery)
+    sink.prepare(SCHEMA, None)
+
+    def numbers() -> list[int]:
+        with closing(sqlite3.connect(sink.path)) as db:
+            return [n for (n,) in db.execute("SELECT n FROM t ORDER BY n")]
+
+    def back_up() -> Callable[[], None]:
+        copied(Path(sink.path), folder / "backup.db")
+        return lambda: copied(folder / "backup.db", Path(sink.path))
+
+    return World(sink, numbers, back_up)
+
+
+def in_log(folder: Path) -> World:
+    sink = LogSink(str(folder / "log"), partitions=1)
+    sink.prepare(SCHEMA, None)
+
+    def numbers() -> list[int]:
+        reader, found = LogReader(LocalObjects(folder / "log")), list[int]()
+        batch, offset = reader.read(0, 0, 1 << 20)
+        while batch is not None:
+            found += batch.column("n").to_pylist()
+            batch, offset = reader.read(0, offset, 1 << 20)
+        return sorted(found)
+
+    def back_up() -> Callable[[], None]:
+        shutil.copytree(folder / "log", folder / "backup")
+
+        def restore() -> None:
+            shutil.rmtree(folder / "log")
+            shutil.copytree(folder / "backup", folder / "log")
+
+        return restore
+
+    return World(sink, numbers, back_up)
+
+
+@pytest.fixture(params=["memory", "memory keyed", "sqlite", "sqlite keyed", "sqlite idempotent", "log"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    kind = request.param
+    if kind == "log":
+        return in_log(tmp_path)
+    if kind.startswith("memory"):
+        return in_memory(kind == "memory keyed")
+    delivery = "idempotent" if kind == "sqlite idempotent" else "transactional"
+    return in_sqlite(tmp_path, None if kind == "sqlite" else ("n",), delivery)
+
+
+class TestOwner:
+    def test_a_delivery_takes_the_target_over_and_says_so(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        found = world.sink.holding(JOB, "out")
+        assert (found.held, found.newest) == (Held("first", Generation(1)), tag(1))
+
+    def test_a_successor_takes_over_from_an_owner_that_its_log_knows(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        assert world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2)) == Delivered(1)
+        assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
+
+    def test_one_that_was_overtaken_writes_nothing_any_more(self, world: World) -> None:
+        first = world.sink.open(JOB, LEFT, FIRST)
+        first.deliver(tag(1), rows(1))
+        world.sink.open(JOB, RIGHT, SECOND).deliver(tag(2), rows(2))
+        with pytest.raises(Fenced, match="does not know"):
+            first.deliver(tag(2), rows(3))
+        assert world.numbers() == [1, 2]
+
+    def test_a_copy_of_the_job_is_fenced_also_where_the_tag_would_let_it_skip(self, world: World) -> None:
+        """An epoch of the same number holds other rows: to skip it would lose them without a word."""
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        copy = world.sink.open(JOB, LEFT, COPY)
+        assert copy.delivered() == tag(1)
+        world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
+        with pytest.raises(Fenced, match="does not know"):
+            copy.deliver(tag(2), rows(3))
+        with pytest.raises(Fenced, match="does not know"):
+            copy.delivered()
+        assert world.numbers() == [1, 2]
+
+    def test_one_overtaken_before_its_transaction_changes_nothing(self, world: World) -> None:
+        """The look before the rows are read proves nothing: the transaction looks again."""
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+
+        def meanwhile() -> Iterator[pa.RecordBatch]:
+            world.sink.open(JOB, RIGHT, SECOND).deliver(tag(2), rows(2))
+            yield from rows(3)
+
+        with pytest.raises(Fenced, match="does not know"):
+            world.sink.open(JOB, LEFT, COPY).deliver(tag(2), meanwhile())
+        assert world.numbers() == [1, 2]
+
+    def test_another_sink_of_the_same_target_has_an_owner_of_its_own(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        other = Writer("other", Subtask(0))
+        assert world.sink.open(JOB, other, COPY).deliver(tag(1), rows(2)) == Delivered(1)
+        assert world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(3)) == Delivered(1)
+
+    def test_a_target_without_an_owner_is_taken_over(self, world: World) -> None:
+        """An earlier version wrote it."""
+        world.sink.open(JOB, LEFT).deliver(tag(1), rows(1))
+        assert world.sink.holding(JOB, "out").held is None
+        world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
+        assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
+
+    def test_before_images_are_dropped_for_the_owner_alone(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        copy = world.sink.open(JOB, LEFT, COPY)
+        world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
+        if isinstance(world.sink, LogSink):
+            copy.forget(tag(1))  # there are none
+            return
+        with pytest.raises(Fenced):
+            copy.forget(tag(1))
+
+
+class TestRepair:
+    def test_it_takes_the_target_over(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
+        to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), SECOND)
+        world.sink.repair(to, SCHEMA, None)
+        assert world.numbers() == [1]
+        assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
+
+    def test_one_of_another_history_takes_nothing_back(self, world: World) -> None:
+        world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
+        world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
+        to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), COPY)
+        for act in (world.sink.plan_repair, world.sink.repair):
+            with pytest.raises(Fenced, match="does not know"):
+                act(to, SCHEMA, None)
+        assert (world.numbers(), world.sink.open(JOB, LEFT).delivered()) == ([1, 2], tag(2))
+
+
+class TestRestoredTarget:
+    def test_a_delivery_on_top_of_what_is_gone_is_refused(self, world: World) -> None:
+        target = world.sink.open(JOB, LEFT, FIRST)
+        target.deliver(tag(1), rows(1))
+        restore = world.back_up()
+        target.deliver(tag(2), rows(2), known=tag(1))
+        restore()
+        with pytest.raises(Damaged, match="epoch 1, but timeline 1, epoch 2 was delivered to it: it was restored"):
+            target.deliver(tag(3), rows(3), known=tag(2))
+        assert (world.numbers(), world.sink.open(JOB, LEFT).delivered()) == ([1], tag(1))
+
+    def test_so_it_is_where_the_tag_itself_is_gone(self, world: World) -> None:
+        target, restore = world.sink.open(JOB, LEFT, FIRST), world.back_up()
+        target.deliver(tag(1), rows(1))
+        restore()
+        with pytest.raises(Damaged, match="has no tag"):
+            target.deliver(tag(2), rows(2), known=tag(1))
+        assert (world.numbers(), world.sink.open(JOB, LEFT).delivered()) == ([], None)
+
+    def test_one_restored_between_the_look_and_the_transaction_is_refused_too(self, world: World) -> None:
+        target = world.sink.open(JOB, LEFT, FIRST)
+        target.deliver(tag(1), rows(1))
+        restore = world.back_up()
+        target.deliver(tag(2), rows(2), known=tag(1))
+
+        def meanwhile() -> Iterator[pa.RecordBatch]:
+            if not isinstance(world.sink, LogSink):  # a log has no transaction that spans its commits
+                restore()
+            yield from rows(3)
+
+        if isinstance(world.sink, LogSink):
+            restore()
+        with pytest.raises(Damaged, match="restored"):
+            target.deliver(tag(3), meanwhile(), known=tag(2))
+        assert world.numbers() == [1]
+
+    def test_a_target_above_what_is_known_takes_the_delivery(self, world: World) -> None:
+        """Another process of the same driver delivered in between."""
+        target = world.sink.open(JOB, LEFT, FIRST)
+        target.deliver(tag(1), rows(1))
+        target.deliver(tag(2), rows(2))
+        assert target.deliver(tag(3), rows(3), known=tag(1)) == Delivered(1)
+        assert target.deliver(tag(3), rows(3), known=tag(2)) == AlreadyDelivered(tag(3))
+
+
+LEFT_PARTITION = Origin("bids", 0)
+
+
+class ImmediateWorld:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._opened: list[ImmediateTarget] = []
+
+    def open(self, claim: Claim, generation: int = 1) -> ImmediateTarget:
+        owner = Owner(JOB, "out", Generation(generation), Timeline(1), "code", claim)
+        self._opened.append(self.world.sink.at_once().open_at_once(owner))
+        return self._opened[-1]
+
+    def fenced(self, claim: Claim, generation: int = 1) -> ImmediateTarget:
+        target = self.open(claim, generation)
+        target.fence({LEFT_PARTITION: 0})
+        return target
+
+    def close(self) -> None:
+        for target in self._opened:
+            target.close()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ImmediateWorld]:
+    if request.param == "memory":
+        world = in_memory(True)
+        table = ImmediateTable(("n",))
+        table.prepare(SCHEMA, None)
+
+        def back_up() -> Callable[[], None]:
+            kept = {name: value.copy() for name, value in vars(table).items() if isinstance(value, dict | list)}
+            return lambda: vars(table).update({name: value.copy() for name, value in kept.items()})
+
+        made = ImmediateWorld(World(table, lambda: sorted(row["n"] for row in table.rows()), back_up))
+    else:
+        world = in_sqlite(tmp_path, ("n",), "idempotent")
+        world.sink.at_once().prepare(SCHEMA, None)
+        made = ImmediateWorld(world)
+    yield made
+    made.close()
+
+
+class TestWrittenAtOnce:
+    def test_a_fence_takes_the_target_over(self, immediate: ImmediateWorld) -> None:
+        immediate.fenced(FIRST)
+        assert immediate.world.sink.at_once().holding(JOB, "out").held == Held("first", Generation(1))
+
+    def test_a_copy_of_the_job_is_fenced_though_its_generation_has_the_same_number(
+        self, immediate: ImmediateWorld
+    ) -> None:
+        second = immediate.fenced(SECOND, 2)
+        with pytest.raises(Fenced, match="does not know"):
+            immediate.fenced(COPY, 2)
+        second.write(LEFT_PARTITION, 1, rows(1))
+        assert immediate.world.numbers() == [1]
+
+    def test_one_that_a_copy_has_overtaken_writes_nothing_any_more(self, immediate: ImmediateWorld) -> None:
+        first = immediate.fenced(FIRST)
+        immediate.fenced(COPY, 1)
+        with pytest.raises(Fenced, match="does not know"):
+            first.write(LEFT_PARTITION, 1, rows(1))
+        with pytest.raises(Fenced, match="does not know"):
+            first.forget({LEFT_PARTITION: 1})
+        assert immediate.world.numbers() == []
+
+    def test_a_target_restored_to_before_its_last_write_is_damaged(self, immediate: ImmediateWorld) -> None:
+        target = immediate.fenced(FIRST)
+        target.write(LEFT_PARTITION, 1, rows(1))
+        restore = immediate.world.back_up()
+        target.write(LEFT_PARTITION, 2, rows(2))
+        restore()
+        with pytest.raises(Damaged, match="restored from a backup"):
+            target.write(LEFT_PARTITION, 3, rows(3))
+        assert immediate.world.numbers() == [1]
+
+    def test_a_target_restored_to_before_its_fence_is_damaged(self, immediate: ImmediateWorld) -> None:
+        immediate.fenced(FIRST)
+        restore = immediate.world.back_up()
+        target = immediate.fenced(SECOND, 2)
+        restore()
+        with pytest.raises((Damaged, Fenced)) as refused:
+            target.write(LEFT_PARTITION, 1, rows(1))
+        assert isinstance(refused.value, Damaged) and immediate.world.numbers() == []

@@ -1,0 +1,198 @@
+"""What a worker's deliveries remember over generations, and what a driver's repairs begin with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+import holdfast as hf
+from holdfast.checkpoint.joblog import CheckpointCompleted, Completed, Job
+from holdfast.checkpoint.manifest import Confirmed, Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.model import (
+    Epoch,
+    Generation,
+    JobUuid,
+    ObjectRef,
+    Pending,
+    SnapshotHandle,
+    Staged,
+    Subtask,
+    Tag,
+    Timeline,
+    Writer,
+)
+from holdfast.runtime import messages as m
+from holdfast.runtime.channels import MemoryNetwork
+from holdfast.runtime.cluster import Cluster, MemberPorts, VirtualClock
+from holdfast.runtime.deliveries import Deliveries
+from holdfast.runtime.local import MemoryState
+from holdfast.runtime.repair import writers_of
+from holdfast.sinks.contract import Fault
+from holdfast.sinks.memory import MemorySink
+from holdfast.storage.objects import MemoryObjects
+
+OUT = Writer("out", Subtask(0))
+
+
+@dataclass
+class Numbered:
+    n: int
+
+
+def tag(epoch: int, timeline: int = 1) -> Tag:
+    return Tag(Timeline(timeline), Epoch(epoch))
+
+
+class Host:
+    """The deliveries of one worker, whose lanes work when they are told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sink = MemorySink()
+        app = hf.App("numbers", root=str(folder))
+        app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", self.sink)
+        plan = app.plan()
+        self.sink.prepare(plan.sinks[0].schema, None)
+        ports = MemberPorts(VirtualClock(), MemoryObjects(), MemoryNetwork(), MemoryState(), lambda _: None)
+        self.failed: list[BaseException] = []
+        self._ports = ports
+        self.deliveries = Deliveries(plan, ports, lambda _s, _then: None, lambda _w, _t: None, self.failed.append)
+
+    def deploy(self, generation: int, *epochs: int, confirmed: int | None = None) -> None:
+        handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
+        pending = tuple(Pending(OUT, tag(epoch), Staged((), 0)) for epoch in epochs)
+        known = () if confirmed is None else (Confirmed(OUT, tag(confirmed)),)
+        self.deliveries.deploy(m.Deploy(
+            JobUuid("j"), Generation(generation), Timeline(1), Epoch(1), Epoch(max(epochs, default=0)), Subtask(0), (),
+            handle, (), pending, known, owner="first", owners=("first",),
+        ))  # fmt: skip
+        while waiting := self._ports.lanes.waiting():
+            waiting[0].step()
+
+
+def refusing(error: hf.HoldfastError) -> Fault:
+    def fault(_point: object) -> None:
+        raise error
+
+    return fault
+
+
+class TestAWriterThatGaveUp:
+    def test_it_begins_again_in_the_next_generation(self, tmp_path: Path) -> None:
+        """The driver that started the generation may not have heard why; else its output would never be delivered."""
+        host = Host(tmp_path)
+        host.sink.fault = refusing(hf.ConfigError("the table is gone", next_step="bring it back"))
+        host.deploy(1, 5)
+        assert [type(error) for error in host.failed] == [hf.ConfigError]
+        host.sink.fault = lambda _point: None
+        host.deploy(2, 5, 6)
+        assert host.deliveries.confirmed() == (Confirmed(OUT, tag(6)),)
+        assert host.sink.delivered("j", OUT) == tag(6)
+
+    def test_it_stays_given_up_within_its_generation(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.sink.fault = refusing(hf.ConfigError("the table is gone", next_step="bring it back"))
+        host.deploy(1, 5)
+        host.sink.fault = lambda _point: None
+        host.deliveries.queue(Pending(OUT, tag(6), Staged((), 0)))
+        assert host.deliveries.confirmed() == () and host.sink.delivered("j", OUT) is None
+
+
+class TestATargetBelowWhatTheManifestConfirmed:
+    def test_delivery_stops_before_anything_is_written(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.deploy(1, 5, confirmed=4)
+        assert [type(error) for error in host.failed] == [hf.Damaged]
+        assert "restored from a backup" in str(host.failed[0]) and host.sink.delivered("j", OUT) is None
+
+    def test_what_an_earlier_deployment_confirmed_counts_as_well(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.deploy(1, confirmed=4)
+        host.deploy(2, 5)
+        assert [type(error) for error in host.failed] == [hf.Damaged]
+
+    def test_one_that_stands_there_is_delivered_to(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.sink.deliver("j", OUT, tag(4), ())
+        host.deploy(1, 5, confirmed=4)
+        assert host.failed == [] and host.sink.delivered("j", OUT) == tag(5)
+
+
+class TestATargetBeyondWhatTheJobCompleted:
+    def test_delivery_stops_though_it_has_nothing_to_deliver_any_more(self, tmp_path: Path) -> None:
+        """Its output would be taken for delivered, and be lost."""
+        host = Host(tmp_path)
+        host.sink.deliver("j", OUT, tag(9), ())
+        host.deploy(1, 5)
+        assert [type(error) for error in host.failed] == [hf.Damaged] and "cut short" in str(host.failed[0])
+
+    def test_one_on_a_newer_timeline_is_reported_as_fenced(self, tmp_path: Path) -> None:
+        """It may be the rewind of this very job, of which the worker has not heard yet: the master tells."""
+        host = Host(tmp_path)
+        host.sink.deliver("j", OUT, tag(5, 2), ())
+        host.deploy(1, 5)
+        assert [type(error) for error in host.failed] == [hf.Fenced]
+
+
+class TestWritersOfARewind:
+    """P21: whoever delivered after the base is fenced too, also a writer that the base has never heard of."""
+
+    MANIFEST = Manifest(
+        JobUuid("j"), Generation(1), Timeline(1), Epoch(5), Epoch(0), 1, 128, (), (), (), (), ()
+    )  # fmt: skip
+
+    def stored(self, repository: Repository, manifest: Manifest) -> Completed:
+        ref = repository.store_manifest(manifest, "first")
+        body = CheckpointCompleted(manifest.epoch, manifest.follows, ref, 0, 0, 0)
+        return Completed(body, manifest.generation, manifest.timeline, 0)
+
+    def test_writers_of_later_checkpoints_count(self) -> None:
+        repository = Repository(MemoryObjects())
+        third, gone = Writer("out", Subtask(2)), Writer("gone", Subtask(0))
+        later = msgspec.structs.replace(
+            self.MANIFEST, epoch=Epoch(9), follows=Epoch(5), parallelism=2,
+            pending=(Pending(third, tag(9), Staged((ObjectRef("staged/1", 1, "0"),), 1)),),
+            confirmed=(Confirmed(gone, tag(8)),),
+        )  # fmt: skip
+        job = Job(
+            JobUuid("j"), "numbers", 128, 0, 9, completed=(self.stored(repository, self.MANIFEST),),
+            abandoned=(self.stored(repository, later),),
+        )  # fmt: skip
+        found = writers_of(repository, job, self.MANIFEST, ["out"])
+        assert found == {Writer("out", Subtask(0)), Writer("out", Subtask(1)), third, gone}
+
+
+class FullStore(MemoryObjects):
+    """A root without room."""
+
+    full = False
+
+    def put(self, path: str, data: bytes) -> None:
+        self._refuse()
+        super().put(path, data)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._refuse()
+        super().create(path, data)
+
+    def _refuse(self) -> None:
+        if self.full:
+            raise hf.Unavailable("the disk of /root is full: writing failed", next_step="free space")
+
+
+class TestADriverWhoseRootIsFull:
+    def test_it_knows_why_until_the_root_takes_records_again(self, tmp_path: Path) -> None:
+        app = hf.App("numbers", root=str(tmp_path))
+        app.source("n", hf.Generator(Numbered, Numbered, count=100)).sink("out", MemorySink())
+        plan, store = app.plan(), FullStore()
+        plan.sinks[0].sink.prepare(plan.sinks[0].schema, None)
+        cluster = Cluster(plan, 1, 0, store, 1.0, {"n": (0,)})
+        store.full = True
+        cluster.begin()
+        cluster.pass_time(1.0)
+        assert cluster.driver.refused is not None and "disk of /root is full" in cluster.driver.refused.what
+        store.full = False
+        cluster.pass_time(2.0)
+        assert cluster.driver.refused is None

@@ -1,0 +1,281 @@
+"""Targets that are restored, and jobs that exist twice: whole jobs in one thread, on real folders and targets.
+
+Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.repository import Repository
+from holdfast.checkpoint.timeline import Rewind
+from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
+from holdfast.runtime.cluster import Cluster
+from holdfast.runtime.holdings import adopted_from, beyond, read_holdings
+from holdfast.runtime.master import RewindWanted
+from holdfast.runtime.rewind_run import rewind_stopped
+from holdfast.runtime.run import Prepared, prepare
+from holdfast.runtime.schema import schema_of
+from holdfast.runtime.settings import resolve
+from holdfast.runtime.steps import SinkSpec
+from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.owners import Held, Holding
+from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.storage.objects import LocalObjects, open_objects
+
+
+@dataclass
+class Said:
+    n: int
+    word: str
+
+
+class Site:
+    """An input, a target, and any number of roots."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+        key = ["n"] if kind == "sqlite at once" else None
+        create_log(LocalObjects(folder / "input"), schema_of(Said), partitions=1, key=key)
+        self._input = LogWriter(LocalObjects(folder / "input"))
+        self._said = self._started = 0
+
+    def app(self, root: str) -> hf.App:
+        app = hf.App("words", root=str(self.folder / root))
+        rows = app.source("rows", hf.Log(self.folder / "input", Said))
+        if self.kind == "log":
+            rows.sink("copy", hf.Log(self.folder / "copy"))
+        else:
+            delivery = "idempotent" if self.kind in ("sqlite idempotent", "sqlite at once") else "transactional"
+            key = None if self.kind == "sqlite" else ["n"]
+            rows.sink("copy", hf.SQLite(self.folder / "out.db", "copy", key, delivery=delivery))
+        return app
+
+    def prepare(self, root: str = "root", adopt: Sequence[str] = ()) -> Prepared:
+        app = self.app(root)
+        given: dict[str, Any] = {"adopt_targets": adopt} if adopt else {}
+        return prepare(app.plan(), resolve(app), takeover=True, **given)
+
+    def start(self, root: str = "root", adopt: Sequence[str] = ()) -> Cluster:
+        started = self.prepare(root, adopt)
+        self._started += 1  # the seed: every driver has a token of its own
+        cluster = Cluster(started.plan, 1, self._started, started.store, 1.0, started.partitions)
+        cluster.change_rules(adopted=started.adopted)
+        cluster.begin()
+        cluster.settle()
+        return cluster
+
+    def say(self, cluster: Cluster, count: int = 3) -> None:
+        """Append records, and let the job process and deliver them if it can."""
+        rows = [{"n": self._said + i, "word": "a"} for i in range(count)]
+        self._said += count
+        self._input.append({0: pa.Table.from_pylist(rows, schema=schema_of(Said))})
+        cluster.pass_time(4)
+
+    def rewind(self) -> None:
+        """Take the root back to its newest checkpoint as `holdfast rewind --adopt-targets copy` does."""
+        store = open_objects(str(self.folder / "root" / "words"))
+        repository, plan = Repository(store), self.app("root").plan()
+        job = repository.read_log()
+        assert job is not None
+        adopted = adopted_from(job, plan.sinks, read_holdings(job, plan.sinks), ["copy"])
+        rewind_stopped(
+            repository, job, RewindWanted(job.base_epoch, True), plan.sinks, 60.0, lambda _told: None, adopted
+        )
+
+    def numbers(self) -> list[int]:
+        if self.kind == "log":
+            reader = LogReader(LocalObjects(self.folder / "copy"))
+            found: list[int] = []
+            for partition, end in reader.end_offsets().items():
+                offset = 0
+                while offset < end:
+                    batch, offset = reader.read(partition, offset, 1 << 30)
+                    if batch is None:
+                        break  # what follows was taken back
+                    found += batch.column("n").to_pylist()
+            return sorted(found)
+        with closing(sqlite3.connect(self.folder / "out.db")) as db:
+            return [n for (n,) in db.execute("SELECT n FROM copy ORDER BY n")]
+
+    def back_up(self) -> Callable[[], None]:
+        """Copy the target; return what brings the copy back in its place, under whoever has it open."""
+        if self.kind == "log":
+            shutil.copytree(self.folder / "copy", self.folder / "backup")
+
+            def restored_log() -> None:
+                shutil.rmtree(self.folder / "copy")
+                shutil.copytree(self.folder / "backup", self.folder / "copy")
+
+            return restored_log
+        _copy_database(self.folder / "out.db", self.folder / "backup.db")
+        return lambda: _copy_database(self.folder / "backup.db", self.folder / "out.db")
+
+    def copy_root(self, name: str) -> None:
+        shutil.copytree(self.folder / "root", self.folder / name)
+
+    def restore_root(self, name: str) -> None:
+        shutil.rmtree(self.folder / "root")
+        shutil.copytree(self.folder / name, self.folder / "root")
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new)
+
+
+def outcome(cluster: Cluster) -> tuple[str, str, str]:
+    """Return how the run ended: outcome, kind of the error, what happened."""
+    assert cluster.driver.outcome is not None, "the job runs on"
+    how, error = cluster.driver.outcome
+    return how, str((error or {}).get("kind")), str((error or {}).get("what"))
+
+
+JOB = replace(
+    joblog.Job(JobUuid("j"), "words", 128, 0, 9, Generation(3), Timeline(2), "third", Epoch(119)),
+    completed=(
+        joblog.Completed(
+            joblog.CheckpointCompleted(Epoch(120), Epoch(57), ObjectRef("m", 1, "0"), 0, 0, 0),
+            Generation(3), Timeline(2), 0,
+        ),
+    ),
+    rewinds=(Rewind(Timeline(2), Epoch(57), Epoch(119), 0),),
+    owners=("first", "second", "third"),
+)  # fmt: skip
+SPECS: list[SinkSpec] = [SinkSpec("out", MemorySink(), 0, schema_of(Said), None)]
+
+
+def tag(epoch: int, timeline: int) -> Tag:
+    return Tag(Timeline(timeline), Epoch(epoch))
+
+
+AT_THE_COMMIT = ["sqlite", "sqlite keyed", "sqlite idempotent", "log"]
+
+
+@pytest.fixture(params=[*AT_THE_COMMIT, "sqlite at once"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
+    return Site(tmp_path, request.param)
+
+
+@pytest.fixture(params=AT_THE_COMMIT)
+def tagged(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
+    """A target that keeps the tags of epochs; one that is written at once does not, and cannot be taken back."""
+    return Site(tmp_path, request.param)
+
+
+class TestTargetRestoredWhileTheJobRuns:
+    def test_the_job_stops_and_says_so(self, site: Site) -> None:
+        cluster = site.start()
+        site.say(cluster)
+        restore = site.back_up()
+        site.say(cluster)
+        restore()
+        site.say(cluster)
+        how, kind, what = outcome(cluster)
+        assert (how, kind) == ("failed", "damaged") and "restored from a backup" in what
+        assert site.numbers() == [0, 1, 2]
+
+    def test_one_emptied_to_before_the_first_delivery_is_one_too(self, site: Site) -> None:
+        cluster = site.start()
+        restore = site.back_up()
+        site.say(cluster)
+        restore()
+        site.say(cluster)
+        how, kind, what = outcome(cluster)
+        assert (how, kind) == ("failed", "damaged") and "restored from a backup" in what
+        assert site.numbers() == []
+
+
+class TestTwoRootsOfOneJob:
+    def test_the_one_that_was_overtaken_stops_as_fenced_and_writes_nothing(self, site: Site) -> None:
+        first = site.start()
+        site.say(first)
+        site.copy_root("staging")
+        second = site.start("staging")
+        site.say(second)
+        site.say(first)
+        how, kind, what = outcome(first)
+        assert (how, kind) == ("failed", "fenced") and "does not know" in what
+        assert second.driver.outcome is None and site.numbers() == [0, 1, 2, 3, 4, 5]
+
+    def test_a_start_finds_the_other_one_before_anything_is_written(self, site: Site) -> None:
+        site.say(site.start())
+        site.copy_root("staging")
+        site.say(site.start("staging"))
+        before = sorted((site.folder / "root").rglob("*.json"))
+        with pytest.raises(hf.ConfigError, match="does not know") as refused:
+            site.prepare()
+        assert "--adopt-targets" in refused.value.next_step and "'copy'" in refused.value.what
+        assert sorted((site.folder / "root").rglob("*.json")) == before
+
+    def test_a_rewind_moves_the_target_on_purpose_and_the_other_root_stops(self, tagged: Site) -> None:
+        tagged.say(tagged.start())
+        tagged.copy_root("staging")
+        second = tagged.start("staging")
+        tagged.say(second)
+        tagged.rewind()
+        assert tagged.numbers() == [0, 1, 2]
+        tagged.say(second)
+        how, kind, what = outcome(second)
+        assert (how, kind) == ("failed", "fenced") and "does not know" in what
+        tagged.say(tagged.start())
+        assert tagged.numbers() == list(range(12))
+
+
+class TestHoldings:
+    """What a start decides from a target's owner and tags."""
+
+    def test_a_sink_that_is_named_is_taken_over_from_its_owner(self) -> None:
+        adopted = adopted_from(JOB, SPECS, {"out": Holding(Held("other", Generation(9)), None)}, ["out"])
+        assert adopted == ("other",)
+
+    def test_an_owner_that_the_log_knows_needs_no_adoption(self) -> None:
+        assert adopted_from(JOB, SPECS, {"out": Holding(Held("second", Generation(2)), None)}, ["out"]) == ()
+
+    def test_a_name_that_no_sink_has_is_refused(self) -> None:
+        with pytest.raises(hf.ConfigError, match="no sink of this name"):
+            adopted_from(JOB, SPECS, {}, ["elsewhere"])
+
+    def test_a_target_on_a_timeline_that_the_log_has_not_reached_is_not_taken_over(self) -> None:
+        with pytest.raises(hf.Damaged, match="timeline 3"):
+            adopted_from(JOB, SPECS, {"out": Holding(Held("other", Generation(9)), tag(300, 3))}, ["out"])
+
+    @pytest.mark.parametrize(
+        ("newest", "refused"),
+        [
+            (None, False),
+            (tag(57, 2), False),
+            (tag(120, 2), False),
+            (tag(121, 2), True),
+            (tag(57, 1), False),
+            (tag(118, 1), False),
+            (tag(119, 1), True),
+            (tag(1, 3), True),
+        ],
+    )
+    def test_no_target_stands_beyond_what_the_log_completed(self, newest: Tag | None, refused: bool) -> None:
+        """Timeline 2 goes back to epoch 57, begins at 119, and has completed 120."""
+        assert (beyond(JOB, "the target", newest) is not None) == refused
+
+
+class TestLogCutShort:
+    def test_a_target_beyond_what_the_log_completed_is_refused_at_the_start(self, tagged: Site) -> None:
+        cluster = tagged.start()
+        tagged.say(cluster)
+        tagged.copy_root("older")
+        tagged.say(cluster)
+        tagged.restore_root("older")
+        with pytest.raises(hf.Damaged, match="cut short") as refused:
+            tagged.prepare()
+        assert "rewind" in refused.value.next_step
