@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
-from holdfast.runtime import subtask, watermark
+from holdfast.runtime import event_time, subtask, watermark
 from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.operators.window import WindowOperator
 
@@ -56,7 +56,7 @@ def waits_for_those_that_rest(_: Right) -> Right:
     def found_nothing(time: EventTime, partition: int, offset: int, ended: bool) -> bool:
         time._ask(partition, offset)
         time._looked_at[partition] = time._clock.monotonic()
-        return time._tell(partition, idle=ended)
+        return time._tell(partition, event_time._OVER if ended else event_time._ALIVE)
 
     return found_nothing
 

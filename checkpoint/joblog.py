@@ -316,16 +316,9 @@ def _last_usable(job: Job) -> Epoch:
 
 def fold(job: Job | None, record: Record) -> Job:
     """Take the next record; return the job after it. Raises Damaged if no correct run can have written it."""
-    body = record.body
-    if job is None and isinstance(body, LogStart):
-        owners = body.job.owners or (body.job.owner,)
-        return replace(body.job, next_seq=record.seq + 1, log_start=record.seq, head=record.hash, owners=owners)
     if job is None:
-        if not isinstance(body, JobCreated) or record.seq != 1:
-            raise _broken(f"the job log begins with {record.kind} at {record.seq}, {record.path}")
-        if record.prev not in (msgspec.UNSET, ""):
-            raise _broken(f"job log record {record.path} follows another record, and is the first")
-        return Job(record.job_uuid, body.name, body.key_groups, record.at, next_seq=2, head=record.hash)
+        return _fold_first(record)
+    body = record.body
     if record.seq != job.next_seq:
         raise _broken(f"job log record {record.path} stands where {record_path(job.next_seq)} was expected")
     if record.job_uuid != job.uuid:
@@ -379,6 +372,18 @@ def fold(job: Job | None, record: Record) -> Job:
             return replace(job, log_start=record.seq)
         case JobCreated():
             raise _broken(f"job log record {record.path} creates the job a second time")
+
+
+def _fold_first(record: Record) -> Job:
+    body = record.body
+    if isinstance(body, LogStart):
+        owners = body.job.owners or (body.job.owner,)
+        return replace(body.job, next_seq=record.seq + 1, log_start=record.seq, head=record.hash, owners=owners)
+    if not isinstance(body, JobCreated) or record.seq != 1:
+        raise _broken(f"the job log begins with {record.kind} at {record.seq}, {record.path}")
+    if record.prev not in (msgspec.UNSET, ""):
+        raise _broken(f"job log record {record.path} follows another record, and is the first")
+    return Job(record.job_uuid, body.name, body.key_groups, record.at, next_seq=2, head=record.hash)
 
 
 def _outlives(job: Job, epoch: Epoch, through: Epoch) -> bool:
