@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,7 @@ class TestPasswords:
         assert "hunter2" not in str(caught.value) + repr(caught.value.as_json())
 
 
+@cache
 def reads_of_settings() -> set[str]:
     """Return which attributes of settings the code of a run reads; showing a setting is no use of it."""
     found: set[str] = set()
