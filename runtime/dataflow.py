@@ -11,7 +11,7 @@ an upsert stream keeps its key columns as they are; a filter turns rows that no 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Never, NoReturn
 
 import polars as pl
 import pyarrow as pa
@@ -258,7 +258,7 @@ class Keyed:
             raise no_attribute('Keyed', name, KEYED_STREAM, dir(type(self)))
 
     def agg(
-        self, name: str = NOT_GIVEN, *unnamed: NoReturn, emit: str = "changes", **aggregates: Aggregation
+        self, name: str = NOT_GIVEN, *unnamed: Never, emit: str = "changes", **aggregates: Aggregation
     ) -> Stream:
         """Keep aggregates per key; the result is an upsert stream with the last value per key and epoch.
 

@@ -6,7 +6,7 @@ Results of windows have no event time of their own: a window over them is refuse
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Never, NoReturn
 
 import pyarrow as pa
 
@@ -38,7 +38,7 @@ class Windowed:
             raise no_attribute('Windowed', name, {}, dir(type(self)))
 
     def agg(
-        self, name: str = NOT_GIVEN, *unnamed: NoReturn, emit: str = "close", **aggregates: Aggregation
+        self, name: str = NOT_GIVEN, *unnamed: Never, emit: str = "close", **aggregates: Aggregation
     ) -> WindowStream:
         """Keep aggregates per window and key; columns: the keys, window_start, window_end, the aggregates.
 
