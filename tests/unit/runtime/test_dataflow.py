@@ -218,17 +218,18 @@ class TestUpsertStreams:
             self.upserts().sink("out", "out.db")
 
 
-class TestReservedColumnNames:
-    SAID = {
-        "": "names that begin with an underscore belong to Holdfast",
-        "_op": "names that begin with an underscore belong to Holdfast",
-        "_holdfast_tag": "names that begin with an underscore belong to Holdfast",
-        "*": "Polars reads it as a pattern for several columns",
-        "^a$": "Polars reads it as a pattern for several columns",
-        "a\0b": "it holds a NUL character",
-    }
+RESERVED_NAMES = {
+    "": "names that begin with an underscore belong to Holdfast",
+    "_op": "names that begin with an underscore belong to Holdfast",
+    "_holdfast_tag": "names that begin with an underscore belong to Holdfast",
+    "*": "Polars reads it as a pattern for several columns",
+    "^a$": "Polars reads it as a pattern for several columns",
+    "a\0b": "it holds a NUL character",
+}
 
-    @pytest.mark.parametrize(("name", "says"), SAID.items())
+
+class TestReservedColumnNames:
+    @pytest.mark.parametrize(("name", "says"), RESERVED_NAMES.items())
     def test_are_refused_when_planned_wherever_a_column_gets_a_name(self, name: str, says: str) -> None:
         schema = pa.schema([pa.field(name, pa.int64(), nullable=False)])
         with pytest.raises(hf.ConfigError) as source:

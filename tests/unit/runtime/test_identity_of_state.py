@@ -140,7 +140,7 @@ class TestTheInputOfAnAggregate:
         assert "over (v: int64) and now has it over (v: int64 or null)" in what
 
     def test_a_count_takes_a_nullable_column_as_well(self) -> None:
-        counted: Build = lambda s: s.key_by("k").agg("totals", total=hf.count("v"))  # noqa: E731
+        counted: Build = lambda s: s.key_by("k").agg("totals", total=hf.count("v"))
         (what,) = allowed(plan_of(counted), plan_of(counted, nullable("v")))
         assert "or null" in what
 

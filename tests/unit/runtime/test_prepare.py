@@ -63,3 +63,34 @@ class TestAPlaceInTheMemoryOfOneProcess:
             prepare(app.plan(), resolve(app))
         assert "other process" in caught.value.what and "folder" in caught.value.next_step
         assert list(tmp_path.iterdir()) == []
+
+
+class TestWhetherAllIsDelivered:
+    """Only a run that stopped says so; what follows its checkpoint takes the word back, or not."""
+
+    START = joblog.GenerationStarted(Epoch(1), Epoch(0), "host", "started")
+    STOP = joblog.Stopped(Epoch(7))
+
+    def completed(self, epoch: int) -> joblog.CheckpointCompleted:
+        return joblog.CheckpointCompleted(Epoch(epoch), Epoch(0), ObjectRef("m", 1, "0"), 1, 1, 1)
+
+    def told(self, *bodies: joblog.Body) -> bool:
+        records = [
+            joblog.Record(seq, JobUuid("job"), Generation(1), Timeline(1), "owner", 0, body)
+            for seq, body in enumerate(bodies, 1)
+        ]
+        return admission.delivered_through(records, Epoch(7))
+
+    def test_after_a_stop_at_the_checkpoint_it_is(self) -> None:
+        assert self.told(self.START, self.completed(7), self.STOP)
+        assert self.told(self.START, self.completed(7), self.STOP, self.START)
+
+    def test_without_a_stop_it_is_not_known(self) -> None:
+        assert not self.told(self.START, self.completed(7))
+        assert not self.told(self.START, self.completed(6), joblog.Stopped(Epoch(6)), self.START, self.completed(7))
+
+    def test_the_end_of_a_rewind_does_not_say_so(self) -> None:
+        rewound = joblog.Rewound(Epoch(7), Epoch(200), "host", "rewound")
+        assert not self.told(self.START, self.completed(7), self.STOP, rewound)
+        assert not self.told(self.START, self.completed(7), self.STOP, rewound, self.STOP)
+        assert not self.told(self.START, self.completed(7), rewound, self.STOP, self.START)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from holdfast.runtime.settings import SETTINGS, Setting, duration_ms, resolve, s
 from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.host import WorkerTask, limits_of
 from holdfast.runtime.spark.tls import make_credentials
+from holdfast.runtime.spark.wire import close_listener, listen
 from holdfast.storage.objects import MemoryObjects
 
 
@@ -171,6 +173,7 @@ class TestPasswords:
         assert "hunter2" not in str(caught.value) + repr(caught.value.as_json())
 
 
+@cache
 def reads_of_settings() -> set[str]:
     """Return which attributes of settings the code of a run reads; showing a setting is no use of it."""
     found: set[str] = set()
@@ -190,21 +193,27 @@ class TestEverySettingHasAnEffect:
         name = "checkpoint_every_ms" if setting.name == "checkpoint_every" else setting.name
         assert name in reads_of_settings()
 
-    def test_a_channel_has_room_up_to_its_limit(self) -> None:
+    def test_channels_have_room_up_to_their_limit(self) -> None:
+        deaf = listen("127.0.0.1")  # takes connections and answers none, so nothing leaves the queue
         network = TcpNetwork("127.0.0.1", make_credentials(False), Mailbox(), 1_000)
-        own = ChannelId(0, Subtask(0), Subtask(0))
+        own, away = ChannelId(0, Subtask(0), Subtask(0)), ChannelId(0, Subtask(0), Subtask(1))
         batch = pa.record_batch({"n": pa.array(range(100), pa.int64())})
         links = network.open(
-            OpenLinks(JobUuid("job"), Generation(1), Subtask(0), (own,), (own,), {}, {0: batch.schema}, lambda *_: None)
-        )
+            OpenLinks(
+                JobUuid("job"), Generation(1), Subtask(0), (own,), (own, away),
+                {Subtask(1): deaf.getsockname()[:2]}, {0: batch.schema}, lambda *_: None,
+            )
+        )  # fmt: skip
         try:
-            links.put(own, batch)
-            assert links.room(own)
-            links.put(own, batch)
-            assert not links.room(own)
+            for channel in (own, away):
+                links.put(channel, batch)
+                assert links.room(channel)
+                links.put(channel, batch)
+                assert not links.room(channel)
         finally:
             links.close()
             network.close()
+            close_listener(deaf)
 
     def test_the_loop_of_a_worker_gets_its_limits(self, tmp_path: Path) -> None:
         app = hf.App("numbers")

@@ -175,9 +175,8 @@ class TestWrongUse:
             t.push("rows", [Timed("a", NOON)])
 
     def test_a_null_where_none_may_be_still_makes_an_undecodable_record(self) -> None:
-        with TestDriver(hourly()) as t:
-            with pytest.raises(JobFailed, match="'word' is null|null"):
-                t.push("rows", [{"word": None, "at": NOON}])
+        with TestDriver(hourly()) as t, pytest.raises(JobFailed, match="'word' is null|null"):
+            t.push("rows", [{"word": None, "at": NOON}])
 
     @pytest.mark.parametrize(
         ("key", "says"),
