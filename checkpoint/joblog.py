@@ -29,7 +29,7 @@ import msgspec
 
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.errors import ConfigError, Damaged, Where
-from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Cut, Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.storage.hashed import fits_hash, own_hash, with_hash
 
 FORMAT_VERSION = 3
@@ -125,6 +125,8 @@ _HASHED = 2
 """The first format whose records have a hash at their end."""
 STARTS_KEPT = 100
 """How many starts the fold remembers, for people."""
+RECENT_KEPT = 512
+"""How many completed epochs the fold remembers by content: local state that a kill left may be some minutes old."""
 
 
 def record_path(seq: int) -> str:
@@ -224,6 +226,8 @@ class Job:
     """Sequence number of the newest LogStart; 0 if there is none."""
     head: str = ""
     """Hash of the newest record: what the next one has to name as `prev`."""
+    recent: tuple[Cut, ...] = ()
+    """Newest completed epochs of the lineage, oldest first, also those that have expired: local state may be of one."""
     rewinds: tuple[Rewind, ...] = ()
     abandoned: tuple[Completed, ...] = ()
     """Retained checkpoints that rewinds left behind: listed and kept like others, never built on."""
@@ -353,7 +357,8 @@ def fold(job: Job | None, record: Record) -> Job:
             if not first <= epoch <= _last_usable(job) or follows != job.base_epoch:
                 raise _broken(f"job log record {record.path}: epoch {epoch} cannot follow {job.base_epoch}")
             done = Completed(body, record.generation, record.timeline, record.at)
-            job = replace(job, completed=(*job.completed, done))
+            recent = (*job.recent, Cut(epoch, body.manifest.sha256))[-RECENT_KEPT:]
+            job = replace(job, completed=(*job.completed, done), recent=recent)
             return job if body.savepoint is None else _named(job, record, body.savepoint, epoch)
         case Stopped(epoch=epoch) | Finished(epoch=epoch):
             if epoch != job.base_epoch:
@@ -366,7 +371,8 @@ def fold(job: Job | None, record: Record) -> Job:
             left = tuple(each for each in job.abandoned if _outlives(job, each.body.epoch, through))
             return replace(job, completed=kept, abandoned=left, expired_through=through)
         case LogStart(job=said):
-            if replace(said, next_seq=job.next_seq, head=job.head) != job:
+            recent = said.recent or job.recent  # empty in format 2
+            if replace(said, next_seq=job.next_seq, head=job.head, recent=recent) != job:
                 raise _broken(f"job log record {record.path} does not say what the records before it say")
             return replace(job, log_start=record.seq)
         case JobCreated():
@@ -393,6 +399,7 @@ def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
         job,
         timeline=record.timeline,
         completed=tuple(each for each in job.completed if each.body.epoch <= base),
+        recent=tuple(each for each in job.recent if each.epoch <= base),
         abandoned=(*job.abandoned, *(each for each in job.completed if each.body.epoch > base)),
         # What another owner can have used counts, whether it was abandoned just now or not (P2).
         first_epoch=Epoch(max(job.first_epoch, job.base_epoch + 1)),
