@@ -323,21 +323,7 @@ def fold(job: Job | None, record: Record) -> Job:
         if record.prev not in (msgspec.UNSET, ""):
             raise _broken(f"job log record {record.path} follows another record, and is the first")
         return Job(record.job_uuid, body.name, body.key_groups, record.at, next_seq=2, head=record.hash)
-    if record.seq != job.next_seq:
-        raise _broken(f"job log record {record.path} stands where {record_path(job.next_seq)} was expected")
-    if record.job_uuid != job.uuid:
-        raise ConfigError(
-            f"the job log of {job.name!r} holds a record of another job ({record.job_uuid}, expected {job.uuid})",
-            next_step="give each job a root or a name of its own",
-            where=Where(job=job.name),
-        )
-    if record.prev not in (msgspec.UNSET, job.head):
-        raise _broken(
-            f"job log record {record.path} does not continue {record_path(record.seq - 1)}: one of the two is of "
-            "another history of this job, of a copy or from before a restore"
-        )
-    if record.timeline != job.timeline + isinstance(body, Rewound):
-        raise _broken(f"job log record {record.path} is of timeline {record.timeline}, not of {job.timeline}")
+    _check_place(job, record)
     job = replace(job, next_seq=record.seq + 1, head=record.hash)
     if isinstance(body, GenerationStarted):
         return _fold_start(job, record, body)
@@ -377,6 +363,25 @@ def fold(job: Job | None, record: Record) -> Job:
             return replace(job, log_start=record.seq)
         case JobCreated():
             raise _broken(f"job log record {record.path} creates the job a second time")
+
+
+def _check_place(job: Job, record: Record) -> None:
+    """Refuse a record that does not come next in this very history."""
+    if record.seq != job.next_seq:
+        raise _broken(f"job log record {record.path} stands where {record_path(job.next_seq)} was expected")
+    if record.job_uuid != job.uuid:
+        raise ConfigError(
+            f"the job log of {job.name!r} holds a record of another job ({record.job_uuid}, expected {job.uuid})",
+            next_step="give each job a root or a name of its own",
+            where=Where(job=job.name),
+        )
+    if record.prev not in (msgspec.UNSET, job.head):
+        raise _broken(
+            f"job log record {record.path} does not continue {record_path(record.seq - 1)}: one of the two is of "
+            "another history of this job, of a copy or from before a restore"
+        )
+    if record.timeline != job.timeline + isinstance(record.body, Rewound):
+        raise _broken(f"job log record {record.path} is of timeline {record.timeline}, not of {job.timeline}")
 
 
 def _outlives(job: Job, epoch: Epoch, through: Epoch) -> bool:
