@@ -44,7 +44,9 @@ def folded(*bodies: Body) -> Job:
     return job
 
 
-RUN: tuple[Body, ...] = (JobCreated("job", 8), GenerationStarted(Epoch(1), NO_EPOCH, "here", "started"), *map(completed, (1, 2, 3, 4)))
+RUN: tuple[Body, ...] = (
+    JobCreated("job", 8), GenerationStarted(Epoch(1), NO_EPOCH, "here", "started"), *map(completed, (1, 2, 3, 4)),
+)  # fmt: skip
 
 
 def handle(base: int, *segments: SegmentRef) -> SnapshotHandle:
