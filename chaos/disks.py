@@ -71,7 +71,7 @@ class HeldFolder:
         """See KeyValue.scan."""
         return self._folder.store.scan(first, end)
 
-    def flush(self) -> None:
+    def flush(self, wait: bool = True) -> None:
         """See KeyValue.flush."""
         self._folder.store.flush()
 

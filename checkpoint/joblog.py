@@ -30,7 +30,7 @@ import msgspec
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.frozen import replace
-from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Timeline
+from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Cut, Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.storage.hashed import fits_hash, own_hash, with_hash
 
 FORMAT_VERSION = 3
@@ -129,6 +129,8 @@ STARTS_KEPT = 100
 """How many starts the fold remembers, for people."""
 OWNERS_KEPT = 1_000
 """How many owners the fold remembers: targets that none of them took over are another history's."""
+RECENT_KEPT = 512
+"""How many completed epochs the fold remembers by content: local state that a kill left may be some minutes old."""
 
 
 def record_path(seq: int) -> str:
@@ -228,6 +230,8 @@ class Job:
     """Sequence number of the newest LogStart; 0 if there is none."""
     head: str = ""
     """Hash of the newest record: what the next one has to name as `prev`."""
+    recent: tuple[Cut, ...] = ()
+    """Newest completed epochs of the lineage, oldest first, also those that have expired: local state may be of one."""
     rewinds: tuple[Rewind, ...] = ()
     abandoned: tuple[Completed, ...] = ()
     """Retained checkpoints that rewinds left behind: listed and kept like others, never built on."""
@@ -319,21 +323,7 @@ def fold(job: Job | None, record: Record) -> Job:
     if job is None:
         return _fold_first(record)
     body = record.body
-    if record.seq != job.next_seq:
-        raise _broken(f"job log record {record.path} stands where {record_path(job.next_seq)} was expected")
-    if record.job_uuid != job.uuid:
-        raise ConfigError(
-            f"the job log of {job.name!r} holds a record of another job ({record.job_uuid}, expected {job.uuid})",
-            next_step="give each job a root or a name of its own",
-            where=Where(job=job.name),
-        )
-    if record.prev not in (msgspec.UNSET, job.head):
-        raise _broken(
-            f"job log record {record.path} does not continue {record_path(record.seq - 1)}: one of the two is of "
-            "another history of this job, of a copy or from before a restore"
-        )
-    if record.timeline != job.timeline + isinstance(body, Rewound):
-        raise _broken(f"job log record {record.path} is of timeline {record.timeline}, not of {job.timeline}")
+    _check_place(job, record)
     job = replace(job, next_seq=record.seq + 1, head=record.hash)
     if isinstance(body, GenerationStarted):
         return _fold_start(job, record, body)
@@ -353,7 +343,8 @@ def fold(job: Job | None, record: Record) -> Job:
             if not first <= epoch <= _last_usable(job) or follows != job.base_epoch:
                 raise _broken(f"job log record {record.path}: epoch {epoch} cannot follow {job.base_epoch}")
             done = Completed(body, record.generation, record.timeline, record.at)
-            job = replace(job, completed=(*job.completed, done))
+            recent = (*job.recent, Cut(epoch, body.manifest.sha256))[-RECENT_KEPT:]
+            job = replace(job, completed=(*job.completed, done), recent=recent)
             return job if body.savepoint is None else _named(job, record, body.savepoint, epoch)
         case Stopped(epoch=epoch) | Finished(epoch=epoch):
             if epoch != job.base_epoch:
@@ -366,7 +357,7 @@ def fold(job: Job | None, record: Record) -> Job:
             left = tuple(each for each in job.abandoned if _outlives(job, each.body.epoch, through))
             return replace(job, completed=kept, abandoned=left, expired_through=through)
         case LogStart(job=said):
-            known = said if record.v >= 3 else replace(said, owners=job.owners)
+            known = said if record.v >= 3 else replace(said, owners=job.owners, recent=job.recent)
             if replace(known, next_seq=job.next_seq, head=job.head) != job:
                 raise _broken(f"job log record {record.path} does not say what the records before it say")
             return replace(job, log_start=record.seq)
@@ -384,6 +375,25 @@ def _fold_first(record: Record) -> Job:
     if record.prev not in (msgspec.UNSET, ""):
         raise _broken(f"job log record {record.path} follows another record, and is the first")
     return Job(record.job_uuid, body.name, body.key_groups, record.at, next_seq=2, head=record.hash)
+
+
+def _check_place(job: Job, record: Record) -> None:
+    """Refuse a record that does not come next in this very history."""
+    if record.seq != job.next_seq:
+        raise _broken(f"job log record {record.path} stands where {record_path(job.next_seq)} was expected")
+    if record.job_uuid != job.uuid:
+        raise ConfigError(
+            f"the job log of {job.name!r} holds a record of another job ({record.job_uuid}, expected {job.uuid})",
+            next_step="give each job a root or a name of its own",
+            where=Where(job=job.name),
+        )
+    if record.prev not in (msgspec.UNSET, job.head):
+        raise _broken(
+            f"job log record {record.path} does not continue {record_path(record.seq - 1)}: one of the two is of "
+            "another history of this job, of a copy or from before a restore"
+        )
+    if record.timeline != job.timeline + isinstance(record.body, Rewound):
+        raise _broken(f"job log record {record.path} is of timeline {record.timeline}, not of {job.timeline}")
 
 
 def _outlives(job: Job, epoch: Epoch, through: Epoch) -> bool:
@@ -406,6 +416,7 @@ def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
         job,
         timeline=record.timeline,
         completed=tuple(each for each in job.completed if each.body.epoch <= base),
+        recent=tuple(each for each in job.recent if each.epoch <= base),
         abandoned=(*job.abandoned, *(each for each in job.completed if each.body.epoch > base)),
         # What another owner can have used counts, whether it was abandoned just now or not (P2).
         first_epoch=Epoch(max(job.first_epoch, job.base_epoch + 1)),

@@ -16,9 +16,6 @@ from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePos
 from holdfast.runtime import messages as m
 from holdfast.runtime.master_state import Master, Running
 
-LOCAL_EPOCHS_MAX = 256
-"""Completed epochs that a deployment names: local state lags by a few, so what is older than all of them is rare."""
-
 
 def older_output_is_left(state: Master, base: Manifest | None) -> bool:
     """P20: after a rescale nothing is committed, and so delivered, before all output of the old writers is in."""
@@ -75,16 +72,16 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
     handle = recovery.handles_for(base, list(rules.key_ranges))[subtask]
     return m.Deploy(
         job.uuid, job.generation, job.timeline, job.first_epoch, job.base_epoch, subtask, peers, handle,
-        positions, pending, confirmed, until, _bases(job, handle), rules.audit, job.owner,
+        positions, pending, confirmed, until, local_bases(job, handle), rules.audit, job.owner,
         (*job.owners, *rules.adopted),
     )  # fmt: skip
 
 
-def _bases(job: joblog.Job, handle: SnapshotHandle) -> dict[Epoch, str]:
+def local_bases(job: joblog.Job, handle: SnapshotHandle) -> dict[Epoch, str]:
     """P14: which epochs local state of this subtask may stand at, by content; none below the handle's own base."""
     floor = max((piece.epoch for piece in pieces(handle) if piece.follows == NO_EPOCH), default=NO_EPOCH)
-    newest = job.completed[-LOCAL_EPOCHS_MAX:]
-    return {each.body.epoch: each.body.manifest.sha256 for each in newest if each.body.epoch >= floor}
+    kept = {each.body.epoch: each.body.manifest.sha256 for each in job.completed[-joblog.RECENT_KEPT :]}
+    return {epoch: manifest for epoch, manifest in {**kept, **dict(job.recent)}.items() if epoch >= floor}
 
 
 def assigned(state: Master) -> list[WorkerId]:

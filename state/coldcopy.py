@@ -32,6 +32,8 @@ from holdfast.state.table import Table
 
 NOTHING = (0, 0)
 _EMPTY = Cut(NO_EPOCH, "")
+FLUSH_AFTER_PASSES = 128
+"""What a kill leaves is as old as the last flush; a store of few writes would flush only after hours by itself."""
 SCANS_MAX = 64
 """Key groups looked through for foreign rows in one step."""
 
@@ -56,6 +58,7 @@ class ColdCopy:
         self._valid: tuple[int, ...] = ()
         self._found = read_marker(store)
         self._written: Marker | None = None
+        self._unflushed = 0
         self._foreign = self._foreign_groups()
 
     @property
@@ -97,6 +100,10 @@ class ColdCopy:
             return True
         self._applied, self.based, self._valid, self.epochs_behind = committed, self._owned, self._operators, 0
         self._mark(job_uuid, timeline, committed, committed)
+        self._unflushed += 1
+        if self._unflushed >= FLUSH_AFTER_PASSES:
+            self._unflushed = 0
+            self._store.flush(wait=False)
         return False
 
     def _write_rows(self, table: Table, keys_max: int) -> None:

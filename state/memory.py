@@ -44,7 +44,7 @@ class MemoryKeyValue:
         keys = self._sorted[bisect_left(self._sorted, first) : bisect_left(self._sorted, end)]
         return [(key, self._pairs[key]) for key in keys]
 
-    def flush(self) -> None:
+    def flush(self, wait: bool = True) -> None:
         """Make everything written so far survive a kill."""
         self._flushed, self._writes = dict(self._pairs), []
 

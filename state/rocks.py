@@ -163,10 +163,10 @@ class RocksKeyValue:
                 del cursor  # a traceback would keep it, and it keeps the lock
         return pairs
 
-    def flush(self) -> None:
-        """Make everything written so far survive a kill."""
+    def flush(self, wait: bool = True) -> None:
+        """Make everything written so far survive a kill; without `wait`, soon."""
         with _translated(self.path, "it is not known what survives a kill"):
-            self._db.flush(True)
+            self._db.flush(wait)
 
     def close(self) -> None:
         """Release the directory. What was not flushed is lost: the marker knows."""

@@ -70,8 +70,8 @@ class KeyValue(Protocol):
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """Return all pairs with first <= key < end, in order; raises Damaged, never truncates."""
 
-    def flush(self) -> None:
-        """Make everything written so far survive a kill."""
+    def flush(self, wait: bool = True) -> None:
+        """Make everything written so far survive a kill; without `wait`, soon."""
 
     def close(self) -> None:
         """Release the directory."""

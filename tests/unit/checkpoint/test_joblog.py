@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.joblog import (
     OWNERS_KEPT,
+    RECENT_KEPT,
     Body,
     CheckpointCompleted,
     Expired,
@@ -152,6 +153,36 @@ class TestChain:
 
 def unchained(each: Record) -> Record:
     return msgspec.structs.replace(each, prev=msgspec.UNSET)
+
+
+class TestRecentEpochs:
+    """P14: local state that a kill left stands at an epoch that may have expired since."""
+
+    def manifests(self, job: Job) -> list[int]:
+        assert all(cut.manifest == MANIFEST.sha256 for cut in job.recent)
+        return [cut.epoch for cut in job.recent]
+
+    def test_are_known_by_content_also_when_they_have_expired(self) -> None:
+        before = folded(*RUNNING, completed(4, 1, 2, 1), completed(5, 1, 3, 2), record(6, 1, Expired(Epoch(2))))
+        assert self.manifests(before) == [1, 2, 3]
+        begin = record(7, 1, LogStart(before))
+        assert self.manifests(folded(decode(encode(begin), begin.path), completed(8, 1, 4, 3))) == [1, 2, 3, 4]
+
+    def test_are_the_newest_alone(self) -> None:
+        job = folded(*RUNNING)
+        for epoch in range(2, RECENT_KEPT + 3):
+            job = fold(job, completed(job.next_seq, 1, epoch, epoch - 1))
+        assert self.manifests(job) == list(range(3, RECENT_KEPT + 3))
+
+    def test_that_a_rewind_left_behind_are_none(self) -> None:
+        job = folded(*RUNNING, completed(4, 1, 2, 1), completed(5, 1, 3, 2))
+        body = Rewound(Epoch(2), next_first_epoch(job), "here", "rewound")
+        rewound = Record(6, UUID, Generation(2), Timeline(2), "b", 0, body)
+        assert self.manifests(fold(job, rewound)) == [1, 2]
+
+    def test_are_unknown_behind_a_log_start_of_an_older_version(self) -> None:
+        older = msgspec.structs.replace(record(4, 1, LogStart(replace(folded(*RUNNING), recent=()))), v=2)
+        assert folded(*RUNNING, older).recent != () == folded(older).recent
 
 
 class TestWhoMayAppend:

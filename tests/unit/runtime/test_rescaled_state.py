@@ -62,8 +62,9 @@ class Life:
     @property
     def manifest(self) -> Manifest:
         return Manifest(
-            JOB, Generation(1), Timeline(1), self.epoch, NO_EPOCH, len(self.handles), GROUPS, (), self.handles, (), (), ()
-        )
+            JOB, Generation(1), Timeline(1), self.epoch, NO_EPOCH, len(self.handles), GROUPS,
+            (), self.handles, (), (), (),
+        )  # fmt: skip
 
     def write(self, **written: dict[int, int | None]) -> None:
         """Close an epoch in which subtask `s0`, `s1`... put or deleted (None) these keys."""

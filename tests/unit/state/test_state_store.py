@@ -14,6 +14,7 @@ from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.cold import SCAN_AFTER_MISSES
+from holdfast.state.coldcopy import FLUSH_AFTER_PASSES
 from holdfast.state.keys import KeyType
 from holdfast.state.marker import read_marker
 from holdfast.state.memory import MemoryKeyValue
@@ -147,6 +148,16 @@ class TestApply:
         worker.apply()
         marker = read_marker(cold)
         assert marker is not None and marker.cuts == (Cut(Epoch(7), "seven"), Cut(Epoch(7), "seven"))
+
+    def test_flushes_now_and_then_so_that_a_kill_leaves_no_old_epoch(self) -> None:
+        cold = MemoryKeyValue()
+        worker = Worker(cold)
+        for epoch in range(1, FLUSH_AFTER_PASSES + 3):
+            worker.add(1, 1)
+            worker.close_epoch(epoch)
+            worker.apply()
+        marker = read_marker(cold.after_kill(0))
+        assert marker is not None and marker.applied == FLUSH_AFTER_PASSES
 
     def test_does_not_give_an_epoch_the_name_of_another(self) -> None:
         cold = MemoryKeyValue()

@@ -233,7 +233,7 @@ class TestWhatKilledWritersLeave:
     ) -> None:
         """P3: a clock that jumps makes a file of now look old."""
         store = LocalObjects(tmp_path)
-        written, tidied = local._write_temporary, []
+        written, tidied = local._write_temporary, list[int]()
 
         def lose(folder: Path, data: bytes) -> Path:
             if lost == "folder" and not tidied:
