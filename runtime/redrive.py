@@ -34,8 +34,9 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.dead_letters import DEAD_LETTERS, decode_row
 from holdfast.runtime.schema import describe_difference
 from holdfast.storage.log import BEFORE_FIRST, LogReader, LogWriter
-from holdfast.storage.logformat import LogMeta
+from holdfast.storage.logformat import LogMeta, extends
 from holdfast.storage.partitioning import partition_rows
+from holdfast.storage.segment import widened
 
 CHUNK_BYTES = 4 << 20
 _TIMELINE = Timeline(1)
@@ -240,6 +241,9 @@ def fitted(record: pa.RecordBatch, meta: LogMeta) -> pa.RecordBatch:
     Raises:
         ConfigError: it has others, or a null where the log allows none.
     """
+    missing = [field for field in meta.schema if field.name not in record.schema.names]
+    if missing and extends(meta.schema, record.schema):  # the log has grown since
+        record = widened(record, meta.schema, record.num_columns)
     loose = pa.schema([f.with_nullable(meta.schema.field(f.name).nullable) if f.name in meta.schema.names else f
                        for f in record.schema])  # fmt: skip
     if difference := describe_difference(meta.schema, loose):

@@ -98,7 +98,9 @@ class LogSink:
         if meta is None:
             create_log(store, schema if self.expected is None else self.expected, self.partitions, self.key)
             return
-        self._check_columns(schema, meta.schema, "the log")
+        # A log that has grown since takes what it took before.
+        fitting = pa.schema(list(meta.schema)[: len(schema)]) if meta.fits(schema) else meta.schema
+        self._check_columns(schema, fitting, "the log")
         if self.key is not None and set(self.key) != set(meta.key):
             raise ConfigError(
                 f"{self.where}: the log is partitioned by {list(meta.key) or 'no key'}, the sink by {list(self.key)}",

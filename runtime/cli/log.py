@@ -76,6 +76,11 @@ def add_parser(subparsers: Subparsers) -> None:
         commands, "seal", seal, "end a log for ever: jobs that read it finish, appends are refused",
         "holdfast log seal data/bids",
     )  # fmt: skip
+    more = _command(
+        commands, "add-columns", add_columns, "add columns, which are null in the rows so far",
+        'holdfast log add-columns data/bids --schema "channel:string?"',
+    )  # fmt: skip
+    more.add_argument("--schema", required=True, help='the new columns as "name:type?,..."; each may be null')
     log_compact.add_arguments(
         _command(
             commands, "compact", log_compact.compact, "of every key keep the newest row, drop earlier ones",
@@ -107,6 +112,19 @@ def create(args: argparse.Namespace) -> int:
         {"path": args.path, "uuid": meta.uuid, "partitions": meta.partitions, "key": meta.key, "columns": columns},
         f"created {args.path}: {_count(meta.partitions, 'partition')}, "
         f"{'key ' + ', '.join(meta.key) if meta.key else 'no key'}, columns {_columns(meta)}",
+    )
+    return 0
+
+
+def add_columns(args: argparse.Namespace) -> int:
+    """Add columns to a log. Exit status: 0 the log has them, 2 they cannot be added, 5 the store is not reachable."""
+    _meta(args.path)
+    schema = LogWriter(open_objects(args.path)).grow(parse_columns(args.schema))
+    columns = [{"name": c.name, "type": str(c.type), "nullable": c.nullable} for c in schema]
+    _result(
+        args,
+        {"path": args.path, "columns": columns},
+        f"{args.path} has the columns {', '.join(map(describe_column, schema))}",
     )
     return 0
 

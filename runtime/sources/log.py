@@ -37,8 +37,9 @@ class Log:
 
     Args:
         path: A folder or URL. A relative path is taken from the working directory of the program that creates this.
-        schema: A dataclass or pyarrow.Schema that the log must have; None takes the log's own, and that of the stream
-            for a log that a sink creates.
+        schema: A dataclass or pyarrow.Schema. As a source: the columns that the job reads; the log may have more. As a
+            sink: the columns that a log gets when it is created. None takes the log's own, and that of the stream for
+            a log that a sink creates.
         key: Columns by which rows are partitioned when a log is created. Without it a sink goes round the partitions.
         partitions: Number of partitions when a log is created.
     """
@@ -150,7 +151,8 @@ class Log:
             return
         # A column may be null in the log alone: where it is, the record is undecodable (API.md).
         strict = {field.name for field in self._expected if not field.nullable}
-        found = pa.schema([f.with_nullable(f.nullable and f.name not in strict) for f in meta.schema])
+        there = [meta.schema.field(name) for name in self._expected.names if name in meta.schema.names]
+        found = pa.schema([f.with_nullable(f.nullable and f.name not in strict) for f in there])
         if difference := describe_difference(self._expected, found):
             raise ConfigError(
                 f"the log at {self.path} does not have the columns that the job expects: {difference}",

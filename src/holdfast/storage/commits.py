@@ -14,6 +14,8 @@ Not safe to share between threads.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast.errors import Damaged, NotFound
 from holdfast.ports import ObjectStore
 from holdfast.storage.compacted import CompactedSegment, Left
@@ -28,6 +30,8 @@ from holdfast.storage.logformat import (
     commit_path,
     damaged,
     decode_commit,
+    decode_schema,
+    extends,
     hash_in,
     sequence_of,
 )
@@ -64,6 +68,7 @@ class Commits:
         paths = store.list(COMMITS_FOLDER)
         self.tail = self.at(sequence_of(paths[-1])) if paths else self._cached[0]
         self._left: tuple[int, Left] | None = None
+        self._grown: tuple[int, LogMeta] | None = None
         self.refresh()
 
     def refresh(self) -> bool:
@@ -89,6 +94,16 @@ class Commits:
             return not sequence or hash_in(self._store.get(commit_path(sequence))) == xxh3
         except NotFound:
             return False
+
+    @property
+    def meta(self) -> LogMeta:
+        """Return what the log is, with the columns that it has by now. Raises Damaged."""
+        if (grown := self.tail.grown) and (self._grown is None or self._grown[0] != grown):
+            schema = decode_schema(commit_path(grown), self.at(grown).schema)
+            if not extends(schema, self._meta.schema):
+                raise damaged(commit_path(grown), "changes columns that the log has had before")
+            self._grown = grown, replace(self._meta, schema=schema, created_with=len(self._meta.schema))
+        return self._meta if self._grown is None else self._grown[1]
 
     @property
     def left(self) -> Left | None:

@@ -167,7 +167,7 @@ class Compactor:
         folder = f"{COMPACTED_FOLDER}/{tail.compact:020d}/{owner}"
         put = _put_nothing if wishes.dry_run else self._store.put
         left = {
-            part.partition: rewrite(self._store, self.meta, part, folder, put, wishes.sizes) for part in job.parts
+            part.partition: rewrite(self._store, commits.meta, part, folder, put, wishes.sizes) for part in job.parts
         }
         results = job.results(commits, left)
         if wishes.dry_run:

@@ -106,9 +106,32 @@ class LogWriter:
         wall_us: Callable[[], int] = wall_us,
     ) -> None:
         self._store, self._pause, self._wall_us = store, pause, wall_us
-        self.meta = existing_meta(store)
-        self._commits = Commits(store, self.meta)
+        self._commits = Commits(store, existing_meta(store))
         self._doubt: tuple[Draft, Commit] | None = None
+
+    @property
+    def meta(self) -> LogMeta:
+        """What the log is, with the columns that it has as far as this writer knows."""
+        return self._commits.meta
+
+    def grow(self, columns: pa.Schema) -> pa.Schema:
+        """Add columns, which are null in all rows so far; return all columns. Those that are there already stay.
+
+        Raises:
+            ConfigError: a column may not be null, or is there with another type; or the log is sealed.
+            Unavailable: the outcome is unknown; do it again.
+        """
+        for _ in range(CONFLICTS_MAX):
+            self.settle()
+            self._commits.refresh()
+            new = _added(self.meta.schema, columns)
+            if not new:
+                return self.meta.schema
+            schema, tail = pa.schema([*self.meta.schema, *new]), self._commits.tail
+            draft = Draft("grow", uuid.uuid4().hex, self._wall_us(), after=tail.sequence, schema=schema)
+            if self._commit(draft) is not None:
+                return schema
+        raise _overtaken("no column was added")
 
     def append(self, rows: Mapping[int, Rows]) -> dict[int, int]:
         """Append rows to any number of partitions at once.
@@ -275,6 +298,8 @@ def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
     draft.admit(tail)
     if draft.tag is not None and not _grows(tail, draft.tag, draft.follows):
         return False
+    if draft.kind == "grow" and draft.after != tail.sequence:
+        return False  # Other columns may have been added.
     if draft.kind == "void" and draft.after != tail.sequence:
         return False  # Made for another end: there may be more to take back now.
     if draft.kind == "compact":
@@ -311,15 +336,32 @@ def _fitting(meta: LogMeta, partition: int, rows: Rows) -> pa.Table:
     problem = None
     if not 0 <= partition < meta.partitions:
         problem = f"the log has {meta.partitions} partitions, counted from 0; there is no partition {partition}"
-    elif table.schema.names != meta.schema.names or table.schema.types != meta.schema.types:
+    elif not meta.fits(table.schema):
         problem = (
             f"the log has the columns {', '.join(map(describe_column, meta.schema))}; "
             f"the rows have {', '.join(map(describe_column, table.schema))}"
         )
     else:
-        for column in meta.schema:
+        for column in list(meta.schema)[: table.num_columns]:
             if not column.nullable and table.column(column.name).null_count:
                 problem = f"column {column.name!r} holds a null, but the log does not allow one there"
     if problem:
         raise ConfigError(problem, not_done="no row was appended", next_step="correct the rows and append them again")
-    return pa.Table.from_arrays(table.columns, schema=meta.schema)
+    return pa.Table.from_arrays(table.columns, schema=pa.schema(list(meta.schema)[: table.num_columns]))
+
+
+def _added(schema: pa.Schema, columns: pa.Schema) -> list[pa.Field]:
+    """Return the columns that a log does not have yet. Raises ConfigError if they cannot be added."""
+    new = [column for column in _plain(columns) if column.name not in schema.names]
+    problem = None
+    if other := [c for c in columns if c.name in schema.names and schema.field(c.name).type != c.type]:
+        problem = f"the log has the column {other[0].name!r} with the type {schema.field(other[0].name).type}"
+    elif strict := [column.name for column in new if not column.nullable]:
+        problem = f"column {strict[0]!r} is to allow no null, but the rows that the log has so far have none"
+    elif not new and not columns.names:
+        problem = "no column was given"
+    elif len(set(columns.names)) < len(columns.names) or any(pa.types.is_dictionary(c.type) for c in new):
+        problem = "a column was given twice, or is dictionary-encoded"
+    if problem:
+        raise ConfigError(problem, not_done="no column was added", next_step="add columns that may be null: name:type?")
+    return new

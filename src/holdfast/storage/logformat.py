@@ -16,6 +16,8 @@ Invariants
     - A commit of kind `compact` and all after it are of format 3: rows that it replaced are read from its segments
       (compacted.py), and an older release would look for objects that are deleted. It is the one kind that may follow
       a seal; `seal` then says that there is one.
+    - A commit of kind `grow` and all after it are of format 4: segments behind it may have the columns that it adds,
+      which may be null and come last. `grown` names the newest one.
 
 Pure: no clock, random or I/O.
 """
@@ -41,7 +43,9 @@ VOID_VERSION = 2
 """Of commits from the first one on that takes rows back."""
 COMPACT_VERSION = 3
 """Of commits from the first compaction on."""
-OWNER_VERSION = 4
+GROW_VERSION = 4
+"""Of commits from the first one on that adds columns."""
+OWNER_VERSION = 5
 """Of commits from the first one on that names an owner."""
 PARTITIONS_MAX = 4_096
 OFFSETS_MAX = 1 << 62
@@ -51,7 +55,7 @@ _HASH_FIELD = b',"xxh3":"'
 _HASH_BYTES = len(_HASH_FIELD) + 16 + 2
 
 
-Kind: TypeAlias = Literal["append", "seal", "void", "compact"]
+Kind: TypeAlias = Literal["append", "seal", "void", "compact", "grow"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,16 @@ class LogMeta:
     partitions: int
     key: tuple[str, ...]
     """Columns whose equal values always share a partition; empty: the writer chooses."""
+    created_with: int | None = None
+    """How many columns it was created with, where more were added since."""
+
+    def fits(self, columns: pa.Schema) -> bool:
+        """Say whether rows with these columns can be appended: all that it was created with, or more, in order."""
+        first = list(self.schema)[: len(columns)]
+        least = len(self.schema) if self.created_with is None else self.created_with
+        return len(columns) >= least and columns.names == [f.name for f in first] and columns.types == [
+            f.type for f in first
+        ]
 
 
 @dataclass(frozen=True)
@@ -132,6 +146,10 @@ class Commit:
     """In a commit that follows the seal: the sequence of that; else 0."""
     compaction: Compaction | None = None
     """In a commit of that kind: what is left."""
+    grown: int = 0
+    """Sequence of the newest commit that added columns, this one included; 0: none did."""
+    schema: str = ""
+    """In a commit that adds columns: all columns of the log, as in `meta.json`."""
     owners: tuple[LogOwner, ...] = ()
 
     def owner_of(self, sink: str) -> LogOwner | None:
@@ -190,6 +208,8 @@ class Draft:
     """Looks at the commit that this one would follow, and raises if it must not."""
     built_on: tuple[int, int] = (0, 0)
     """Of a compaction: the newest `compact` and `void` commits that it knows, and that must still be the newest."""
+    schema: pa.Schema | None = None
+    """Of a draft that adds columns: all columns; `after` names the one commit that it may follow."""
 
 
 def before_the_first(meta: LogMeta) -> Commit:
@@ -209,13 +229,16 @@ def placed(draft: Draft, tail: Commit) -> Commit:
         segments.append(replace(segment, base=base))
     moved = draft.moved if draft.tag is None else (draft.tag,)
     voids, compacts, sequence = draft.kind == "void", draft.kind == "compact", tail.sequence + 1
-    version = max(tail.v, COMPACT_VERSION if compacts else VOID_VERSION if voids else FORMAT_VERSION)
+    grows = draft.schema is not None
+    version = GROW_VERSION if grows else COMPACT_VERSION if compacts else VOID_VERSION if voids else FORMAT_VERSION
     version = version if draft.owned is None else OWNER_VERSION
     return Commit(
-        version, tail.log, sequence, draft.kind, draft.owner, draft.at_us,
+        max(tail.v, version), tail.log, sequence, draft.kind, draft.owner, draft.at_us,
         tuple(ends), tuple(segments), draft.tag, _tags_after(tail, moved),
         sequence if voids else tail.void, draft.voids,
-        sequence if compacts else tail.compact, seal_of(tail), draft.compaction, _owners_after(tail, draft.owned),
+        sequence if compacts else tail.compact, seal_of(tail), draft.compaction,
+        sequence if grows else tail.grown, "" if draft.schema is None else encode_schema(draft.schema),
+        _owners_after(tail, draft.owned),
     )  # fmt: skip
 
 
@@ -254,17 +277,32 @@ def sequence_of(path: str) -> int:
 
 def encode_meta(meta: LogMeta) -> bytes:
     columns = tuple(describe_column(column) for column in meta.schema)
-    schema = base64.b64encode(meta.schema.serialize().to_pybytes()).decode("ascii")
+    schema = encode_schema(meta.schema)
     return _hashed(_StoredMeta(FORMAT_VERSION, meta.uuid, meta.partitions, meta.key, columns, schema))
+
+
+def encode_schema(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize().to_pybytes()).decode("ascii")
+
+
+def decode_schema(path: str, text: str) -> pa.Schema:
+    """Return the columns in a record. Raises Damaged."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (ValueError, pa.ArrowException, OSError) as error:
+        raise damaged(path, f"holds no schema: {error}") from error
+
+
+def extends(schema: pa.Schema, before: pa.Schema) -> bool:
+    """Say whether a log's columns are these with more behind them, which may be null."""
+    behind = list(schema)[len(before) :]
+    named = len(set(schema.names)) == len(schema.names)
+    return named and list(schema)[: len(before)] == list(before) and all(column.nullable for column in behind)
 
 
 def decode_meta(data: bytes) -> LogMeta:
     stored = _unhashed(META_PATH, data, _META)
-    try:
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored.schema, validate=True)))
-    except (ValueError, pa.ArrowInvalid, OSError) as error:
-        raise damaged(META_PATH, f"holds no schema: {error}") from error
-    return LogMeta(stored.uuid, schema, stored.partitions, stored.key)
+    return LogMeta(stored.uuid, decode_schema(META_PATH, stored.schema), stored.partitions, stored.key)
 
 
 def encode_commit(commit: Commit) -> bytes:
@@ -273,13 +311,6 @@ def encode_commit(commit: Commit) -> bytes:
         for field in fields if commit.v < version else ():
             record.pop(field, None)
     return _hashed(record)
-
-
-_FIELDS_SINCE = {
-    VOID_VERSION: ("void", "voids"),
-    COMPACT_VERSION: ("compact", "seal", "compaction"),
-    OWNER_VERSION: ("owners",),
-}
 
 
 def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
@@ -301,6 +332,8 @@ def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
     parts = range(meta.partitions)
     if not all(r.partition in parts and 0 <= r.first < r.end <= commit.ends[r.partition] for r in commit.voids):
         raise damaged(path, "has void ranges that lie outside the log")
+    if not (commit.grown == sequence) == (commit.kind == "grow") == (commit.schema != ""):
+        raise damaged(path, "adds columns and is not of that kind, or the other way round")
     if not (commit.compact == sequence) == (commit.kind == "compact") == (commit.compaction is not None):
         raise damaged(path, "has a compaction and is not of that kind, or the other way round")
     if commit.compaction is not None and (problem := problem_of(commit.compaction, sequence, commit.ends)):
@@ -318,6 +351,8 @@ def check_follows(commit: Commit, before: Commit) -> None:
         raise damaged(path, "does not tell whether the log is sealed, as the commit before it does")
     if commit.kind != "compact" and commit.compact != before.compact:
         raise damaged(path, f"says that commit {commit.compact} compacted last, but it was {before.compact}")
+    if commit.kind != "grow" and commit.grown != before.grown:
+        raise damaged(path, f"says that commit {commit.grown} added columns last, but it was {before.grown}")
     for segment in commit.segments:
         if segment.base != ends[segment.partition]:
             raise damaged(path, f"leaves a gap at offset {ends[segment.partition]} of partition {segment.partition}")
@@ -370,6 +405,12 @@ def _hashed(record: object) -> bytes:
     return body + _HASH_FIELD + xxhash.xxh3_64_hexdigest(body).encode("ascii") + b'"}'
 
 
+_FIELDS_SINCE = {
+    VOID_VERSION: ("void", "voids"),
+    COMPACT_VERSION: ("compact", "seal", "compaction"),
+    GROW_VERSION: ("grown", "schema"),
+    OWNER_VERSION: ("owners",),
+}
 _VERSIONED = msgspec.json.Decoder(_Versioned)
 _META, _COMMIT = msgspec.json.Decoder(_StoredMeta), msgspec.json.Decoder(Commit)
 

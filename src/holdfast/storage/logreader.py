@@ -45,7 +45,12 @@ class _Placed(NamedTuple):
 
 
 def read_meta(store: ObjectStore) -> LogMeta | None:
-    """Return what the log is, None if there is none. Raises Damaged, Unavailable."""
+    """Return what the log is by now, None if there is none. Raises Damaged, Unavailable."""
+    meta = _created(store)
+    return None if meta is None else Commits(store, meta).meta
+
+
+def _created(store: ObjectStore) -> LogMeta | None:
     try:
         return decode_meta(store.get(META_PATH))
     except NotFound:
@@ -53,8 +58,11 @@ def read_meta(store: ObjectStore) -> LogMeta | None:
 
 
 def existing_meta(store: ObjectStore) -> LogMeta:
-    """Return what the log is. Raises ConfigError if there is none, Damaged, Unavailable."""
-    if (meta := read_meta(store)) is None:
+    """Return what the log was when it was created; its `Commits` know which columns it has by now.
+
+    Raises ConfigError if there is none, Damaged, Unavailable.
+    """
+    if (meta := _created(store)) is None:
         raise ConfigError(
             f"there is no log in {store!r}",
             next_step='create it: holdfast log create PATH --schema "name:type,..." --partitions N',
@@ -67,13 +75,17 @@ class LogReader:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self.meta = existing_meta(store)
-        self._commits = Commits(store, self.meta)
+        self._commits = Commits(store, existing_meta(store))
         self._opened: dict[int, OpenSegment] = {}
         self._sequence: dict[int, int] = {}
         self._placed: dict[int, _Placed] = {}
         self._fruitless = 0
         self._passage = Passage(self._commits, repr(store))
+
+    @property
+    def meta(self) -> LogMeta:
+        """What the log is, with the columns that it has as far as the last `refresh` saw."""
+        return self._commits.meta
 
     def refresh(self) -> bool:
         """Look for new commits: one request that finds nothing if there are none. Returns whether there were any.
@@ -82,7 +94,7 @@ class LogReader:
             Damaged: rows that this reader has read were taken back, or the log is no longer the one that was read.
         """
         tail = self._commits.tail
-        before, compacted = Origin(tail.sequence, self._commits.hash_of(tail.sequence)), tail.compact
+        before, known = Origin(tail.sequence, self._commits.hash_of(tail.sequence)), (tail.compact, tail.grown)
         try:
             news = self._commits.refresh()
         except Damaged:
@@ -91,8 +103,8 @@ class LogReader:
         self._fruitless = 0 if news else self._fruitless + 1
         if news or self._fruitless % LOOK_BACK_EVERY == 0:
             self._check_still(before)
-        if self._commits.tail.compact != compacted:
-            self._opened.clear()  # They may hold rows that went.
+        if (self._commits.tail.compact, self._commits.tail.grown) != known:
+            self._opened.clear()  # They may hold rows that went, or lack columns.
         self._passage.refreshed()
         return news
 
@@ -118,7 +130,7 @@ class LogReader:
 
     def changed(self, uuid: str, origin: Origin) -> str | None:
         """Say why the log is not the one of this UUID that had this commit; None if it is. Looks at the store."""
-        if (meta := read_meta(self._store)) is None:
+        if (meta := _created(self._store)) is None:
             return f"there is no log in {self._store!r} any more"
         if meta.uuid != uuid:
             return f"{self._store!r} holds another log, {meta.uuid}; the one that was read is {uuid}"

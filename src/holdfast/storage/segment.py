@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from holdfast.errors import Damaged, NotFound, Where
 from holdfast.ports import ObjectStore
 from holdfast.storage.compacted import CompactedSegment
-from holdfast.storage.logformat import LogSegment
+from holdfast.storage.logformat import LogSegment, extends
 from holdfast.storage.objects import read_buffer
 
 READ_ROWS_MAX = 65_536
@@ -118,9 +118,12 @@ def _offsets_of(segment: CompactedSegment, batches: list[pa.RecordBatch]) -> lis
 def verified_batches(
     store: ObjectStore, schema: pa.Schema, segment: LogSegment | CompactedSegment
 ) -> list[pa.RecordBatch]:
-    """Return all of a segment, with the column of offsets if it was compacted. Raises Damaged."""
-    if isinstance(segment, CompactedSegment):
-        schema = schema.append(OFFSET)
+    """Return all of a segment, with the column of offsets if it was compacted. Raises Damaged.
+
+    Args:
+        schema: The columns that the log has by now; those that the segment lacks are null.
+    """
+    last = [OFFSET] if isinstance(segment, CompactedSegment) else []
     try:
         data = read_buffer(store, segment.path)
     except NotFound as error:
@@ -134,7 +137,8 @@ def verified_batches(
         batches = [file.get_batch(index) for index in range(file.num_record_batches)]
     except (pa.ArrowException, OSError) as error:
         raise _damaged(segment, f"is no Arrow IPC file: {error}") from error
-    if not file.schema.equals(schema):
+    columns = list(file.schema)[: len(file.schema) - len(last)]
+    if [*columns, *last] != list(file.schema) or not extends(schema, pa.schema(columns)):
         raise _damaged(segment, "has other columns than the log")
     if sum(batch.num_rows for batch in batches) != segment.rows:
         raise _damaged(segment, f"does not hold {segment.rows} rows")
@@ -143,7 +147,16 @@ def verified_batches(
             batch.validate(full=True)
     except pa.ArrowException as error:
         raise _damaged(segment, f"holds values that cannot be read: {error}") from error
+    if len(columns) < len(schema):
+        return [widened(batch, pa.schema([*schema, *last]), len(columns)) for batch in batches]
     return batches
+
+
+def widened(batch: pa.RecordBatch, schema: pa.Schema, columns: int) -> pa.RecordBatch:
+    """Return rows with all columns of a log that has grown since: nulls behind the first so many."""
+    missing = len(schema) - batch.num_columns
+    nulls = [pa.nulls(batch.num_rows, field.type) for field in list(schema)[columns : columns + missing]]
+    return pa.RecordBatch.from_arrays([*batch.columns[:columns], *nulls, *batch.columns[columns:]], schema=schema)
 
 
 def _damaged(segment: LogSegment | CompactedSegment, what: str) -> Damaged:

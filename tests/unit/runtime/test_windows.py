@@ -546,9 +546,9 @@ class TestWhatIsDue:
         run = self.run("final", "5s")
         run.fragment.on_batch(run.rows([bid(5)]))
         run.fragment.on_batch(run.rows([bid(25)]))
-        for second, given in ((14, 0), (15, 1), (34, 1), (35, 2)):
+        for second, rows in ((14, 0), (15, 1), (34, 1), (35, 2)):
             run.fragment.on_watermark(us(second))
-            assert run.rows_out() == given
+            assert run.rows_out() == rows
 
     def test_a_corrected_window_does_not_keep_an_earlier_one_in_state(self) -> None:
         run = self.run("close", "20s")
