@@ -15,6 +15,13 @@ QUICK := $(wildcard tests/unit tests/formats tests/contract tests/sim)
 # Recipes that start Spark. JAVA_HOME given by the user wins, if Spark can use it.
 WITH_JAVA = JAVA_HOME="$$(cat $(VENV)/java-home)"
 export JAVA_HOME PYTHON HOURS
+# Tests start hundreds of Python processes; without bytecode on disk each of them compiles every module again.
+unexport PYTHONDONTWRITEBYTECODE
+# Where the folders of quick tests lie: in memory, if there is room and programs may run from there. On a disk, the tests
+# spend half of their time waiting for it to sync. `make test` runs them on the disk.
+MEMORY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 >= 2048 && $$6 == "/dev/shm" {print $$6}')
+MEMORY := $(if $(shell awk '$$2 == "/dev/shm" && $$4 ~ /noexec/' /proc/mounts 2>/dev/null),,$(MEMORY))
+IN_MEMORY = $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT="$${PYTEST_DEBUG_TEMPROOT:-$(MEMORY)}")
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -23,7 +30,7 @@ demo: java ## the flights job on real data: a worker is killed, the result is ve
 	@$(WITH_JAVA) $(BIN)/holdfast demo
 
 quick: check ## ruff, types, import rules, tests that need no Spark (2 min at most)
-	@$(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy" $(QUICK)
+	@$(IN_MEMORY) $(PYTEST) $(BOTH) -m "not e2e and not slow and not thorough and not toxiproxy" $(QUICK)
 
 test: check java toxiproxy ## everything but soak: quick, every scenario, Spark, smoke benchmarks
 	@$(WITH_JAVA) $(PYTEST) $(BOTH) -m "not slow" tests

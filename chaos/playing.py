@@ -12,6 +12,7 @@ Source: DESIGN section 10.
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import multiprocessing
 import os
@@ -34,6 +35,8 @@ UNDER_WAY = 4
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that end the command."""
 _PR_SET_PDEATHSIG = 1
+_COLLECTED_AFTER = (20_000, 50, 100)
+"""Thresholds of the collector of garbage while seeds are played: they leave few cycles and make millions of objects."""
 
 
 def play_all(
@@ -62,7 +65,8 @@ def play_all(
 
 def _in_order(seeds: Iterable[int], workers: int) -> Generator[Run, None, None]:
     if workers == 1:
-        yield from map(simulate, seeds)
+        with _seldom_collected():
+            yield from map(simulate, seeds)
         return
     waiting = iter(seeds)
     under_way: deque[Future[Run]] = deque()
@@ -91,7 +95,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     before = signal.signal(signal.SIGTERM, _leave)
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with, initargs=(os.getpid(),))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_to_play, initargs=(os.getpid(),))
     try:
         yield pool
     except BaseException:
@@ -102,6 +106,23 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     finally:
         pool.shutdown(cancel_futures=True)
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let the collector of garbage run seldom, and pass over what was imported."""
+    before = gc.get_threshold()
+    _collect_seldom()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _collect_seldom() -> None:
+    gc.freeze()
+    gc.set_threshold(*_COLLECTED_AFTER)
 
 
 @contextmanager
@@ -130,8 +151,9 @@ def _leave(number: int, _: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _end_with(parent: int) -> None:
+def _begin_to_play(parent: int) -> None:
     """If the command is killed, nobody else would end those who play for it: they would wait for work for ever."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was killed before this could be asked for
         os._exit(1)
+    _collect_seldom()

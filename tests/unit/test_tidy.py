@@ -9,6 +9,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,23 @@ OURS = modules(*FOLDERS, "src/holdfast", "tools")
 ALL = [*OURS, *modules("tests")]
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a module: six rules look through all modules."""
+    return tuple(ast.walk(tree(path)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget() -> Iterator[None]:
+    """Keep no trees for the tests of other modules: every collection of garbage would look through them."""
+    yield
+    tree.cache_clear()
+    nodes.cache_clear()
 
 
 def at(path: Path, line: int, remedy: str) -> str:
@@ -111,7 +127,7 @@ def none(found: list[str]) -> None:
 
 
 def definitions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -159,7 +175,7 @@ class TestWords:
             [
                 at(path, node.lineno, f"{node.name}: not {word}; {INSTEAD_OF[word]}")
                 for path in ALL
-                for node in ast.walk(tree(path))
+                for node in nodes(path)
                 if isinstance(node, ast.ClassDef)
                 for word in re.findall(r"[A-Z][a-z]*", node.name)
                 if word in INSTEAD_OF
@@ -222,7 +238,7 @@ class TestSafety:
             [
                 at(path, node.lineno, "make a Decoder where the module is loaded")
                 for path in OURS
-                for node in ast.walk(tree(path))
+                for node in nodes(path)
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decode"
                 if any(keyword.arg == "type" for keyword in node.keywords)
             ]
@@ -233,7 +249,7 @@ class TestSafety:
             [
                 at(path, node.lineno, "name the exception, or say in the handler what is done with it")
                 for path in OURS
-                for node in ast.walk(tree(path))
+                for node in nodes(path)
                 if isinstance(node, ast.ExceptHandler)
                 and (
                     node.type is None

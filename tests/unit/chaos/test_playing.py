@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -30,6 +31,25 @@ def interrupted_after(seeds: int) -> Callable[[int], None]:
             raise KeyboardInterrupt
 
     return played
+
+
+class TestGarbage:
+    @pytest.mark.parametrize("seeds", [1, 2])
+    def test_is_collected_as_before_when_the_last_seed_is_played_or_playing_is_interrupted(self, seeds: int) -> None:
+        before = gc.get_threshold(), gc.get_freeze_count()
+        during = []
+
+        def played(so_far: int) -> None:
+            during.append((gc.get_threshold(), gc.get_freeze_count() > 0))
+            interrupted_after(2)(so_far)
+
+        try:
+            play_all(range(seeds), workers=1, played=played)
+        except KeyboardInterrupt:
+            assert seeds == 2
+
+        assert all(thresholds != before[0] and frozen for thresholds, frozen in during) and len(during) == seeds
+        assert (gc.get_threshold(), gc.get_freeze_count()) == before
 
 
 class TestPlaying:
