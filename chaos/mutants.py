@@ -48,6 +48,7 @@ from holdfast.runtime import (
     watermark,
     worker,
 )
+from holdfast.runtime.dead_letters import Letters
 from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.loop import WorkerLoop
 from holdfast.runtime.operators.backlog import Backlog
@@ -354,6 +355,10 @@ MUTANTS = (
       for name, rules, does, swap, needs, first in wrong_times.VERSIONS),
     Mutant("stages-kept", "P8, DESIGN 5", "what a sink collected for an epoch stays in memory when it is durable",
            (Swap(subtask.SubtaskRun, "take_stages", _keeps_stages),)),
+    Mutant("letters-kept", "P8, DESIGN 6", "dead letters of an epoch are staged again with the next one",
+           (Swap(Letters, "take", wrong_writes.tells_letters_again),), needs="letters"),
+    Mutant("spans-ignored", "P14, DESIGN 5", "a restore takes all of a piece, whatever key groups of it count",
+           (Swap(compaction, "pieces", wrong_reads.takes_whole_pieces),), needs="regrows"),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
            (Swap(Repository, "_refuse_hole", _starts_in_holes),), first=20_016),
     Mutant("rewound-without-generation", "P6", "a rewind goes on in the generation of whoever owned the job",
