@@ -22,6 +22,7 @@ from tests.unit.runtime.test_master import RULES, A, Run, acked, completed, runn
 
 FINISHED, STOPPED, ENDED, FENCED, FAILED = "finished", "stopped", "ended", "fenced", "failed"
 ROUNDS_MAX = 60
+GOES_BACK = "the job goes back and stops there; rewind it when it has stopped"
 
 
 def ask(run: Run, kind: str, args: Mapping[str, Any], first: int = 1) -> Answer | None:
@@ -375,7 +376,8 @@ def finished_by_an_older_driver(asked_after: int) -> tuple[Run, Answer | None]:
     assert job is not None
     manifest = older.body.manifest
     answer = None
-    bodies = (joblog.CheckpointCompleted(Epoch(3), Epoch(2), manifest, 0, 0, 0, None), joblog.Finished(Epoch(3)))
+    last = joblog.CheckpointCompleted(Epoch(3), Epoch(2), manifest, 0, 0, 0, None)
+    bodies: tuple[joblog.Body, ...] = (last, joblog.Finished(Epoch(3)))
     for number, body in enumerate(bodies):
         if number == asked_after:
             answer = ask(run, "savepoint", {"name": "s0"})
@@ -391,14 +393,14 @@ class TestForgottenRequests:
     def test_a_driver_that_rewinds_a_stopped_job_is_asked_to_go_back_once_more(self) -> None:
         run = rewinding_a_stopped_job()
         answer = ask(run, "rewind", {"epoch": 1, "timeline": 2})
-        assert answer is not None and answer.reason == "the job goes back and stops there; rewind it when it has stopped"
+        assert answer is not None and answer.reason == GOES_BACK
         run.append()
         assert outcome(run) == STOPPED
 
     def test_a_running_job_that_goes_back_to_stop_is_asked_to_go_back_once_more(self) -> None:
         run = gone_back_and_stopping()
         answer = ask(run, "rewind", {"epoch": 1, "timeline": 2})
-        assert answer is not None and answer.reason == "the job goes back and stops there; rewind it when it has stopped"
+        assert answer is not None and answer.reason == GOES_BACK
         run.append()
         assert outcome(run) == STOPPED
 
