@@ -267,6 +267,8 @@ def requests_at(run: Run) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 KINDS = tuple(requests_at(idle()))
+BEFORE = ("savepoint", "rewind", "rewind --stop", "stop", "stop --finish")
+"""What may be waiting when another request comes."""
 
 
 # Ways to end
@@ -320,7 +322,7 @@ def goes_back_and_stops(run: Run) -> None:
     stops(run)
 
 
-WITH_PAIRS = (finishes, stops, is_fenced)
+WITH_PAIRS = (finishes, stops)
 IN_ORDER = (finishes, stops, recovers_and_stops, recovers_and_finishes, goes_back_and_stops)
 ENDINGS: tuple[Callable[[Run], None], ...] = (*IN_ORDER, ends_now, fails, is_fenced)
 
@@ -344,7 +346,7 @@ class TestEveryRequestAtEveryMomentWithEveryEnd:
         self, moment: Callable[[], Run], ending: Callable[[Run], None]
     ) -> None:
         """Alone, and each after each other one."""
-        for one in (None, *KINDS) if ending in WITH_PAIRS else (None,):
+        for one in (None, *BEFORE) if ending in WITH_PAIRS else (None,):
             for other in KINDS:
                 run = moment()
                 accepted = []
@@ -425,6 +427,12 @@ class TestForgottenRequests:
         run = expiring()
         answer = ask(run, "rewind", {"epoch": 1, "timeline": 1})
         assert answer is not None and answer.reason is not None and "no checkpoint of epoch 1" in answer.reason
+
+    @pytest.mark.parametrize("epoch", [1, 2])
+    def test_the_timeline_that_a_rewind_in_flight_leaves_is_not_rewound_again(self, epoch: int) -> None:
+        run = going_back_to_go_on()
+        answer = ask(run, "rewind", {"epoch": epoch, "timeline": 1})
+        assert answer is not None and answer.reason == "somebody else has rewound the job meanwhile"
 
     def test_a_run_with_an_end_that_is_to_finish_does_not_stop_instead(self) -> None:
         run = running(replace(RULES, until={"s": {0: 5, 1: 7, 2: 0}}))
