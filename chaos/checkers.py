@@ -43,6 +43,7 @@ from holdfast.chaos.ledger import (
     Ledger,
     Regrouped,
 )
+from holdfast.chaos.lettered import LETTERED, Lettered
 from holdfast.chaos.oracle import Cut
 from holdfast.chaos.schedule import Journal
 from holdfast.chaos.targets import SharedTable
@@ -94,6 +95,7 @@ class Checks:
         self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
         self._ledger = Ledger(scenario.partitions, scenario.rescales, self.fail) if scenario.ledger else None
         self._regrouped = Regrouped(scenario.partitions, self.fail) if scenario.regroups else None
+        self._lettered = Lettered(scenario.partitions, self.fail)
         self.repairs = 0
         self.restored: list[Epoch] = []
         """The checkpoints that were restored."""
@@ -164,6 +166,8 @@ class Checks:
             # Only what it wrote just now: other writers may show a later epoch already (P25).
             written = [row for batch in batches for row in batch.to_pylist() if row[OP] == 0]
             self._regrouped.look(f"{writer} at epoch {tag.epoch}", cut, written)
+        elif writer.sink in LETTERED:
+            self._lettered.look(writer.sink, f"{writer} at epoch {tag.epoch}", self._tables[writer.sink].rows())
         elif self._ledger is not None and writer.sink == ACCOUNTS:
             accounts = {row["account"] for batch in batches for row in batch.to_pylist() if row[OP] == 0}
             self._ledger.look(writer, tag, cut, accounts, self._tables[ACCOUNTS].rows())
@@ -210,6 +214,8 @@ class Checks:
             self._windowed.look_late(rows)
         elif rewinding.sink == REGROUPED and self._regrouped is not None:
             self._regrouped.look(f"after going back to {rewinding.to}", cut, rows)
+        elif rewinding.sink in LETTERED:
+            self._lettered.compare(rewinding.sink, f"after going back to {rewinding.to}", cut, rows)
         elif rewinding.sink == ACCOUNTS and self._ledger is not None:
             self._ledger.compare("P21 repair", f"after going back to {rewinding.to}", cut, rows)
         else:
@@ -229,6 +235,9 @@ class Checks:
             self._ledger.compare("I1 loss", "at the end", everything, self._tables[ACCOUNTS].rows())
         for name, upserted in self._upserted.items():
             upserted.at_end(everything, self._tables[name].rows())
+        if self._scenario.letters:
+            for sink in LETTERED:
+                self._lettered.compare(sink, "at the end", everything, self._tables[sink].rows())
         if self._scenario.at_once:
             self.lasts.at_end(everything, self._lasts)
         if self._fold is not None and self._fold.completed:

@@ -20,7 +20,15 @@ from holdfast.chaos.faults import Fault, Strike
 from holdfast.chaos.mutants import MUTANTS
 from holdfast.chaos.mutation import Mutant
 from holdfast.chaos.playing import SEEDS_MAX, WORKERS_MAX, play_all, saying_if_interrupted
-from holdfast.chaos.report import Summary, brief_line, failure_lines, replay_command, shrunk_lines, summary_lines
+from holdfast.chaos.report import (
+    Summary,
+    brief_line,
+    failure_lines,
+    replay_command,
+    shrunk_lines,
+    summary_lines,
+    verdict_line,
+)
 from holdfast.chaos.shrink import Reduction, Shrunk, parsed
 from holdfast.chaos.simulator import Run
 from holdfast.errors import ConfigError
@@ -76,6 +84,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     _require_least(args, seeds=1, workers=1, first=0)
     seeds, began = range(args.first, args.first + args.seeds), time.monotonic()
     summary, interrupted, shrunk = Summary(), False, dict[int, Shrunk]()
+    failures: list[str] = []
 
     def show(run: Run, nth: int) -> None:
         if nth <= FAILURES_SHOWN:
@@ -83,8 +92,9 @@ def run_simulate(args: argparse.Namespace) -> int:
             lines = [*failure_lines(run), *shrunk_lines(original, shrunk[run.seed])]
         else:
             lines = [brief_line(run)] if nth <= FAILURES_NAMED else []
+        failures.extend(lines)
         if lines and not args.json:
-            print("\n".join(lines), flush=True)
+            advise(brief_line(run))
 
     try:
         play_all(seeds, args.workers, show, _telling(len(seeds), began), summary)
@@ -97,16 +107,15 @@ def run_simulate(args: argparse.Namespace) -> int:
         told = {**summary.as_json(), "passed": passed, "interrupted": interrupted}
         print_json({**told, "shrunk": smaller, "took_s": round(took, 2)})
     else:
-        _show_summary(summary, len(seeds), took, interrupted)
+        _show_summary(summary, failures, len(seeds), took, interrupted)
     return INTERRUPTED if interrupted else 0 if passed else 1
 
 
-def _show_summary(summary: Summary, seeds: int, took: float, interrupted: bool) -> None:
-    print("\n".join(summary_lines(summary)))
+def _show_summary(summary: Summary, failures: list[str], seeds: int, took: float, interrupted: bool) -> None:
+    """Show the verdict, then why, then what was played."""
+    print("\n".join([verdict_line(summary, seeds if interrupted else None), *failures, *summary_lines(summary)]))
     if (unnamed := len(summary.failed) - FAILURES_NAMED) > 0:
         print(f"{unnamed:,} more failed; --json names every one")
-    if interrupted:
-        print(f"INTERRUPTED after {summary.runs:,} of {seeds:,} seeds: nothing is said of the others")
     if summary.runs:
         each = f"{1000 * took / summary.runs:.0f} ms per seed, {summary.runs / took:.1f} schedules/s"
         advise(f"{took:.1f} s, {each}")
@@ -137,8 +146,8 @@ def run_replay(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**run.as_json(), "journal": list(run.journal)})
     else:
-        print("\n".join(run.journal))
         print("\n".join([f"FAILED  {violation}" for violation in run.violations] or ["everything held"]))
+        print("\n".join(run.journal))
         print(f"trace {run.trace}, {run.events} events, {run.virtual_s:.1f} virtual seconds")
     return 0 if run.passed else 1
 

@@ -66,6 +66,8 @@ class Fault(StrEnum):
     POWER_LOST = "power lost, and what was not synced"
     RESCALED = "restarted with another parallelism in recovery"
     FUNCTION_FAILED = "a function failed"
+    READ_REPLY_LOST = "read served, reply lost"
+    WRITE_THEN_DARK = "write done and answered, then the store is out of reach"
 
 
 PER_CALL: Mapping[Fault, float] = {
@@ -97,6 +99,8 @@ PER_CALL: Mapping[Fault, float] = {
     Fault.RECORD_DAMAGED: 0.3,
     Fault.DISK_ERROR: 0.3,
     Fault.FUNCTION_FAILED: 0.1,
+    Fault.READ_REPLY_LOST: 0.2,
+    Fault.WRITE_THEN_DARK: 0.3,
 }
 """Faults that may strike at every call of their kind, with the highest probability that a seed gives them."""
 
@@ -140,7 +144,8 @@ CODES: Mapping[Fault, tuple[str, ...]] = {
     Fault.READ_DAMAGED: ("F10",), Fault.OBJECT_DAMAGED: ("F10",), Fault.RECORD_DAMAGED: ("F10",),
     Fault.DISK_FULL: ("F12",),
     Fault.DISK_ERROR: ("F13",), Fault.DAEMON_KILLED: ("F2", "F3"), Fault.POWER_LOST: ("F14",),
-    Fault.RESCALED: ("F23",), Fault.FUNCTION_FAILED: ("F6",),
+    Fault.RESCALED: ("F23",), Fault.FUNCTION_FAILED: ("F6",), Fault.READ_REPLY_LOST: ("F7", "F8"),
+    Fault.WRITE_THEN_DARK: ("F7",),
 }  # fmt: skip
 """Rows in which a fault counts. F9 and F24 are counted where they are seen to be such."""
 
@@ -280,11 +285,11 @@ MORE_CELLS: tuple[tuple[Fault, ...], ...] = (
     (Fault.DISK_ERROR, Fault.DAEMON_KILLED),
     (Fault.POWER_LOST, Fault.DISK_FULL),
 )
-MORE_SHARE, FUNCTIONS_SHARE, RECORDS_SHARE = 0.25, 0.08, 0.06
+MORE_SHARE, FUNCTIONS_SHARE, RECORDS_SHARE, AFTER_SHARE = 0.25, 0.08, 0.06, 0.12
 NOT_IN_SWARM = frozenset({
     Fault.CREATE_CONFLICT, Fault.CREATE_TAKEN, Fault.STORE_BUSY, Fault.READ_DAMAGED, Fault.OBJECT_DAMAGED,
     Fault.DISK_FULL, Fault.DISK_ERROR, Fault.DAEMON_KILLED, Fault.POWER_LOST, Fault.RESCALED,
-    Fault.FUNCTION_FAILED, Fault.RECORD_DAMAGED,
+    Fault.FUNCTION_FAILED, Fault.RECORD_DAMAGED, Fault.READ_REPLY_LOST, Fault.WRITE_THEN_DARK,
 })  # fmt: skip
 """Chosen from numbers of their own, so that what a seed drew before stays as it is."""
 SWARM = tuple(fault for fault in Fault if fault not in NOT_IN_SWARM)
@@ -317,6 +322,15 @@ def draw_records(rng: random.Random) -> dict[Fault, float]:
     if rng.random() >= RECORDS_SHARE:
         return {}
     return {Fault.RECORD_DAMAGED: _highest(Fault.RECORD_DAMAGED) * rng.choice((0.1, 0.3, 1.0))}
+
+
+def draw_after(rng: random.Random) -> dict[Fault, float]:
+    """Choose whether the store fails right after it has done what it was asked for."""
+    if rng.random() >= AFTER_SHARE:
+        return {}
+    read, write = Fault.READ_REPLY_LOST, Fault.WRITE_THEN_DARK
+    kinds = rng.choice(((read,), (write,), (read, write)))
+    return {fault: _highest(fault) * rng.choice((0.2, 0.5, 1.0)) for fault in kinds}
 
 
 def times(armed: Mapping[Fault, float], fault: Fault) -> int:

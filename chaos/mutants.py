@@ -48,6 +48,7 @@ from holdfast.runtime import (
     watermark,
     worker,
 )
+from holdfast.runtime.dead_letters import Letters
 from holdfast.runtime.event_time import EventTime
 from holdfast.runtime.loop import WorkerLoop
 from holdfast.runtime.operators.backlog import Backlog
@@ -304,7 +305,7 @@ MUTANTS = (
     Mutant("commit-before-manifest", "DESIGN 4.5", "the record is appended before its manifest is stored",
            (Swap(Repository, "store_manifest", wrong_writes.stores_manifest_hastily),)),
     Mutant("check-then-write", "P17", "a delivery looks at the tag first and writes without a guard",
-           (Swap(SharedTable, "deliver", lambda _: _publish),), first=29),
+           (Swap(SharedTable, "deliver", lambda _: _publish),), first=50),
     Mutant("out-of-order-delivery", "P18", "the newest epoch is delivered first",
            (Swap(delivery, "_go_on", _newest_first),), first=20),
     Mutant("pending-not-carried", "P18", "a manifest names only its own epoch's output",
@@ -320,7 +321,8 @@ MUTANTS = (
     Mutant("rewind-forgotten", "P6", "a rewind is accepted and never begun",
            (Swap(rewinding, "accept", wrong_endings.forgets_to_rewind),), needs="rewinds"),
     Mutant("old-writers-last", "P20", "after a rescale new writers do not wait for the output of older ones",
-           (Swap(master, "older_output_is_left", wrong_recoveries.waits_for_no_older_writer),), needs="rescales"),
+           (Swap(master, "older_output_is_left", wrong_recoveries.waits_for_no_older_writer),), needs="rescales",
+           first=740),
     Mutant("uuid-missing-from-tag", "P1", "tags are kept by sink and writer alone",
            (Swap(SharedTable, "delivered", wrong_writes.without_uuid),
             Swap(SharedTable, "deliver", wrong_writes.without_uuid))),
@@ -339,7 +341,7 @@ MUTANTS = (
            (Swap(catalogue.Catalogue, "expire", wrong_endings.finds_nothing),
             Swap(catalogue.Catalogue, "garbage", wrong_endings.finds_nothing))),
     Mutant("sweep-of-savepoints", "P16", "what expires takes the savepoints before it along",
-           (Swap(joblog, "_outlives", _expires_savepoints),)),
+           (Swap(joblog, "_outlives", _expires_savepoints),), first=100),
     Mutant("watermark-reset-in-windows", "P11", "a restored window operator starts from no watermark",
            (Swap(WindowOperator, "_read_clock", wrong_times.starts_without_clock),), needs="windowing", first=606),
     Mutant("watermark-reset-in-sources", "P11", "a restored source partition starts from no watermark",
@@ -354,6 +356,10 @@ MUTANTS = (
       for name, rules, does, swap, needs, first in wrong_times.VERSIONS),
     Mutant("stages-kept", "P8, DESIGN 5", "what a sink collected for an epoch stays in memory when it is durable",
            (Swap(subtask.SubtaskRun, "take_stages", _keeps_stages),)),
+    Mutant("letters-kept", "P8, DESIGN 6", "dead letters of an epoch are staged again with the next one",
+           (Swap(Letters, "take", wrong_writes.tells_letters_again),), needs="letters"),
+    Mutant("spans-ignored", "P14, DESIGN 5", "a restore takes all of a piece, whatever key groups of it count",
+           (Swap(compaction, "pieces", wrong_reads.takes_whole_pieces),), needs="regrows", first=340),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
            (Swap(Repository, "_refuse_hole", _starts_in_holes),), first=20_016),
     Mutant("rewound-without-generation", "P6", "a rewind goes on in the generation of whoever owned the job",

@@ -24,7 +24,7 @@ from holdfast.checkpoint.bases import Thresholds
 from holdfast.checkpoint.catalogue import Retention
 
 PLAIN: dict[str, Any] = {
-    "ledger": False, "regroups": False,
+    "ledger": False, "regroups": False, "letters": False,
     "rewinds": (), "savepoints": (), "ends": (), "once": (False,), "rests": (), "windowing": None,
     "at_once": False, "folders": False,
     "aims": (), "merging": Thresholds(), "retention": Retention(), "above": None, "earlier_job": False,

@@ -74,6 +74,24 @@ class Summary:
         }  # fmt: skip
 
 
+def verdict_line(summary: Summary, seeds: int | None = None) -> str:
+    """Return in one line what was proven.
+
+    Args:
+        seeds: How many were to be played; None: as many as were.
+    """
+    played, cut_short = f"{summary.runs:,} seeds", seeds is not None and summary.runs < seeds
+    if summary.failed:
+        rest = f"; it was interrupted, {seeds:,} were to be played" if cut_short else ""
+        return f"VIOLATED: {len(summary.failed):,} of {played} failed{rest}"
+    if cut_short:
+        return f"INTERRUPTED after {summary.runs:,} of {seeds:,} seeds: nothing is said of the others"
+    if not summary.passed:
+        why = "faults were armed and never struck" if summary.vacuous else "points that must be hit were not"
+        return f"NOT PROVEN: {played} held, but {why}"
+    return f"HELD: {played}"
+
+
 def summary_lines(summary: Summary) -> list[str]:
     """Return the summary as text."""
     size = f"{summary.runs} seeds, {summary.events} events, {summary.virtual_s:.0f} virtual seconds"

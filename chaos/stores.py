@@ -101,7 +101,10 @@ class ProcessStore:
     def _answer(self, what: str, path: str, effect: Callable[[], T], at: At) -> T:
         if self._out_of_reach(at) or self._world.faults.strikes(Fault.READ_REFUSED, at):
             raise self._unavailable(f"{what} {path}: refused")
-        return effect()
+        answer = effect()
+        if self._world.faults.strikes(Fault.READ_REPLY_LOST, at):
+            raise self._unavailable(f"{what} {path}: served, but the reply is lost")
+        return answer
 
     def _write(self, what: str, path: str, data: bytes, effect: Callable[[], None]) -> None:
         at = partial(points.of_write, path, data, self._process.on_lane)
@@ -126,6 +129,8 @@ class ProcessStore:
             raise self._unavailable(f"{what} {path}: done, but the reply is lost")
         say(self._process.name, f"{what} {path}")
         effect()
+        if faults.strikes(Fault.WRITE_THEN_DARK, at):
+            self._unreachable_until = self._world.schedule.now + self._world.random.choice((0.05, 0.2, 0.8))
 
     def _answer_oddly(self, what: str, path: str, effect: Callable[[], None], at: At) -> None:
         """Let a store answer as S3 does under load or after its client's own retry, or a disk be full."""

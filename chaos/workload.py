@@ -24,7 +24,7 @@ import polars as pl
 import pyarrow as pa
 
 import holdfast as hf
-from holdfast.chaos import aims, faults, ledger
+from holdfast.chaos import aims, faults, ledger, lettered
 from holdfast.chaos.aims import Aim
 from holdfast.chaos.arriving import ArrivingSource
 from holdfast.chaos.faults import Fault
@@ -52,7 +52,8 @@ APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """How long somebody who names a checkpoint looks at the log before he appends."""
 TIMED_SHARE, RESCALED_SHARE, UNITED_SHARE, LEDGER_SHARE, REGROUPED_SHARE = 0.5, 0.3, 0.3, 0.15, 0.25
 SMALL_BOUNDS_SHARE = 0.1
-ENDS_SHARE, ONCE_SHARE = 0.2, 0.1
+ENDS_SHARE, ONCE_SHARE, LETTERS_SHARE = 0.2, 0.1, 0.15
+REGROWING_SHARE, REGROWS_AT = 0.12, (1.5, 3.0, 4.5, 6.0, 7.5)
 RESTING_SHARE = 0.5
 RESTING_MIN = 6
 """So many records of the partition that goes on arrive while the other one rests."""
@@ -152,6 +153,10 @@ class Scenario:
     """Seconds that every third call of a Python function takes."""
     heal_at: float
     ends: tuple[EndAsked, ...] = ()
+    regrows: bool = False
+    """Key groups move often, between states that are merged and rows that are deleted."""
+    letters: bool = False
+    """There is a branch whose function fails on some records, and a DLQ."""
     once: tuple[bool, ...] = (False,)
     """Which drivers, in turn, read no further than the sources reach when they start, and then stop."""
     rests: tuple[int, ...] = ()
@@ -259,14 +264,15 @@ def scenario(seed: int) -> Scenario:
         aims=(),
         call_s=0.0,
     )
-    return _with_ends(_with_rest(_with_functions(_with_more(whole))))
+    return _with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole)))))
 
 
 def _with_more(whole: Scenario) -> Scenario:
     """Add what is drawn from numbers of its own: aims, and faults that are not in the swarm."""
     seed, rng = whole.seed, random.Random(f"{whole.seed}/more")
     records = faults.draw_records(random.Random(f"{seed}/records"))
-    more, aimed = {**faults.draw_more(rng), **records}, aims.draw(random.Random(f"{seed}/aims"))
+    after = faults.draw_after(random.Random(f"{seed}/after"))
+    more, aimed = {**faults.draw_more(rng), **records, **after}, aims.draw(random.Random(f"{seed}/aims"))
     whole = replace(
         whole,
         aims=aimed,
@@ -305,6 +311,32 @@ def _with_rest(whole: Scenario) -> Scenario:
     return replace(whole, partitions=tuple(partitions), arrivals=tuple(arrivals), rests=(late.id,))
 
 
+def _regrowing(whole: Scenario) -> Scenario:
+    """In some seeds with windows change the parallelism often, while pieces are merged and windows are deleted.
+
+    Nothing else is wrong in this world, so that each generation completes some epochs.
+    """
+    rng = random.Random(f"{whole.seed}/regrowing")
+    if whole.windowing is None or rng.random() >= REGROWING_SHARE:
+        return whole
+    heal_at = REGROWS_AT[-1] + 0.5
+    latest = max((times[-1] for times in whole.arrivals if times), default=1.0)
+    stretch = (heal_at + 1.0) / latest
+    killed = tuple(Moment(at + rng.uniform(0.0, 0.4), Fault.DRIVER_KILLED, 0.2) for at in REGROWS_AT)
+    return replace(
+        whole,
+        parallelisms=rng.choice(((1, 2), (1, 2), (1, 3), (1, 2, 1, 3), (3, 2, 1))),
+        merging=Thresholds(rng.choice((4_000, 8_000, 14_000, 20_000)), rng.choice((3, 64))),
+        checkpoint_every=0.12,
+        armed={Fault.DRIVER_KILLED: float(len(killed))},
+        moments=killed,
+        aims=(),
+        arrivals=tuple(tuple(at * stretch for at in times) for times in whole.arrivals),
+        heal_at=heal_at,
+        regrows=True,
+    )
+
+
 def _with_ends(whole: Scenario) -> Scenario:
     """In some seeds ask for the end of the run, and let some runs have an end of their own."""
     rng = random.Random(f"{whole.seed}/ends")
@@ -313,7 +345,8 @@ def _with_ends(whole: Scenario) -> Scenario:
         hows = rng.choice(((None,), (None, None), ("now",), (None, "now", None), ("finish",), (None, "finish")))
         asked = tuple(EndAsked(rng.uniform(0.3, 5.0), how) for how in hows)
     once = rng.choice(((True, False), (True, True, False))) if rng.random() < ONCE_SHARE else (False,)
-    return replace(whole, ends=tuple(sorted(asked, key=lambda end: end.at)), once=once)
+    letters = random.Random(f"{whole.seed}/letters").random() < LETTERS_SHARE
+    return replace(whole, ends=tuple(sorted(asked, key=lambda end: end.at)), once=once, letters=letters)
 
 
 def _with_functions(whole: Scenario) -> Scenario:
@@ -407,9 +440,10 @@ def plan_of(
     regroups: bool = False,
     united: bool = False,
     functions: bool = False,
+    letters: bool = False,
 ) -> Plan:
     """Return the job's plan; its source and sinks are stand-ins that every worker replaces by its own."""
-    app = hf.App("simulated", key_groups=16)
+    app = hf.App("simulated", key_groups=16, dlq=MemorySink() if letters else None)
     source = ArrivingSource((), (), None, random.Random(0), 1, SCHEMA if windowing is None else TIMED_SCHEMA)
     timed: dict[str, Any] = {}
     if windowing is not None:
@@ -419,6 +453,8 @@ def plan_of(
     records, *others = [app.source(name, source, partitioned_by=["place"], **timed) for name in names]
     if others:
         records = records.union(*others)
+    if letters:
+        lettered.check_each(records)
     records = calling(records, functions)
     if windowing is not None:
         counted = _count_in_windows(records, windowing, functions)

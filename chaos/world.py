@@ -75,7 +75,8 @@ class World:
         arrivals = tuple(tuple(self._start + at for at in times) for times in scenario.arrivals)
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max
         s = scenario
-        plan = plan_of(s.upserts, s.above, s.windowing, s.at_once, s.ledger, s.regroups, s.united, s.functions)
+        branches = (s.ledger, s.regroups, s.united, s.functions, s.letters)
+        plan = plan_of(s.upserts, s.above, s.windowing, s.at_once, *branches)
         schema = plan.sources[0].source.schema
         batches = batches_of(scenario.partitions, schema)
         source = ArrivingSource(batches, arrivals, clock, self.random, rows_max, schema)

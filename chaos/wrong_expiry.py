@@ -55,11 +55,11 @@ def erases_open_windows_too(right: Right) -> Right:
 
 VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]], int], ...] = (
     ("range-lost-when-merging-forward", "P8", "a freeze holds only the ranges of its own epoch",
-     (Expiries, "close", forgets_ranges_of_unfinished), 0),
+     (Expiries, "close", forgets_ranges_of_unfinished), 345),
     ("compaction-forgets-ranges", "P8", "segments are merged as if there were no ranges",
      (compact, "merge", merges_without_ranges), 0),
     ("rollback-keeps-windows-expired", "P10", "a survivor's rollback does not bring expired windows back",
-     (Table, "roll_back", keeps_expired_over_rollback), 0),
+     (Table, "roll_back", keeps_expired_over_rollback), 312),
     ("range-reaches-open-windows", "P8", "a range covers windows that are not over",
      (WindowOperator, "_expired_through", erases_open_windows_too), 0),
 )  # fmt: skip

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.repository import Repository, record_path
 from holdfast.errors import AlreadyExists, Fenced
-from holdfast.model import ObjectRef
+from holdfast.model import ObjectRef, SegmentRef, SnapshotHandle
 from holdfast.ports import ObjectStore
 
 Right = Callable[..., Any]
@@ -42,3 +44,12 @@ def trusts_every_record(_: Right) -> Right:
 
 def takes_any_boot(_: Right) -> Right:
     return lambda disk, folder: True
+
+
+def takes_whole_pieces(right: Right) -> Right:
+    """What another subtask wrote of key groups that this one owns now is restored beside its own."""
+
+    def pieces(handle: SnapshotHandle) -> tuple[SegmentRef, ...]:
+        return tuple(structs.replace(piece, key_groups=None) for piece in right(handle))
+
+    return pieces

@@ -12,6 +12,7 @@ from holdfast.chaos.at_once import ProcessWrites
 from holdfast.chaos.stores import ProcessStore
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
+from holdfast.runtime.dead_letters import Letters
 from holdfast.sinks.immediate import Origin
 
 Right = Callable[..., Any]
@@ -66,3 +67,12 @@ def stores_manifest_hastily(right: Right) -> Right:
         return right(Repository(_Hasty(repository._store)), manifest, owner)  # type: ignore[arg-type]
 
     return store_manifest
+
+
+def tells_letters_again(right: Right) -> Right:
+    def take(letters: Letters) -> Any:
+        batches = right(letters)
+        letters._batches = list(batches)
+        return batches
+
+    return take

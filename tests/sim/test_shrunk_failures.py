@@ -69,11 +69,11 @@ class TestReplay:
         assert replays.replay(original, everything).trace == original.run.trace
 
     def test_a_strike_that_is_left_out_does_not_happen(self, capsys: pytest.CaptureFixture[str]) -> None:
-        original = replays.noted(17)
+        original = replays.noted(18)
         kinds = {strike.fault for strike in original.run.strikes}
         assert len(kinds) > 1
         kind = min(kinds)
-        there = played("holdfast chaos replay --seed 17 --only " + kind.name.lower().replace("_", "-"), capsys)
+        there = played("holdfast chaos replay --seed 18 --only " + kind.name.lower().replace("_", "-"), capsys)
         assert list(there["fired"]) == [kind.value]
 
     def test_an_unknown_strike_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from holdfast.chaos import cli, mutation
+from holdfast.chaos.faults import Fault
 from holdfast.chaos.mutants import MUTANTS
 from holdfast.chaos.playing import SEEDS_MAX, _no_interrupt, play_all
-from holdfast.chaos.report import Summary
+from holdfast.chaos.report import Summary, verdict_line
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.reporting import INTERRUPTED
 
@@ -85,6 +86,23 @@ class TestFailures:
         assert f"{len(failed) - 2} more failed; --json names every one" in lines
 
 
+    def test_the_verdict_comes_first(self, capsys: pytest.CaptureFixture[str]) -> None:
+        [mutant] = [mutant for mutant in MUTANTS if mutant.name == "stages-kept"]
+        with mutation.applied(mutant):
+            assert main(["chaos", "simulate", "--seeds", "2"]) == 1
+            assert capsys.readouterr().out.startswith("VIOLATED: 2 of 2 seeds failed\nseed 0 failed; ")
+            assert main(["chaos", "replay", "--seed", "0"]) == 1
+            assert capsys.readouterr().out.startswith("FAILED  growth: ")
+        assert main(["chaos", "simulate", "--seeds", "2"]) == 0
+        assert capsys.readouterr().out.startswith("HELD: 2 seeds\n")
+
+    def test_seeds_that_prove_too_little_are_not_held(self) -> None:
+        summary = Summary(runs=40)
+        summary.armed[Fault.WORKER_KILLED] = 40
+        assert verdict_line(summary) == "NOT PROVEN: 40 seeds held, but faults were armed and never struck"
+        assert verdict_line(summary, 50).startswith("INTERRUPTED after 40 of 50 seeds")
+
+
 class TestInterrupt:
     def test_the_summary_so_far_is_shown_as_that_of_an_interrupted_run(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -92,8 +110,7 @@ class TestInterrupt:
         monkeypatch.setattr(cli, "_telling", lambda seeds, began: interrupted_after(2))
         assert main(["chaos", "simulate", "--seeds", "9"]) == INTERRUPTED
         told = capsys.readouterr()
-        assert told.out.startswith("2 seeds, ")
-        assert "INTERRUPTED after 2 of 9 seeds: nothing is said of the others" in told.out
+        assert told.out.startswith("INTERRUPTED after 2 of 9 seeds: nothing is said of the others\n2 seeds, ")
         assert "next run" not in told.err
 
     @pytest.mark.parametrize("to", ["the command", "everybody"])

@@ -22,6 +22,7 @@ from tests.unit.runtime.test_master import RULES, A, Run, acked, completed, runn
 
 FINISHED, STOPPED, ENDED, FENCED, FAILED = "finished", "stopped", "ended", "fenced", "failed"
 ROUNDS_MAX = 60
+GOES_BACK = "the job goes back and stops there; rewind it when it has stopped"
 
 
 def ask(run: Run, kind: str, args: Mapping[str, Any], first: int = 1) -> Answer | None:
@@ -266,6 +267,8 @@ def requests_at(run: Run) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 KINDS = tuple(requests_at(idle()))
+BEFORE = ("savepoint", "rewind", "rewind --stop", "stop", "stop --finish")
+"""What may be waiting when another request comes."""
 
 
 # Ways to end
@@ -319,7 +322,7 @@ def goes_back_and_stops(run: Run) -> None:
     stops(run)
 
 
-WITH_PAIRS = (finishes, stops, is_fenced)
+WITH_PAIRS = (finishes, stops)
 IN_ORDER = (finishes, stops, recovers_and_stops, recovers_and_finishes, goes_back_and_stops)
 ENDINGS: tuple[Callable[[Run], None], ...] = (*IN_ORDER, ends_now, fails, is_fenced)
 
@@ -343,7 +346,7 @@ class TestEveryRequestAtEveryMomentWithEveryEnd:
         self, moment: Callable[[], Run], ending: Callable[[Run], None]
     ) -> None:
         """Alone, and each after each other one."""
-        for one in (None, *KINDS) if ending in WITH_PAIRS else (None,):
+        for one in (None, *BEFORE) if ending in WITH_PAIRS else (None,):
             for other in KINDS:
                 run = moment()
                 accepted = []
@@ -375,7 +378,8 @@ def finished_by_an_older_driver(asked_after: int) -> tuple[Run, Answer | None]:
     assert job is not None
     manifest = older.body.manifest
     answer = None
-    bodies = (joblog.CheckpointCompleted(Epoch(3), Epoch(2), manifest, 0, 0, 0, None), joblog.Finished(Epoch(3)))
+    last = joblog.CheckpointCompleted(Epoch(3), Epoch(2), manifest, 0, 0, 0, None)
+    bodies: tuple[joblog.Body, ...] = (last, joblog.Finished(Epoch(3)))
     for number, body in enumerate(bodies):
         if number == asked_after:
             answer = ask(run, "savepoint", {"name": "s0"})
@@ -391,14 +395,14 @@ class TestForgottenRequests:
     def test_a_driver_that_rewinds_a_stopped_job_is_asked_to_go_back_once_more(self) -> None:
         run = rewinding_a_stopped_job()
         answer = ask(run, "rewind", {"epoch": 1, "timeline": 2})
-        assert answer is not None and answer.reason == "the job goes back and stops there; rewind it when it has stopped"
+        assert answer is not None and answer.reason == GOES_BACK
         run.append()
         assert outcome(run) == STOPPED
 
     def test_a_running_job_that_goes_back_to_stop_is_asked_to_go_back_once_more(self) -> None:
         run = gone_back_and_stopping()
         answer = ask(run, "rewind", {"epoch": 1, "timeline": 2})
-        assert answer is not None and answer.reason == "the job goes back and stops there; rewind it when it has stopped"
+        assert answer is not None and answer.reason == GOES_BACK
         run.append()
         assert outcome(run) == STOPPED
 
@@ -423,6 +427,12 @@ class TestForgottenRequests:
         run = expiring()
         answer = ask(run, "rewind", {"epoch": 1, "timeline": 1})
         assert answer is not None and answer.reason is not None and "no checkpoint of epoch 1" in answer.reason
+
+    @pytest.mark.parametrize("epoch", [1, 2])
+    def test_the_timeline_that_a_rewind_in_flight_leaves_is_not_rewound_again(self, epoch: int) -> None:
+        run = going_back_to_go_on()
+        answer = ask(run, "rewind", {"epoch": epoch, "timeline": 1})
+        assert answer is not None and answer.reason == "somebody else has rewound the job meanwhile"
 
     def test_a_run_with_an_end_that_is_to_finish_does_not_stop_instead(self) -> None:
         run = running(replace(RULES, until={"s": {0: 5, 1: 7, 2: 0}}))

@@ -51,7 +51,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 class FaultyObjects(MemoryObjects):
-    """A store whose creates of commits fail as told, before or after they took effect, and whose reads of them do, behind a create."""
+    """A store whose creates of commits fail as told, before or after they took effect; so do reads behind a create."""
 
     def __init__(self) -> None:
         super().__init__()
