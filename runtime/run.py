@@ -147,6 +147,19 @@ def prepare(
         written = {writer.sink for writer in writers_of(repository, job, before, ())}
         check_repairable(plan, written, job.rewinds[-1].accepted)
     plan, operators = with_identities(plan, before.operators if before is not None else (), drop_state)
+    partitions, until = _looked_at(plan, once)
+    for sink in plan.sinks:
+        prepare_sink(sink, job)
+    adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
+    dlq_places.write(store, plan)
+    warnings = exposed(plan, job, before)
+    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings, adopted)
+
+
+def _looked_at(
+    plan: Plan, once: bool
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Mapping[int, int]] | None]:
+    """Check and open every source; return its partitions, and with `once` where they end now."""
     partitions: dict[str, tuple[int, ...]] = {}
     until: dict[str, Mapping[int, int]] | None = {} if once else None
     for spec in plan.sources:
@@ -158,12 +171,7 @@ def prepare(
         if until is not None:
             until[spec.name] = opened.end_offsets()
         opened.close()
-    for sink in plan.sinks:
-        prepare_sink(sink, job)
-    adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
-    dlq_places.write(store, plan)
-    warnings = exposed(plan, job, before)
-    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings, adopted)
+    return partitions, until
 
 
 def run(
