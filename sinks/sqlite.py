@@ -60,6 +60,7 @@ from holdfast.sinks.immediate import ImmediateSink
 from holdfast.sinks.owners import Claim, Holding, went_back
 from holdfast.sinks.sqlite_added import add_rows
 from holdfast.sinks.sqlite_file import (
+    BUSY_TIMEOUT_MS,
     check_columns,
     check_existing,
     check_name,
@@ -72,6 +73,7 @@ from holdfast.sinks.sqlite_file import (
     table_columns,
     translated,
 )
+from holdfast.sinks.sqlite_queue import begin, in_turn, read
 from holdfast.sinks.sqlite_repair import RepairedTable, create_horizon, plan_repair, repair
 from holdfast.sinks.sqlite_rows import CREATE_TOMBSTONE, TAG_COLUMN, RowTags, row_tag
 from holdfast.storage.paths import refuse_password
@@ -149,7 +151,7 @@ class SQLite:
         self.check(schema, upsert_key)
         check_place(self.where, self.path)
         with translated(self.where), closing(connect(self.path, "rwc")) as db:
-            db.execute("BEGIN IMMEDIATE")
+            begin(db, self.path, BUSY_TIMEOUT_MS)
             ours = (tags.CREATE_PROGRESS, tags.CREATE_UNDO, tags.CREATE_OWNER)
             for create in (*ours, *([CREATE_TOMBSTONE] if self.tags_rows else [])):
                 db.execute(create)
@@ -242,19 +244,17 @@ class SQLiteTarget:
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
         with self._session() as db:
-            self._check_owner(db)
-            return self._standing(db)
+            return self._look(db)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
         with self._session() as db:
-            self._check_owner(db)
-            standing = self._standing(db)
+            standing = self._look(db)
             if standing is not None and standing >= tag:
                 return already(self._where, tag, standing)
             rows = self._load(db, batches)
             self._fault("before_begin")
-            db.execute("BEGIN IMMEDIATE")
+            begin(db, self._sink.path, BUSY_TIMEOUT_MS)
             if not self._moved(db, tag, known):
                 db.execute("ROLLBACK")
                 return self._refused(db, tag, known)
@@ -271,7 +271,7 @@ class SQLiteTarget:
     def forget(self, through: Tag) -> None:
         """See Target.forget."""
         with self._session() as db:
-            db.execute("BEGIN IMMEDIATE")
+            begin(db, self._sink.path, BUSY_TIMEOUT_MS)
             self._check_owner(db)
             db.execute(tags.note_horizon(), tags.tag_row(self._job, self._writer, through))
             db.execute(tags.forget(), tags.tag_row(self._job, self._writer, through))
@@ -312,7 +312,8 @@ class SQLiteTarget:
                 next_step="nothing: the tag in the new file decides what is delivered next",
             )
         if self._db is None:
-            self._db, self._file = connect(self._sink.path, "rw"), (status.st_dev, status.st_ino)
+            self._db = in_turn(self._sink.path, lambda: connect(self._sink.path, "rw"))
+            self._file = status.st_dev, status.st_ino
             self._create_incoming(self._db)
         return self._db
 
@@ -332,6 +333,15 @@ class SQLiteTarget:
         else:
             columns.append(f"PRIMARY KEY ({listed(self._sink.key)})")
             db.execute(f"CREATE TABLE {INCOMING} ({', '.join(columns)}) WITHOUT ROWID")
+
+    def _look(self, db: sqlite3.Connection) -> Tag | None:
+        """Compare the owner and read the tag, before anything is loaded or written."""
+
+        def look() -> Tag | None:
+            self._check_owner(db)
+            return self._standing(db)
+
+        return read(db, self._sink.path, BUSY_TIMEOUT_MS, look)
 
     def _standing(self, db: sqlite3.Connection) -> Tag | None:
         row = db.execute(tags.read_tag(), tags.writer_row(self._job, self._writer)).fetchone()

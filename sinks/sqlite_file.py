@@ -28,7 +28,7 @@ from holdfast.sinks.contract import OP
 from holdfast.sinks.sql_values import affinity, declared_type, real_as_json
 
 BUSY_TIMEOUT_MS = 250
-"""How long a statement waits for another writer's lock before it gives way."""
+"""How long a statement waits for another's lock before it gives way."""
 HEADER = b"SQLite format 3\x00"
 
 _AGAIN = {

@@ -41,7 +41,8 @@ from holdfast.sinks.immediate import (
 )
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.sinks.sqlite import INCOMING, SQLite, SQLiteTarget
-from holdfast.sinks.sqlite_file import connect, json_object, listed, quoted, translated
+from holdfast.sinks.sqlite_file import BUSY_TIMEOUT_MS, connect, json_object, listed, quoted, translated
+from holdfast.sinks.sqlite_queue import begin
 from holdfast.sinks.sqlite_rows import TAG_COLUMN, TOMBSTONE, RowTags
 from holdfast.sinks.staging import last_per_key
 
@@ -144,7 +145,7 @@ class ImmediateSQLiteTarget:
         """See ImmediateTarget.fence."""
         owner = self._owner
         with self._file.session() as db:
-            db.execute("BEGIN IMMEDIATE")
+            begin(db, self._sink.path, BUSY_TIMEOUT_MS)
             for origin, start in sorted(starts.items()):
                 row = (*self._row(origin), owner.generation, owner.timeline, start, owner.path)
                 if db.execute(_TAKE_OVER, row).rowcount != 1:
@@ -159,7 +160,7 @@ class ImmediateSQLiteTarget:
         with self._file.session() as db:
             self._file.load(db, rows.to_batches())
             self._fault("before_begin")
-            db.execute("BEGIN IMMEDIATE")
+            begin(db, self._sink.path, BUSY_TIMEOUT_MS)
             moved = (offset, *self._row(origin), self._owner.generation, self._reached.get(origin, 0))
             if db.execute(_MOVE, moved).rowcount != 1:
                 raise self._refused(db, origin)
@@ -177,7 +178,7 @@ class ImmediateSQLiteTarget:
         """See ImmediateTarget.forget."""
         left = False
         with self._file.session() as db:
-            db.execute("BEGIN IMMEDIATE")
+            begin(db, self._sink.path, BUSY_TIMEOUT_MS)
             self._check_owner(db)
             for origin, offset in sorted(committed.items()):
                 prefix, through = self._prefix(origin), immediate_tag(self._owner, origin, offset)

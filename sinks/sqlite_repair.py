@@ -33,7 +33,8 @@ from holdfast.sinks import sqlite_owners, tags
 from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
 from holdfast.sinks.sql_values import Value, from_json
 from holdfast.sinks.sqlite_added import AddedRange, digest, range_of, rowid_of
-from holdfast.sinks.sqlite_file import connect, json_object, listed, quoted, table_columns, translated
+from holdfast.sinks.sqlite_file import BUSY_TIMEOUT_MS, connect, json_object, listed, quoted, table_columns, translated
+from holdfast.sinks.sqlite_queue import begin
 from holdfast.sinks.sqlite_rows import (
     GONE,
     LAST_TAG,
@@ -94,7 +95,7 @@ def repair(table: RepairedTable, rewinding: Rewinding, fault: Fault = no_fault) 
     """See RepairableSink.repair."""
     with _opened(table, "rw") as db:
         fault("before_begin")
-        db.execute("BEGIN IMMEDIATE")
+        begin(db, table.path, BUSY_TIMEOUT_MS)
         sqlite_owners.take_over(db, table.where, *_ours(rewinding), rewinding.claim)
         writers = _writers(_standing(db, table, rewinding), rewinding)
         moved = sum(_moves(db, rewinding, writer) for writer in writers)

@@ -1,0 +1,64 @@
+"""Records that name owners are read, and written, byte for byte as by the first release that had them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from holdfast.checkpoint import joblog
+from holdfast.model import Epoch, Generation, JobUuid, Tag, Timeline
+from holdfast.storage.logformat import (
+    Commit,
+    Draft,
+    LogMeta,
+    LogOwner,
+    WriterTag,
+    before_the_first,
+    decode_commit,
+    encode_commit,
+    placed,
+)
+
+FOLDER = Path(__file__).parent
+META = LogMeta("0" * 32, pa.schema([("n", pa.int64())]), 2, ())
+COMMIT, LOG_START = FOLDER / "log_v5" / "owned_commit.json", FOLDER / "job_v3" / "log_start.json"
+
+
+def commit() -> Commit:
+    written = WriterTag("job/out/0", Tag(Timeline(1), Epoch(7)))
+    first = placed(Draft("append", "a" * 32, 1, tag=written), before_the_first(META))
+    owned = Draft("append", "b" * 32, 2, tag=written, owned=LogOwner("job/out", "c" * 32, 3))
+    return placed(owned, first)
+
+
+def log_start() -> joblog.Record:
+    job = joblog.Job(
+        JobUuid("0" * 32), "hot", 128, 1_767_312_000_000_000, 9, Generation(2), owner="b" * 32,
+        first_epoch=Epoch(102), owners=("a" * 32, "b" * 32),
+    )  # fmt: skip
+    at = 1_767_312_000_000_009
+    return joblog.Record(9, job.uuid, job.generation, job.timeline, job.owner, at, joblog.LogStart(job), prev="f" * 16)
+
+
+class TestCommitThatNamesAnOwner:
+    def test_it_is_written_byte_for_byte_as_then(self) -> None:
+        assert encode_commit(commit()) == COMMIT.read_bytes()
+
+    def test_it_is_read_as_it_was_meant(self) -> None:
+        found = decode_commit(META, 2, COMMIT.read_bytes())
+        assert found == commit() and found.owner_of("job/out") == LogOwner("job/out", "c" * 32, 3)
+        assert COMMIT.read_bytes().startswith(b'{"v":5,'), "an earlier release would drop the owner"
+
+    def test_what_follows_carries_it_on(self) -> None:
+        following = placed(Draft("seal", "d" * 32, 3), commit())
+        assert (following.v, following.owners) == (5, commit().owners)
+
+
+class TestLogStartThatNamesOwners:
+    def test_it_is_written_byte_for_byte_as_then(self) -> None:
+        assert joblog.encode(log_start()) == LOG_START.read_bytes()
+
+    def test_it_is_read_as_it_was_meant(self) -> None:
+        found = joblog.decode(LOG_START.read_bytes(), "log/9.json")
+        assert found == log_start() and joblog.fold(None, found).owners == ("a" * 32, "b" * 32)
