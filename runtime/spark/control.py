@@ -10,7 +10,6 @@ Source: DESIGN section 3 (control plane).
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable
 
@@ -18,10 +17,12 @@ import msgspec
 
 from holdfast.model import WorkerId
 from holdfast.runtime import messages as m
+from holdfast.runtime.spark.door import serve_each
 from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen, serve_each
+from holdfast.runtime.spark.wire import Stream, StreamClosed, close_listener, connect, listen
 
 _MESSAGE = 3
+UNSENT_MAX_S = 5.0
 _log = logging.getLogger("holdfast.control")
 
 
@@ -35,11 +36,11 @@ class ControlServer:
         received: Callable[[m.FromWorker], None],
         closed: Callable[[WorkerId, str], None],
     ) -> None:
-        self._credentials, self._received, self._closed = credentials, received, closed
+        self._received, self._closed = received, closed
         self._listener = listen(host)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._streams: dict[WorkerId, Stream] = {}
-        serve_each(self._listener, "control", self._serve)
+        self._refusals = serve_each(self._listener, "control", credentials, self._serve)
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Send to the worker; a closed stream is reported by its reader."""
@@ -63,15 +64,15 @@ class ControlServer:
         for worker in list(self._streams):
             self.dismiss(worker)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, stream: Stream, hello: bytes) -> None:
         try:
-            stream, hello = accept(connection, self._credentials)
             register = m.REGISTER.decode(hello)
-        except (StreamClosed, msgspec.DecodeError) as error:
-            _log.warning("a control connection was refused: %s", error)
+        except msgspec.DecodeError as error:
+            self._refusals.add(str(error))
+            stream.close()
             return
         # A stopped process must not block the driver: a full send buffer counts as a closed stream.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5_000)
+        stream.give_up_after(UNSENT_MAX_S)
         self._streams[register.worker] = stream
         self._received(register)
         try:
