@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Watermark
-from holdfast.runtime.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue
+from holdfast.runtime.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue, parts_of
 from holdfast.runtime.mailbox import Mailbox
 from holdfast.runtime.spark.door import serve_each
 from holdfast.runtime.spark.tls import Credentials
@@ -134,8 +134,11 @@ class _TcpLinks:
     def put(self, channel: ChannelId, frame: Frame) -> None:
         if channel in self._local:
             self._local[channel].put(frame)
-        else:
+        elif isinstance(frame, Barrier | Watermark):
             self._out[channel].put(frame)
+        else:
+            for part in parts_of(frame):
+                self._out[channel].put(part)
 
     def close(self) -> None:
         with self._lock:
