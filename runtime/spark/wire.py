@@ -28,6 +28,8 @@ from holdfast.errors import JobFailed, Unavailable
 from holdfast.runtime.spark.tls import Credentials, TlsConnection, context_of
 
 _HEADER = struct.Struct("<BQ")
+MESSAGE, VITALS = 3, 4
+"""Kinds of frames on control streams: messages of worker and driver in msgspec, a companion's in JSON."""
 NONCE_BYTES = 32
 HELLO_BYTES_MAX = 4096
 FRAME_BYTES_MAX = 1 << 30
@@ -81,6 +83,10 @@ class Stream:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def fileno(self) -> int:
+        """Return what `select` waits for."""
+        return self._socket.fileno()
 
     def hurry(self, until: float) -> None:
         """Let all that is sent and received end at this time of the monotonic clock, until `settle`."""

@@ -16,7 +16,7 @@ from holdfast.runtime.channels import CHANNEL_BYTES_MAX, parts_of
 from holdfast.runtime.spark import wire
 from holdfast.runtime.spark.exchange import Hello, _TcpLinks
 from holdfast.runtime.spark.wire import Stream, connect
-from tests.unit.runtime.spark.test_exchange import JOB, LEFT_TO_RIGHT, SCHEMA, SECRET, End, batch, opened, taken, until
+from tests.unit.runtime.spark.test_exchange import JOB, LEFT_TO_RIGHT, SECRET, End, batch, opened, taken, until
 
 BATCH_BYTES = 1 << 20
 BATCHES = 96
