@@ -18,11 +18,16 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from holdfast.errors import JobFailed
 from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Subtask, Watermark
 
 Frame: TypeAlias = pa.RecordBatch | Barrier | Watermark
 
 CHANNEL_BYTES_MAX = 8 << 20
+BATCH_BYTES_MAX = 64 << 20
+"""A batch with more is sent in parts: far below what a frame may have, however its bytes are counted there."""
+ROW_BYTES_MAX = 1 << 29
+"""Half of what a frame may have."""
 
 
 class Links(Protocol):
@@ -35,7 +40,11 @@ class Links(Protocol):
         """Return whether an output channel takes more now."""
 
     def put(self, channel: ChannelId, frame: Frame) -> None:
-        """Queue the frame; never blocks."""
+        """Queue the frame; never blocks.
+
+        Raises:
+            JobFailed: a row of the frame is larger than the channel can carry.
+        """
 
     def close(self) -> None:
         """Close every channel at once; queued frames are dropped."""
@@ -65,6 +74,27 @@ class OpenLinks:
         self.job_uuid, self.generation, self.subtask = job_uuid, generation, subtask
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.addresses, self.schemas, self.broken = addresses, schemas, broken
+
+
+def parts_of(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Return the batch in parts that a frame of the data plane holds, in order.
+
+    Raises:
+        JobFailed: one row alone is too large.
+    """
+    if batch.nbytes <= BATCH_BYTES_MAX:
+        return [batch]
+    if batch.num_rows > 1:
+        half = batch.num_rows // 2
+        return [*parts_of(batch.slice(0, half)), *parts_of(batch.slice(half))]
+    if batch.nbytes > ROW_BYTES_MAX:
+        raise JobFailed(
+            f"a row of {batch.nbytes:,} bytes was to be sent to another worker; the limit is {ROW_BYTES_MAX:,} bytes",
+            not_done="the row was not sent and the epoch was not completed; state and output stay as of the last "
+            "checkpoint",
+            next_step="leave out or shorten large columns before key_by, then run the job again",
+        )
+    return [batch]
 
 
 def size_of(frame: Frame) -> int:

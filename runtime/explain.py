@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.runtime.messages import FUNCTION
 from holdfast.runtime.status import LOCAL_STATE_REFUSED, MERGE_REFUSED, ROOT_REFUSED, time_held
+from holdfast.runtime.vitals import FUNCTION, INTERPRETER, SOURCE, described
 
 Status = Mapping[str, Any]
 SLOW_EPOCHS = 3
@@ -205,11 +205,12 @@ def _event_time(shown: Status) -> Iterator[Finding]:
 def _sources(shown: Status) -> Iterator[Finding]:
     held = {reason for each in shown.get("waiting", []) for reason in each["held_by"]}
     lag = [row["lag"] for row in shown["sources"]]
-    for name in sorted(reason.removeprefix(FUNCTION) for reason in held if reason.startswith(FUNCTION)):
+    for mark in sorted(reason for reason in held if reason.startswith((FUNCTION, SOURCE)) or reason == INTERPRETER):
         yield Finding(
-            "slow_function",
-            f"a worker waits for the Python function of {name}, which takes seconds for one row or batch",
-            "see what it waits for; a worker that waits for two minutes at a time is replaced",
+            "slow_source" if mark.startswith(SOURCE) else "slow_function",
+            f"a worker is busy with {described(mark)}, which takes seconds for one row or batch",
+            "see what it computes or waits for; a worker that is busy with one thing for longer than hung_after_ms is "
+            "replaced",
         )
     if "delivery" in held:
         yield Finding(

@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from holdfast.frozen import replace
 from holdfast.model import WorkerId
 from holdfast.runtime import messages as m
+from holdfast.runtime import vitals
 from holdfast.runtime.deployment import launch_allowed_at
 from holdfast.runtime.master_state import (
     Cancel,
@@ -41,6 +44,23 @@ def lost(state: Master, worker: WorkerId, cause: str, now: float) -> Step:
     return lose(state, worker, cause, None, now)
 
 
+def spoken_for(state: Master, message: m.Vitals, now: float) -> Step:
+    """A worker's companion reports that its interpreter is held, that it is ended for that, or that it has ended."""
+    hosted = replace(state.workers[message.worker], last_words=message)
+    match message.state:
+        case "held":
+            held_by = (message.mark or vitals.INTERPRETER,)
+            hosted = replace(hosted, seen=now, progress=msgspec.structs.replace(hosted.progress, held_by=held_by))
+        case "hung":
+            state = replace(state, workers={**state.workers, message.worker: hosted})
+            cause = f"worker {message.worker} (pid {hosted.pid}) was ended: it held its interpreter"
+            cause += f" for {message.for_ms / 1000:.0f} s"
+            return lose(state, message.worker, cause, None, now)
+        case _:
+            pass  # the end of its stream follows
+    return replace(state, workers={**state.workers, message.worker: hosted}), []
+
+
 def launch_ended(state: Master, number: int, error: str | None, now: float) -> Step:
     """The Spark job that hosts a worker ended, for whatever reason."""
     if isinstance(state.phase, Over):
@@ -57,6 +77,9 @@ def launch_ended(state: Master, number: int, error: str | None, now: float) -> S
 
 def lose(state: Master, worker: WorkerId, cause: str, error: Mapping[str, Any] | None, now: float) -> Step:
     hosted = state.workers[worker]
+    words = hosted.last_words
+    if error is None and words is not None and (words.mark is not None or words.state == "hung"):
+        cause, error = _explained(cause, words)
     workers = {w: h for w, h in state.workers.items() if w != worker}
     state = replace(state, workers=workers)
     effects: list[Effect] = [Dismiss(worker, hosted.launch)]
@@ -65,6 +88,24 @@ def lose(state: Master, worker: WorkerId, cause: str, error: Mapping[str, Any] |
         state = replace(state, recover=cause, recovering_since=since)
     state, more = count_failure(state, now, hosted.launch, cause, error)
     return state, effects + more
+
+
+def _explained(cause: str, words: m.Vitals) -> tuple[str, Mapping[str, Any]]:
+    """Return the cause and the error of a loss with what the worker was busy with."""
+    cause = f"{cause}, while it ran {vitals.described(words.mark)}"
+    if words.memory:
+        cause += "; the system killed a process of that machine for want of memory then"
+    next_step = {
+        "hung": "let it give up in time (a pattern that backtracks, a call without a timeout), or raise hung_after_ms",
+        "held": "see whether the machine was overloaded, cut off or stopped",
+    }.get(words.state, "see whether it ends its process (os._exit, a crash of native code), or needs more memory than "
+          "there is")  # fmt: skip
+    return cause, {
+        "kind": "failed",
+        "what": cause,
+        "not_done": "the epoch in progress was not completed; everything up to the last one is kept",
+        "next": f"{next_step}; the worker is replaced",
+    }
 
 
 def count_failure(

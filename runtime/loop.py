@@ -38,6 +38,7 @@ from holdfast.runtime.reading import Throttle, open_readings
 from holdfast.runtime.seal import SealJob, segment_job
 from holdfast.runtime.sources.source import OpenSource
 from holdfast.runtime.subtask import SubtaskRun, inputs_of, outputs_of
+from holdfast.runtime.turns import Mark, unmarked
 from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 from holdfast.state.store import StateStore
 
@@ -94,8 +95,10 @@ class Active:
 class WorkerLoop:
     """One worker, from registration to exit."""
 
-    def __init__(self, worker_id: WorkerId, plan: Plan, ports: Ports, limits: Limits) -> None:
-        self.worker_id, self._plan, self._ports, self._limits = worker_id, plan, ports, limits
+    def __init__(
+        self, worker_id: WorkerId, plan: Plan, ports: Ports, limits: Limits, mark: Mark = unmarked
+    ) -> None:
+        self.worker_id, self._plan, self._ports, self._limits, self._mark = worker_id, plan, ports, limits, mark
         self._active: Active | None = None
         self._state: StateStore | None = None
         self._held: tuple[Subtask, tuple[int, int]] | None = None
@@ -301,7 +304,7 @@ class WorkerLoop:
         throttle = Throttle(None if rate is None else rate / parallelism, self._ports.clock)
         readings = open_readings(plan, deploy.positions, self._opened, deploy.until)
         given = self._state, links, self._opened, readings, throttle, self._deliveries.immediate
-        run = SubtaskRun(plan, subtask, parallelism, *given, audit=deploy.audit)
+        run = SubtaskRun(plan, subtask, parallelism, *given, audit=deploy.audit, mark=self._mark)
         sources = frozenset(f.index for f in plan.fragments if f.source is not None)
         machine = worker.start(
             deploy.generation, deploy.timeline, subtask, deploy.base_epoch, deploy.first_epoch,

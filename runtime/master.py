@@ -43,6 +43,7 @@ from holdfast.runtime.failover import (
     launch_missing,
     lose,
     lost,
+    spoken_for,
 )
 from holdfast.runtime.gathering import base_loaded, deploy_if_complete, gather, repaired
 from holdfast.runtime.master_requests import (
@@ -158,6 +159,8 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
     hosted = state.workers.get(message.worker)
     if hosted is None or isinstance(state.phase, Over):
         return state, []
+    if isinstance(message, m.Vitals):
+        return spoken_for(state, message, now)
     if isinstance(message, m.Failed) and message.permanent and not rewinding.is_past(state, message):
         return end(state, "failed", message.error)  # whatever the generation: it would come again
     state = _update(state, message.worker, replace(hosted, seen=now))
@@ -371,6 +374,7 @@ def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:
 def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = state.workers[message.worker]
     hosted = replace(hosted, ended=message.ended, caught_up=message.caught_up, progress=message.progress)
+    hosted = replace(hosted, last_words=None)
     if message.broken and isinstance(state.phase, Running) and state.phase.broken_since is None:
         state = replace(state, phase=replace(state.phase, broken_since=now))
     return confirm(_update(state, message.worker, hosted), message.delivered), []

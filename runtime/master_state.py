@@ -88,6 +88,8 @@ class Hosted:
     caught_up: bool = False
     """It has read as far as a run with `until` reads."""
     progress: m.Progress = m.Progress()
+    last_words: m.Vitals | None = None
+    """What its companion reported last, unless the worker has spoken since."""
 
 
 @dataclass(frozen=True)

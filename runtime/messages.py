@@ -10,7 +10,7 @@ Source: PROTOCOL P2, P9; DESIGN section 3 (control plane).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -44,6 +44,12 @@ class Register(Message, frozen=True):
     pid: int
     boot_id: str
     data_address: tuple[str, int]
+
+
+class Companion(Message, frozen=True):
+    """A companion process speaks for this worker when the worker cannot."""
+
+    worker: WorkerId
 
 
 class OperatorProgress(msgspec.Struct, frozen=True):
@@ -83,10 +89,6 @@ class PartitionTime(msgspec.Struct, frozen=True):
     """Event time of the source waits for it."""
 
 
-FUNCTION = "function: "
-"""Begins what `held_by` says of a Python function that the worker has been busy with for a while; its step follows."""
-
-
 class Progress(msgspec.Struct, frozen=True):
     """What a worker has done in this generation, for people."""
 
@@ -104,8 +106,8 @@ class Progress(msgspec.Struct, frozen=True):
     times: tuple[PartitionTime, ...] = ()
     """Of the partitions of sources that have event time."""
     held_by: tuple[str, ...] = ()
-    """What keeps sources from being read at this moment: throttle, delivery, channel, last barrier,
-    or a Python function."""
+    """What keeps sources from being read at this moment: throttle, delivery, channel, last barrier, or a mark of
+    runtime/vitals.py, such as that of a Python function that the worker has been busy with for a while."""
     first_record_at: int | None = None
     """When the first record of this generation was taken; microseconds since 1970, UTC."""
     merge_refused: str = ""
@@ -157,6 +159,19 @@ class Failed(Message, frozen=True):
     error: dict[str, Any]
     permanent: bool
     """Trying again would fail in the same way."""
+
+
+class Vitals(Message, frozen=True):
+    """What the companion process saw of its worker; of no generation."""
+
+    worker: WorkerId
+    state: Literal["held", "hung", "ended", "lost"]
+    mark: str | None
+    """What the worker was busy with, in the form of runtime/vitals.py; None: nothing that is marked."""
+    for_ms: int
+    """How long its interpreter has been held."""
+    memory: bool = False
+    """When the worker ended, the system killed a process of that machine for want of memory."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -235,11 +250,11 @@ class Exit(Message, frozen=True):
     reason: str
 
 
-FromWorker = Register | Heartbeat | Ready | Ack | Failed
+FromWorker = Register | Heartbeat | Ready | Ack | Failed | Vitals
 FromDriver = Deploy | Trigger | Committed | EndInput | Expired | Pulse | Exit
 
 # Made here, before there are threads: msgspec learns a type when it first decodes one, and two threads that do so at
 # once end the process.
-REGISTER: msgspec.msgpack.Decoder[Register] = msgspec.msgpack.Decoder(Register)
+HELLO: msgspec.msgpack.Decoder[Register | Companion] = msgspec.msgpack.Decoder(Register | Companion)
 FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 FROM_DRIVER: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)

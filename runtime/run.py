@@ -226,6 +226,7 @@ class _Run:
             prepared.plan, prepared.root, self._control.address, credentials, settings.heartbeat_ms / 1000,
             settings.session_timeout_ms / 1000, None if rate is None else float(rate), detour_of(os.environ),
             settings.channel_bytes_max, settings.staged_bytes_max,
+            settings.hung_after_ms / 1000,
         )  # fmt: skip
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []

@@ -64,6 +64,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("heartbeat_ms", "duration", 500, "Time between two signs of life, in both directions", 10, MINUTE_MS),
     Setting("silent_after_ms", "duration", 5_000, "Silence after which a worker counts as lost", 50, HOUR_MS),
     Setting("session_timeout_ms", "duration", 10_000, "Silence of the driver after which a worker exits", 50, HOUR_MS),
+    Setting("hung_after_ms", "duration", 120_000, "Time in one call after which a worker is given up", 1_000, DAY_MS),
     Setting("restart_failures_max", "count", 40, "Failures forgiven in a window; one more ends the job", 0, 1_000_000),
     Setting("restart_window_ms", "duration", 10 * MINUTE_MS, "Window in which failures are counted", 1, DAY_MS),
     Setting("restart_backoff_first_ms", "duration", 100, "Wait before the second restart in a row", 1, HOUR_MS),
@@ -108,6 +109,7 @@ class Settings:
     heartbeat_ms: int
     silent_after_ms: int
     session_timeout_ms: int
+    hung_after_ms: int
     restart_failures_max: int
     restart_window_ms: int
     restart_backoff_first_ms: int

@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime import master, waiting
 from holdfast.runtime.rewinding import no_way_back
+from holdfast.runtime.vitals import FUNCTION, SOURCE
 
 SCHEMA = 1
 ENDED_NOW = "it was ended at once, without a last checkpoint"
@@ -287,4 +288,8 @@ def _operators(state: master.Master) -> list[dict[str, Any]]:
                 row["dlq"] = (row["dlq"] or 0) + each.dlq
             if each.late is not None:
                 row["late"] = (row["late"] or 0) + each.late
+            if FUNCTION + each.name in hosted.progress.held_by:
+                row["blocked_by"] = "its Python function"
+            if SOURCE + each.name in hosted.progress.held_by:
+                row["blocked_by"] = "a read"
     return [rows[name] for name in sorted(rows)]

@@ -38,7 +38,8 @@ from holdfast.runtime.plan import Plan, SourceSpec
 from holdfast.runtime.reading import Reading, Throttle, arrived
 from holdfast.runtime.routing import Router
 from holdfast.runtime.sources.source import OpenSource
-from holdfast.runtime.turns import Turn
+from holdfast.runtime.turns import Mark, Turn, unmarked
+from holdfast.runtime.vitals import SOURCE
 from holdfast.sinks.staging import Stage
 from holdfast.state.store import StateStore
 
@@ -62,6 +63,7 @@ class SubtaskRun:
         throttle: Throttle,
         immediate: ImmediateWrites,
         audit: str = ROWS,
+        mark: Mark = unmarked,
     ) -> None:
         self._plan, self._subtask, self._parallelism = plan, subtask, parallelism
         self._state, self.links, self._readings, self._throttle = state, links, readings, throttle
@@ -73,7 +75,7 @@ class SubtaskRun:
         self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
         self._closed: dict[Epoch, dict[str, Stage]] = {}
         self._letters = {f.index: Letters() for f in plan.fragments}
-        self._limit = Turn(throttle.clock)
+        self._limit = Turn(throttle.clock, mark)
         self._paces = {f.index: self._limit.pace() for f in plan.fragments if f.calls()}
         self._intakes = {s.fragment: self._intake(s) for s in plan.sources}
         self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
@@ -317,11 +319,14 @@ class SubtaskRun:
                 continue
             time = self._times.get(reading.fragment)
             try:
+                self._limit.mark(SOURCE + reading.source)
                 batch, following = reading.opened.read(reading.partition, reading.offset, READ_BYTES_MAX)
             except Unavailable:
                 # Nothing was taken: the source is asked again, by this worker, a little later.
                 self._away_until = self._throttle.clock.monotonic() + UNAVAILABLE_PAUSE_S
                 return False
+            finally:
+                self._limit.mark(None)
             if batch is None:
                 reading.offset = following
                 reading.ended = reading.opened.ended(reading.partition, following)

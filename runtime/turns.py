@@ -21,6 +21,8 @@ Source: docs/design/0004-python-functions.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from holdfast.ports import Clock
 
 TURN_S = 0.1
@@ -33,10 +35,19 @@ ROWS_MAX = 1 << 20
 """More than a batch ever has."""
 
 
+Mark = Callable[[str | None], None]
+"""Notes what is about to be called, in the form of runtime/vitals.py; None when it has returned."""
+
+
+def unmarked(_: str | None) -> None:
+    """Note nothing."""
+
+
 class Turn:
     """The turn that is under way. Without a clock time stands still, and no turn is ever over."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, mark: Mark = unmarked) -> None:
+        self.mark = mark
         self._clock = clock
         self._until = 0.0
 

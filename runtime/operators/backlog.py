@@ -76,7 +76,11 @@ class Backlog:
                 return
 
     def _work_on(self, work: _Work) -> None:
-        done, results = work.operator.some(work.batch, work.done, work.base)
+        self._turn.mark(work.operator.mark)
+        try:
+            done, results = work.operator.some(work.batch, work.done, work.base)
+        finally:
+            self._turn.mark(None)
         work.done += done
         work.results += results
         finished = work.done == work.batch.num_rows

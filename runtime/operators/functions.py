@@ -40,6 +40,7 @@ from holdfast.runtime.rows import WrongRow, batch_of_columns, batch_of_rows
 from holdfast.runtime.rowtypes import RowMaker
 from holdfast.runtime.steps import Call
 from holdfast.runtime.turns import Turn
+from holdfast.runtime.vitals import FUNCTION
 
 PIECE_ROWS = 4_096
 LOOK_AFTER_MAX = 64
@@ -107,7 +108,7 @@ class FunctionOperator:
         """Where the piece that is worked on begins in its batch, and the batch in what entered the fragment."""
         self._batch: pa.RecordBatch | None = None
         """The batch that is worked on."""
-        self.name = call.operator
+        self.name, self.mark = call.operator, FUNCTION + call.operator
         self.rows_in = self.rows_out = self.dropped = self.dlq = 0
 
     def progress(self) -> OperatorProgress:

@@ -1,7 +1,11 @@
 """The control stream between driver and worker: one authenticated connection each, typed messages.
 
+A companion process speaks for its worker on a stream of its own, and has the last word: when the worker's stream ends,
+the driver waits a moment for that of the companion, which sees the end of the process and knows what it was doing.
+
 Invariants
     - A worker speaks to the driver on one stream, and its end is the end of the worker.
+    - A companion is heard only while its worker has a stream, and sends nothing but `Vitals`.
     - Messages are decoded only after the peer has proved that it knows the run's secret.
 
 Source: DESIGN section 3 (control plane).
@@ -10,23 +14,42 @@ Source: DESIGN section 3 (control plane).
 from __future__ import annotations
 
 import logging
-import socket
 import threading
+import time
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
 from holdfast.model import WorkerId
 from holdfast.runtime import messages as m
+from holdfast.runtime.spark.door import serve_each
 from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen, serve_each
+from holdfast.runtime.spark.wire import MESSAGE, Stream, StreamClosed, close_listener, connect, listen
 
-_MESSAGE = 3
+UNSENT_MAX_S = 5.0
+LAST_WORDS_S = 0.3
+"""How long the end of a worker is kept back for its companion's report; that takes milliseconds."""
+COMING_S = 1.0
+"""How long instead, if the worker has only just come and the companion has not."""
+YOUNG_S = 2.0
 _log = logging.getLogger("holdfast.control")
 
 
+class _Report(msgspec.Struct, frozen=True):
+    """What a companion sends; see messages.Vitals."""
+
+    state: Literal["held", "hung", "ended", "lost"]
+    mark: str | None
+    for_ms: int
+    memory: bool
+
+
+_REPORT = msgspec.json.Decoder(_Report)
+
+
 class ControlServer:
-    """The driver's end: takes the streams of all workers."""
+    """The driver's end: takes the streams of all workers, and of their companions."""
 
     def __init__(
         self,
@@ -35,11 +58,15 @@ class ControlServer:
         received: Callable[[m.FromWorker], None],
         closed: Callable[[WorkerId, str], None],
     ) -> None:
-        self._credentials, self._received, self._closed = credentials, received, closed
+        self._received, self._closed = received, closed
         self._listener = listen(host)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._streams: dict[WorkerId, Stream] = {}
-        serve_each(self._listener, "control", self._serve)
+        self._companions: dict[WorkerId, Stream | None] = {}
+        """None for one that has gone."""
+        self._changed = threading.Condition()
+        """Guards and reports changes of both."""
+        self._refusals = serve_each(self._listener, "control", credentials, self._serve)
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Send to the worker; a closed stream is reported by its reader."""
@@ -47,15 +74,18 @@ class ControlServer:
         if stream is None:
             return
         try:
-            stream.send(_MESSAGE, msgspec.msgpack.encode(message))
+            stream.send(MESSAGE, msgspec.msgpack.encode(message))
         except StreamClosed as error:
             _log.info("a message to worker %s was not sent: %s", worker, error)
 
     def dismiss(self, worker: WorkerId) -> None:
-        """Close the worker's stream and hear it no more."""
-        stream = self._streams.pop(worker, None)
-        if stream is not None:
-            stream.close()
+        """Close the worker's stream, and its companion's, and hear it no more."""
+        with self._changed:
+            streams = self._streams.pop(worker, None), self._companions.pop(worker, None)
+            self._changed.notify_all()
+        for stream in streams:
+            if stream is not None:
+                stream.close()
 
     def close(self) -> None:
         """Close everything."""
@@ -63,16 +93,24 @@ class ControlServer:
         for worker in list(self._streams):
             self.dismiss(worker)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, stream: Stream, hello: bytes) -> None:
         try:
-            stream, hello = accept(connection, self._credentials)
-            register = m.REGISTER.decode(hello)
-        except (StreamClosed, msgspec.DecodeError) as error:
-            _log.warning("a control connection was refused: %s", error)
+            who = m.HELLO.decode(hello)
+        except msgspec.DecodeError as error:
+            self._refusals.add(str(error))
+            stream.close()
             return
+        if isinstance(who, m.Companion):
+            self._serve_companion(stream, who.worker)
+        else:
+            self._serve_worker(stream, who)
+
+    def _serve_worker(self, stream: Stream, register: m.Register) -> None:
         # A stopped process must not block the driver: a full send buffer counts as a closed stream.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5_000)
-        self._streams[register.worker] = stream
+        stream.give_up_after(UNSENT_MAX_S)
+        with self._changed:
+            self._streams[register.worker] = stream
+        began = time.monotonic()
         self._received(register)
         try:
             while True:
@@ -80,9 +118,37 @@ class ControlServer:
                 self._received(m.FROM_WORKER.decode(data))
         except (StreamClosed, msgspec.DecodeError) as error:
             stream.close()
+            self._wait_for_last_words(register.worker, began)
             if self._streams.get(register.worker) is stream:
                 who = f"worker {register.worker} (pid {register.pid})"
                 self._closed(register.worker, f"{who} closed its stream: {error}")
+
+
+    def _serve_companion(self, stream: Stream, worker: WorkerId) -> None:
+        with self._changed:
+            known = worker in self._streams
+            if known:
+                self._companions[worker] = stream
+                self._changed.notify_all()
+        try:
+            while known:
+                _, data = stream.receive()
+                report = _REPORT.decode(data)
+                self._received(m.Vitals(worker, report.state, report.mark, report.for_ms, report.memory))
+        except (StreamClosed, msgspec.DecodeError) as error:
+            _log.info("the companion of worker %s has gone: %s", worker, error)
+        stream.close()
+        with self._changed:
+            if self._companions.get(worker) is stream:
+                self._companions[worker] = None
+            self._changed.notify_all()
+
+    def _wait_for_last_words(self, worker: WorkerId, began: float) -> None:
+        """Wait until the worker's companion has gone, which it does once it has reported the worker's end."""
+        coming_s = COMING_S if time.monotonic() - began < YOUNG_S else 0.0
+        with self._changed:
+            self._changed.wait_for(lambda: worker in self._companions or worker not in self._streams, coming_s)
+            self._changed.wait_for(lambda: self._companions.get(worker) is None, LAST_WORDS_S)
 
 
 class ControlClient:
@@ -108,7 +174,7 @@ class ControlClient:
         """Send to the driver; a closed stream is reported by its reader."""
         with self._sending:
             try:
-                self._stream.send(_MESSAGE, msgspec.msgpack.encode(message))
+                self._stream.send(MESSAGE, msgspec.msgpack.encode(message))
             except StreamClosed as error:
                 _log.info("a message to the driver was not sent: %s", error)
 

@@ -15,7 +15,6 @@ Source: DESIGN section 3 (data plane).
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 
 import msgspec
@@ -23,10 +22,11 @@ import pyarrow as pa
 
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Watermark
-from holdfast.runtime.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue
+from holdfast.runtime.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue, parts_of
 from holdfast.runtime.mailbox import Mailbox
+from holdfast.runtime.spark.door import serve_each
 from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.spark.wire import Stream, StreamClosed, accept, close_listener, connect, listen, serve_each
+from holdfast.runtime.spark.wire import Stream, StreamClosed, close_listener, connect, listen
 
 _BATCH, _BARRIER, _WATERMARK = 1, 2, 3
 _log = logging.getLogger("holdfast.exchange")
@@ -56,7 +56,7 @@ class TcpNetwork:
         self._lock = threading.Lock()
         self._waiting: dict[Hello, Stream] = {}
         self._links: _TcpLinks | None = None
-        serve_each(self._listener, "data", self._greet)
+        self._refusals = serve_each(self._listener, "data", credentials, self._greet)
 
     def open(self, request: OpenLinks) -> Links:
         """Open the channels of a generation; connections complete in the background."""
@@ -77,12 +77,12 @@ class TcpNetwork:
         for stream in waiting:
             stream.close()
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _greet(self, stream: Stream, greeting: bytes) -> None:
         try:
-            stream, greeting = accept(connection, self._credentials)
             hello = _HELLO.decode(greeting)
-        except (StreamClosed, msgspec.DecodeError) as error:
-            _log.warning("a data connection was refused: %s", error)
+        except msgspec.DecodeError as error:
+            self._refusals.add(str(error))
+            stream.close()
             return
         with self._lock:
             self._place(hello, stream)
@@ -92,6 +92,8 @@ class TcpNetwork:
         if links is not None and links.wants(hello):
             links.attach(hello.channel, stream)
         elif links is None or hello.generation > links.request.generation:
+            if (before := self._waiting.pop(hello, None)) is not None:
+                before.close()  # the peer has connected again
             self._waiting[hello] = stream  # the peer was deployed first
         else:
             stream.close()
@@ -134,8 +136,11 @@ class _TcpLinks:
     def put(self, channel: ChannelId, frame: Frame) -> None:
         if channel in self._local:
             self._local[channel].put(frame)
-        else:
+        elif isinstance(frame, Barrier | Watermark):
             self._out[channel].put(frame)
+        else:
+            for part in parts_of(frame):
+                self._out[channel].put(part)
 
     def close(self) -> None:
         with self._lock:

@@ -28,6 +28,7 @@ import msgspec
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime import messages as m
+from holdfast.runtime import vitals
 from holdfast.runtime.channels import CHANNEL_BYTES_MAX
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.local import LocalFolders
@@ -35,17 +36,19 @@ from holdfast.runtime.loop import Limits, WorkerLoop
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.presence import boot_id
+from holdfast.runtime.spark.companion import Board, Companion
 from holdfast.runtime.spark.control import ControlClient
 from holdfast.runtime.spark.detour import Address, around
 from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.tls import Credentials
+from holdfast.runtime.steps import Call
 from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 from holdfast.storage.objects import open_objects
 
 _PR_SET_PDEATHSIG = 1
 EXIT_SESSION_LOST = 75
 HUNG_AFTER_S = 120.0
-"""How long the loop may be busy with one thing, a restore for instance, before the worker gives itself up."""
+"""How long the loop may be busy with one thing, a restore for instance, before the worker is given up."""
 BUSY_AFTER_S = 2.0
 """After which heartbeats name the Python function that the loop is busy with."""
 _log = logging.getLogger("holdfast.worker")
@@ -67,6 +70,7 @@ class WorkerTask:
     """Of a fault harness's Toxiproxy."""
     channel_bytes_max: int = CHANNEL_BYTES_MAX
     staged_bytes_max: int = BACKLOG_BYTES_MAX
+    hung_after_s: float = HUNG_AFTER_S
 
     def __repr__(self) -> str:
         return f"WorkerTask({self.plan.app!r}, driver={self.driver})"  # never the secret
@@ -100,10 +104,14 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     announced, driver = around(network.address, "data", task.detour), around(task.driver, "control", task.detour)
     register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), announced)
     ports = _Ports(task, mailbox, network)
-    loop = WorkerLoop(worker, task.plan, ports, limits_of(task))
-    session = Session(task, loop, mailbox)
+    board, companion = Board(marks_of(task.plan)), None
+    loop = WorkerLoop(worker, task.plan, ports, limits_of(task), board.mark)
+    session = Session(task, loop, mailbox, beat=board.beat)
     try:
         ports.client = ControlClient(driver, task.credentials, register, session.received, session.closed)
+        # The driver knows the worker by now, and no record is taken yet; connecting goes on beside the worker's start.
+        watched = vitals.Limits(task.heartbeat_s, task.hung_after_s, task.session_timeout_s)
+        companion = Companion(board, driver, task.credentials, msgspec.msgpack.encode(m.Companion(worker)), watched)
         ports.client.start()
         threading.Thread(target=session.watch, args=(ports,), name="session", daemon=True).start()
         while loop.exited is None:
@@ -117,6 +125,7 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
         raise
     finally:
         session.over.set()
+        board.close() if companion is None else companion.close()
         loop.close()
         ports.lanes.close()
         if loop.exited == "finished":
@@ -158,11 +167,23 @@ def hung(busy_s: float, doing: str | None) -> dict[str, Any]:
 
 
 class Session:
-    """What the worker's other threads do: hear the driver, show signs of life."""
+    """What the worker's other threads do: hear the driver, show signs of life.
 
-    def __init__(self, task: WorkerTask, loop: WorkerLoop, mailbox: Mailbox, clock: Clock | None = None) -> None:
+    Args:
+        beat: Shows the companion that threads of this process run.
+    """
+
+    def __init__(
+        self,
+        task: WorkerTask,
+        loop: WorkerLoop,
+        mailbox: Mailbox,
+        clock: Clock | None = None,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         self._task, self._loop, self._mailbox, self._clock = task, loop, mailbox, clock or SystemClock()
-        self._heard = self._turned = self._clock.monotonic()
+        self._beat = beat
+        self._heard = self._turned = self._looked = self._clock.monotonic()
         self._hangs = False
         self._refused: m.LocalRefusal | None = None
         self.over = threading.Event()
@@ -180,23 +201,32 @@ class Session:
     def watch(self, ports: _Ports) -> None:
         """Show signs of life until the worker leaves, or leave when the driver shows none."""
         while not self.over.wait(self._task.heartbeat_s):
-            silent = self._clock.monotonic() - self._heard
-            if silent > self._task.session_timeout_s:
+            self._beat()
+            if (silent := self.silent_s()) > self._task.session_timeout_s:
                 _log.error("no word from the driver for %.1f s: leaving", silent)
                 os._exit(EXIT_SESSION_LOST)
             self.show_life(ports.send)
+
+    def silent_s(self) -> float:
+        """Return for how long the driver has said nothing, without the time in which this process could not hear."""
+        now = self._clock.monotonic()
+        pause = now - self._looked - self._task.heartbeat_s
+        self._looked = now
+        if pause > self._task.session_timeout_s / 2:  # a function held the interpreter: what came is not read yet
+            self._heard += pause
+        return now - self._heard
 
     def show_life(self, send: Callable[[m.FromWorker], None]) -> None:
         """Send a heartbeat; if the loop hangs, tell that once and then nothing, so that this worker is replaced."""
         busy_s, doing = self._clock.monotonic() - self._turned, self._loop.at_work()
         shown = self._loop.heartbeat()
-        if busy_s > HUNG_AFTER_S:
+        if busy_s > self._task.hung_after_s:
             if not self._hangs:
                 self._hangs = True
                 send(m.Failed(shown.worker, shown.generation, hung(busy_s, doing), permanent=False))
             return
         if busy_s > BUSY_AFTER_S and doing is not None:
-            held = msgspec.structs.replace(shown.progress, held_by=(*shown.progress.held_by, f"{m.FUNCTION}{doing}"))
+            held = msgspec.structs.replace(shown.progress, held_by=(*shown.progress.held_by, vitals.FUNCTION + doing))
             shown = msgspec.structs.replace(shown, progress=held)
         send(shown)
         self._mailbox.post(self.take_stock)
@@ -214,6 +244,13 @@ class Session:
         if told is None and self._refused is not None:
             _log.warning("local state is written again, or begun anew")
         self._refused = told
+
+
+def marks_of(plan: Plan) -> list[str]:
+    """Return everything that a worker of this job may mark as what it is busy with."""
+    steps = (step.kind for fragment in plan.fragments for step in fragment.steps)
+    functions = dict.fromkeys(vitals.FUNCTION + kind.operator for kind in steps if isinstance(kind, Call))
+    return [*(vitals.SOURCE + spec.name for spec in plan.sources), *functions]
 
 
 def _die_with_parent() -> None:

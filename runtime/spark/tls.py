@@ -25,7 +25,7 @@ import ssl
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.errors import Unavailable
 
@@ -72,6 +72,16 @@ def is_wanted(setting: str, driver_host: str) -> bool:
         return True  # a name that is not known here is no loopback name
 
 
+class Link(Protocol):
+    """What carries the encrypted bytes: a connected socket, or something before one."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Receive some bytes, none at the end of the stream. Raises OSError."""
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send all of it. Raises OSError."""
+
+
 class TlsConnection:
     """An encrypted connection over a connected socket. One thread may send while another receives.
 
@@ -81,7 +91,7 @@ class TlsConnection:
         accepting: Whether this is the end that was connected to.
     """
 
-    def __init__(self, connection: socket.socket, context: ssl.SSLContext, accepting: bool) -> None:
+    def __init__(self, connection: Link, context: ssl.SSLContext, accepting: bool) -> None:
         self._socket = connection
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=accepting)

@@ -6,7 +6,9 @@ the task). Then either end sends frames: one byte of kind, eight of length, the 
 all of this, from the first byte, goes through it; without, whoever can change packets is not kept out.
 
 Invariants
-    - Nothing of a peer that did not authenticate is decoded; it is limited in size and time.
+    - Nothing of a peer that did not authenticate is decoded; it is limited in size, and in time by one deadline for
+      the whole handshake, at either end.
+    - No end sends a frame that the other would refuse.
     - `close` may be called by any thread and frees a thread that is blocked in send or receive.
 
 Source: DESIGN section 3 (control and data plane).
@@ -14,34 +16,59 @@ Source: DESIGN section 3 (control and data plane).
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import hmac
-import logging
 import os
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from holdfast.errors import Unavailable
+from holdfast.errors import JobFailed, Unavailable
 from holdfast.runtime.spark.tls import Credentials, TlsConnection, context_of
 
 _HEADER = struct.Struct("<BQ")
+MESSAGE, VITALS = 3, 4
+"""Kinds of frames on control streams: messages of worker and driver in msgspec, a companion's in JSON."""
 NONCE_BYTES = 32
 HELLO_BYTES_MAX = 4096
 FRAME_BYTES_MAX = 1 << 30
+"""A sender refuses a longer frame: a receiver that is told of one closes the stream."""
 HANDSHAKE_TIMEOUT_S = 5.0
-ACCEPT_PAUSE_S = 0.2
-"""How long to wait after a connection could not be taken: what is missing does not come back at once."""
-_CLOSED = (errno.EINVAL, errno.EBADF)
-"""What `accept` fails with on a listener that was shut down, or closed."""
-_log = logging.getLogger("holdfast.wire")
+"""From the connection to the end of the handshake, TLS included, however the peer divides what it sends."""
+CONNECTIONS_WAITING_MAX = 1024
+"""In the kernel, until they are taken: at a start every worker connects to every other."""
 
 
 class StreamClosed(Exception):
     """The peer went away, or this end closed the stream."""
+
+
+class _Link:
+    """A socket on which, while `until` is set, everything ends by that time, in however many pieces it comes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self.until: float | None = None
+
+    def recv(self, size: int) -> bytes:
+        self._limit()
+        return self._socket.recv(size)
+
+    def recv_into(self, view: memoryview) -> int:
+        self._limit()
+        return self._socket.recv_into(view)
+
+    def sendall(self, data: bytes | memoryview) -> None:
+        self._limit()
+        self._socket.sendall(data)
+
+    def _limit(self) -> None:
+        if self.until is not None:
+            left = self.until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"the handshake was not over after {HANDSHAKE_TIMEOUT_S:g} s")
+            self._socket.settimeout(left)
 
 
 class Stream:
@@ -49,17 +76,35 @@ class Stream:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._bytes: socket.socket | TlsConnection = connection
+        self._link = _Link(connection)
+        self._bytes: _Link | TlsConnection = self._link
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A peer whose packets are dropped sends nothing, also no end: ask after it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
+    def fileno(self) -> int:
+        """Return what `select` waits for."""
+        return self._socket.fileno()
+
+    def hurry(self, until: float) -> None:
+        """Let all that is sent and received end at this time of the monotonic clock, until `settle`."""
+        self._link.until = until
+
+    def settle(self) -> None:
+        """The handshake is over: from here on nothing has a deadline."""
+        self._link.until = None
+        self._socket.settimeout(None)
+
+    def give_up_after(self, seconds: float) -> None:
+        """Take the stream for closed when the peer has not acknowledged what was sent for so long."""
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
+
     def encrypt(self, credentials: Credentials, accepting: bool) -> None:
         """From here on everything goes through TLS, if these credentials have it. Raises StreamClosed."""
         if credentials.encrypted:
-            tls = TlsConnection(self._socket, context_of(credentials, accepting), accepting)
+            tls = TlsConnection(self._link, context_of(credentials, accepting), accepting)
             try:
                 tls.handshake()
             except OSError as error:
@@ -74,7 +119,19 @@ class Stream:
             raise StreamClosed(str(error)) from error
 
     def send(self, kind: int, payload: bytes | memoryview) -> None:
-        """Send one frame. Raises StreamClosed."""
+        """Send one frame.
+
+        Raises:
+            StreamClosed: the peer went away, or this end closed the stream.
+            JobFailed: the frame is longer than receivers take; nothing of it was sent.
+        """
+        if len(payload) > FRAME_BYTES_MAX:
+            raise JobFailed(
+                f"a frame of {len(payload):,} bytes was to be sent to another process; the limit is "
+                f"{FRAME_BYTES_MAX:,} bytes",
+                not_done="nothing of it was sent; state and output stay as of the last checkpoint",
+                next_step="make rows smaller, or raise --parallelism so that each worker has less to report",
+            )
         header = _HEADER.pack(kind, len(payload))
         try:
             if len(payload) < 1 << 16:
@@ -119,7 +176,7 @@ def listen(host: str) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, 0))
-    listener.listen(64)
+    listener.listen(CONNECTIONS_WAITING_MAX)
     return listener
 
 
@@ -132,30 +189,6 @@ def close_listener(listener: socket.socket) -> None:
     listener.close()
 
 
-def serve_each(listener: socket.socket, name: str, serve: Callable[[socket.socket], None]) -> None:
-    """Serve every connection in a thread of its own until the listener is closed; returns at once."""
-    threading.Thread(target=_accept_all, args=(listener, name, serve), name=f"{name}-accept", daemon=True).start()
-
-
-def _accept_all(listener: socket.socket, name: str, serve: Callable[[socket.socket], None]) -> None:
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError as error:
-            if error.errno in _CLOSED:
-                return
-            # Out of file descriptors or memory, or a peer that was gone at once: nobody else takes connections.
-            _log.warning("a %s connection was not taken: %s", name, error)
-            time.sleep(ACCEPT_PAUSE_S)
-            continue
-        try:
-            threading.Thread(target=serve, args=(connection,), name=name, daemon=True).start()
-        except RuntimeError as error:  # no more threads
-            _log.warning("a %s connection was not served: %s", name, error)
-            connection.close()
-            time.sleep(ACCEPT_PAUSE_S)
-
-
 def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes) -> Stream:
     """Connect and authenticate both ends; `hello` tells the peer what the stream is for.
 
@@ -163,11 +196,14 @@ def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes
         Unavailable: nobody answers, or the peer does not know the secret, or speaks no TLS where this end does.
     """
     host, port = str(address[0]), int(address[1])
+    until = time.monotonic() + HANDSHAKE_TIMEOUT_S
     try:
-        connection = socket.create_connection((host, port), HANDSHAKE_TIMEOUT_S)
+        # One address: each of several would be given the whole time.
+        connection = socket.create_connection((socket.gethostbyname(host), port), HANDSHAKE_TIMEOUT_S)
     except OSError as error:
         raise _refused(host, port, str(error)) from error
     stream = Stream(connection)
+    stream.hurry(until)
     ours, secret = os.urandom(NONCE_BYTES), credentials.secret
     try:
         stream.encrypt(credentials, accepting=False)
@@ -180,14 +216,14 @@ def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes
     if not hmac.compare_digest(answer, _proof(secret, b"accept", ours, theirs, hello)):
         stream.close()
         raise _refused(host, port, "it does not know the secret of this run")
-    connection.settimeout(None)
+    stream.settle()
     return stream
 
 
 def accept(connection: socket.socket, credentials: Credentials) -> tuple[Stream, bytes]:
     """Authenticate a connection that came in; return it with the peer's hello. Raises StreamClosed."""
-    connection.settimeout(HANDSHAKE_TIMEOUT_S)
     stream = Stream(connection)
+    stream.hurry(time.monotonic() + HANDSHAKE_TIMEOUT_S)
     ours, secret = os.urandom(NONCE_BYTES), credentials.secret
     size = hashlib.sha256().digest_size
     try:
@@ -205,7 +241,7 @@ def accept(connection: socket.socket, credentials: Credentials) -> tuple[Stream,
     except StreamClosed:
         stream.close()
         raise
-    connection.settimeout(None)
+    stream.settle()
     return stream, hello
 
 

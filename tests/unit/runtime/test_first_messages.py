@@ -22,7 +22,7 @@ together, read = threading.Barrier(8), []
 
 def reader(number):
     together.wait()
-    read.append(m.FROM_WORKER.decode(beat) if number % 2 else m.REGISTER.decode(hello))
+    read.append(m.FROM_WORKER.decode(beat) if number % 2 else m.HELLO.decode(hello))
 
 threads = [threading.Thread(target=reader, args=(number,)) for number in range(8)]
 for each in threads:

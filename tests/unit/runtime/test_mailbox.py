@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import polars as pl
 import pytest
 
@@ -26,6 +28,43 @@ class TestALane:
         lanes.close()
         assert isinstance(results[0], pl.exceptions.PanicException)
         assert results[1] == "done"
+
+
+class TestAMailbox:
+    def test_wakes_a_loop_that_waits_when_something_is_posted(self) -> None:
+        mailbox, woken = Mailbox(), threading.Event()
+
+        def loop() -> None:
+            mailbox.wait(10 * PATIENCE_S)
+            woken.set()
+
+        threading.Thread(target=loop, daemon=True).start()
+        mailbox.post(lambda: None)
+        assert woken.wait(PATIENCE_S)
+
+    def test_does_not_wait_for_what_was_posted_before(self) -> None:
+        mailbox, woken = Mailbox(), threading.Event()
+        mailbox.post(lambda: None)
+
+        def loop() -> None:
+            mailbox.wait(10 * PATIENCE_S)
+            woken.set()
+
+        threading.Thread(target=loop, daemon=True).start()
+        assert woken.wait(PATIENCE_S)
+
+    def test_runs_what_was_posted_up_to_then_in_order(self) -> None:
+        mailbox, ran = Mailbox(), list[int]()
+
+        def first() -> None:
+            ran.append(1)
+            mailbox.post(lambda: ran.append(3))
+
+        mailbox.post(first)
+        mailbox.post(lambda: ran.append(2))
+        assert mailbox.drain() and ran == [1, 2]
+        assert mailbox.drain() and ran == [1, 2, 3]
+        assert not mailbox.drain()
 
 
 class TestALaneInTheThreadOfATest:

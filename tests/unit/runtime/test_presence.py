@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-from holdfast.runtime.presence import is_gone, myself
+from holdfast.runtime.presence import _began, is_gone, myself
 
 
 def me(**changed: Any) -> dict[str, Any]:
@@ -17,11 +17,14 @@ class TestIsGone:
         assert not is_gone(me())
 
     def test_a_process_that_has_ended_is_gone_also_before_its_parent_has_waited(self) -> None:
-        with subprocess.Popen([sys.executable, "-c", "pass"], stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+            driver = me(pid=child.pid, began=_began(child.pid))
+            assert not is_gone(driver)
+            assert child.stdin is not None
+            child.stdin.close()
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-            assert is_gone(me(pid=child.pid))
-        assert is_gone(me(pid=child.pid))
+            assert is_gone(driver)
+        assert is_gone(driver)
 
     def test_a_number_that_another_process_has_now_is_gone(self) -> None:
         assert is_gone(me(began=me()["began"] - 1))

@@ -9,9 +9,10 @@ import pytest
 import holdfast as hf
 from holdfast.model import WorkerId
 from holdfast.runtime import master
+from holdfast.runtime.deployment import launch_allowed_at
 from holdfast.runtime.master import End, Launch
 from holdfast.runtime.settings import resolve
-from tests.unit.runtime.test_master import RULES, A, B, Run, opened, running
+from tests.unit.runtime.test_master import RULES, A, B, Run, completed, opened, replaced, running
 
 MINUTE = 60.0
 
@@ -135,3 +136,18 @@ class TestSeveralWorkersLostTogether:
         run.end_launch(1)
         run.end_launch(2)
         assert len(run.state.failures) == 1
+
+
+class TestAnEpochThatCompletes:
+    def test_ends_the_growing_of_the_waits(self) -> None:
+        """The next failure is answered immediately, as the first one was."""
+        run = running(replace(rules(), failures_max=100))
+        for _ in range(4):
+            run.lose(A)
+            run.pass_time(MINUTE)
+            replaced(run, A)
+        assert launch_allowed_at(run.state) > run.state.failures[-1].at
+        completed(run, run.state.job.starts[-1].first_epoch)
+        run.lose(A)
+        assert launch_allowed_at(run.state) <= run.now
+        assert any(isinstance(effect, Launch) for effect in run.pass_time(0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import Unavailable
-from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subtask
+from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subtask, Watermark
 from holdfast.runtime.channels import Frame, Links, OpenLinks
 from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.spark.exchange import Hello, TcpNetwork
@@ -90,12 +91,15 @@ def batch(*values: int) -> pa.RecordBatch:
 
 
 class TestChannels:
-    def test_batches_and_barriers_come_out_in_order(self, ends: tuple[End, End]) -> None:
+    def test_batches_barriers_and_watermarks_come_out_in_order(self, ends: tuple[End, End]) -> None:
         sender, receiver = opened(ends)
         barrier = Barrier(Epoch(1), Epoch(0), last=False)
-        for frame in (batch(1, 2), barrier, batch(3)):
+        time, idle = Watermark(7), Watermark(8, idle=True)
+        for frame in (batch(1, 2), time, barrier, idle, batch(3)):
             sender.put(LEFT_TO_RIGHT, frame)
-        first, second, third = taken(receiver, 3)
+        first, *times, third = taken(receiver, 5)
+        second = times.pop(1)
+        assert times == [time, idle]
         assert isinstance(first, pa.RecordBatch) and first.equals(batch(1, 2))
         assert second == barrier
         assert isinstance(third, pa.RecordBatch) and third.equals(batch(3))
@@ -125,6 +129,63 @@ class TestChannels:
         stale = connect(ends[1].network.address, SECRET, hello)
         with pytest.raises(StreamClosed):
             stale.receive()
+
+
+    @pytest.mark.parametrize(
+        "hello",
+        [
+            Hello(JobUuid("another"), Generation(1), LEFT_TO_RIGHT),
+            Hello(JOB, Generation(1), ChannelId(0, Subtask(1), Subtask(0))),
+            Hello(JOB, Generation(1), ChannelId(5, Subtask(0), Subtask(1))),
+        ],
+        ids=["another job", "a channel the other way", "an edge that is not"],
+    )
+    def test_of_another_job_or_subtask_are_refused(self, ends: tuple[End, End], hello: Hello) -> None:
+        """P2"""
+        opened(ends)
+        stranger = connect(ends[1].network.address, SECRET, msgspec.msgpack.encode(hello))
+        with pytest.raises(StreamClosed):
+            stranger.receive()
+
+
+class TestClosedChannels:
+    HELLO = msgspec.msgpack.encode(Hello(JOB, Generation(1), LEFT_TO_RIGHT))
+
+    def test_end_for_their_peers_and_are_not_reported(self, ends: tuple[End, End]) -> None:
+        links = ends[1].open(1, 1, {})
+        peer = connect(ends[1].network.address, SECRET, self.HELLO)
+        peer.send(1, memoryview(batch(1).serialize()))
+        taken(links, 1)
+        links.close()
+        with pytest.raises(StreamClosed):
+            peer.receive()
+        for thread in threading.enumerate():
+            if thread.name.startswith("receive-"):
+                thread.join(10.0)
+        ends[1].mailbox.drain()
+        assert ends[1].broken == []
+
+    def test_take_no_peer_any_more(self, ends: tuple[End, End]) -> None:
+        ends[1].open(1, 1, {}).close()
+        with pytest.raises(StreamClosed):
+            connect(ends[1].network.address, SECRET, self.HELLO).receive()
+
+    def test_of_a_worker_that_leaves_include_those_that_wait_for_it(self, ends: tuple[End, End]) -> None:
+        peer = connect(ends[1].network.address, SECRET, self.HELLO)
+        until(lambda: ends[1].network._waiting, "the peer to wait")
+        ends[1].network.close()
+        with pytest.raises(StreamClosed):
+            peer.receive()
+
+    def test_are_asked_after_while_they_are_silent(self, ends: tuple[End, End]) -> None:
+        """A peer whose packets are dropped sends nothing, also no end."""
+        peer = connect(ends[1].network.address, SECRET, self.HELLO)
+        options = (
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+        )  # fmt: skip
+        assert [peer._socket.getsockopt(*option) for option in options] == [1, 5, 2, 3]
+        peer.close()
 
 
 class TestBrokenChannels:

@@ -8,7 +8,11 @@ import socket
 import threading
 
 from holdfast.runtime.spark import wire
+from holdfast.runtime.spark.door import serve_each
+from holdfast.runtime.spark.tls import Credentials
+from holdfast.runtime.spark.wire import Stream
 
+SECRET = Credentials(b"s" * 32)
 PATIENCE_S = 30.0
 
 
@@ -28,19 +32,20 @@ class Short(socket.socket):
 
 class TestAListener:
     def test_takes_connections_again_after_file_descriptors_ran_out(self) -> None:
-        served: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        served: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         with Short() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(1)
-            wire.serve_each(listener, "short", served.put)
-            with socket.create_connection(listener.getsockname()[:2], PATIENCE_S):
-                served.get(timeout=PATIENCE_S).close()
+            serve_each(listener, "short", SECRET, lambda stream, _: served.put(stream))
+            peer = wire.connect(listener.getsockname()[:2], SECRET, b"hello")
+            served.get(timeout=PATIENCE_S).close()
+            peer.close()
             assert listener.refusals == 1
             wire.close_listener(listener)
 
     def test_that_is_closed_lets_its_thread_end(self) -> None:
         listener = wire.listen("127.0.0.1")
-        wire.serve_each(listener, "ends", lambda connection: connection.close())
+        serve_each(listener, "ends", SECRET, lambda stream, _: stream.close())
         (thread,) = [each for each in threading.enumerate() if each.name == "ends-accept"]
         wire.close_listener(listener)
         thread.join(PATIENCE_S)

@@ -1,0 +1,244 @@
+"""A small process beside every worker that speaks to the driver when the worker cannot (runtime/vitals.py).
+
+It shares a page of memory with the worker, and has a control stream of its own to the driver, authenticated as all are.
+It holds no state of the job. This module is imported by both; the process itself imports nothing but the standard
+library and what the handshake needs, so that it starts in some 50 ms, beside the worker's own start.
+
+Invariants
+    - The run's secret reaches the process through a pipe, never through arguments, environment or files.
+    - The process ends when the worker does, or lets it go; it never outlives either by more than a connection attempt.
+    - Without it a worker works as well; it is only silent while its interpreter is held.
+
+Source: docs/design/0026-vitals.md; pidfd_open(2), proc(5).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import logging
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.errors import Unavailable
+from holdfast.runtime.spark.tls import Credentials
+from holdfast.runtime.spark.wire import VITALS, Stream, StreamClosed, connect
+from holdfast.runtime.vitals import Limits, Seen, State, Watch, look
+
+_BEATS, _MARK = 0, 1
+_BYE = b"."
+_ENDS_WITHIN_S = 1.0
+_CONNECT_AGAIN_S = 0.3
+_PROGRAM = """
+import json, os, sys
+size, data = int.from_bytes(os.read(0, 8), "big"), b""
+while len(data) < size:
+    data += os.read(0, size - len(data)) or sys.exit(0)
+task = json.loads(data)
+sys.path[:0] = task["paths"]
+from holdfast.runtime.spark.companion import accompany
+accompany(task)
+"""
+_log = logging.getLogger("holdfast.worker")
+
+
+class Board:
+    """A page of memory that the worker writes and its companion reads.
+
+    Args:
+        marks: Everything that may be marked.
+    """
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        self.marks = tuple(marks)
+        self._numbers = {mark: number for number, mark in enumerate(self.marks, 1)}
+        self.descriptor = os.memfd_create("holdfast-vitals", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, mmap.PAGESIZE)
+        self._page = memoryview(mmap.mmap(self.descriptor, mmap.PAGESIZE)).cast("Q")
+
+    def beat(self) -> None:
+        """The worker's threads run."""
+        self._page[_BEATS] += 1
+
+    def mark(self, mark: str | None) -> None:
+        """The thread of the loop is about to call this; None when it has returned."""
+        self._page[_MARK] = 0 if mark is None else self._numbers.get(mark, 0)
+
+    def close(self) -> None:
+        """Give the descriptor back; the page stays for threads that still beat."""
+        os.close(self.descriptor)
+
+
+class Companion:
+    """The worker's end: starts the process, and lets it go.
+
+    Args:
+        address: Where the driver takes control streams.
+        hello: What tells the driver which worker this is the companion of.
+    """
+
+    def __init__(
+        self, board: Board, address: tuple[str, int], credentials: Credentials, hello: bytes, limits: Limits
+    ) -> None:
+        self._board = board
+        self._process: subprocess.Popen[bytes] | None = None
+        task = {
+            "paths": [str(Path(holdfast.__file__).absolute().parent.parent)], "pid": os.getpid(),
+            "board": board.descriptor, "marks": board.marks, "address": address, "limits": asdict(limits),
+            "hello": _text(hello),
+            "credentials": list(map(_text, (credentials.secret, credentials.certificate, credentials.private_key))),
+        }  # fmt: skip
+        data = json.dumps(task).encode()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _PROGRAM],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(board.descriptor,), bufsize=0,
+            )  # fmt: skip
+            self._write(len(data).to_bytes(8, "big") + data)
+        except OSError as error:
+            _log.warning("no companion process (%s): a function that holds the interpreter silences the worker", error)
+
+    @property
+    def pid(self) -> int | None:
+        """Return the number of the process, None if it did not start."""
+        return None if self._process is None else self._process.pid
+
+    def close(self) -> None:
+        """Let the process end."""
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._write(_BYE)
+            try:
+                self._process.wait(_ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        self._board.close()
+
+    def _write(self, data: bytes) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        view = memoryview(data)
+        while view:
+            view = view[self._process.stdin.write(view) or 0 :]
+
+
+# In the companion process
+
+
+def accompany(task: dict[str, Any]) -> None:
+    """Run the companion until the worker ends or lets it go."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # for the worker; the companion ends with it
+        signal.signal(number, signal.SIG_IGN)
+    _Accompanying(task).run()
+
+
+class _Accompanying:
+    def __init__(self, task: dict[str, Any]) -> None:
+        self._pid, self._marks = int(task["pid"]), task["marks"]
+        self._address, self._hello = task["address"], base64.b64decode(task["hello"])
+        secret, certificate, private_key = task["credentials"]
+        self._credentials = Credentials(base64.b64decode(secret), _bytes(certificate), _bytes(private_key))
+        self._limits = Limits(**task["limits"])
+        self._page = memoryview(mmap.mmap(int(task["board"]), mmap.PAGESIZE, prot=mmap.PROT_READ)).cast("Q")
+        self._process = _opened(self._pid)
+        self._stream: Stream | None = None
+        self._was_linked, self._connect_at = False, 0.0
+
+    def run(self) -> None:
+        watch, pipe = Watch(time.monotonic()), [0]
+        while True:
+            self._link()
+            oom_kills = _oom_kills()
+            waited = [*pipe, *([] if self._process is None else [self._process])]
+            waited += [] if self._stream is None else [self._stream.fileno()]
+            ready, _, _ = select.select(waited, [], [], self._limits.every)
+            if 0 in ready:
+                if os.read(0, 1) == _BYE:
+                    return
+                pipe = []  # the worker is gone, or its pipe: the process itself says which
+            if self._stream is not None and self._stream.fileno() in ready:
+                self._unlink()  # a driver never sends anything here: it has let the worker go, or is gone
+            alive = os.getppid() == self._pid and not (self._process in ready)
+            stopped = alive and _is_stopped(self._pid)
+            seen = Seen(time.monotonic(), self._page[_BEATS], alive, stopped, self._stream is not None)
+            watch, state = look(watch, seen, self._limits)
+            if state is not None:
+                self._say(state, watch.held, _oom_kills() > oom_kills)
+            if state == "ended":
+                return
+            if state in ("hung", "lost"):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _say(self, state: State, held: float, memory: bool) -> None:
+        """Tell the driver; what cannot be told is not."""
+        self._link(at_last=state == "ended")
+        if self._stream is None:
+            return
+        number = self._page[_MARK]
+        mark = self._marks[number - 1] if 0 < number <= len(self._marks) else None
+        said = {"state": state, "mark": mark, "for_ms": round(held * 1000), "memory": memory and state == "ended"}
+        try:
+            self._stream.hurry(time.monotonic() + self._limits.every)
+            self._stream.send(VITALS, json.dumps(said).encode())
+        except StreamClosed:
+            self._unlink()
+
+    def _link(self, at_last: bool = False) -> None:
+        """Connect, unless that was refused a moment ago; a stream that was closed is not opened again."""
+        if self._stream is not None or self._was_linked or (time.monotonic() < self._connect_at and not at_last):
+            return
+        try:
+            self._stream = connect(self._address, self._credentials, self._hello)
+            self._was_linked = True
+        except Unavailable:
+            self._connect_at = time.monotonic() + _CONNECT_AGAIN_S
+
+    def _unlink(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def _opened(pid: int) -> int | None:
+    """Return what `select` finds readable when the process ends; None where the system has no such thing."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
+
+
+def _oom_kills() -> int:
+    """Return how many processes of this machine the system has killed for want of memory."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/vmstat").read_bytes().splitlines()
+        return int(next(line for line in lines if line.startswith(b"oom_kill ")).split()[1])
+    return 0
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode("ascii")

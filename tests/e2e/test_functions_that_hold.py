@@ -1,0 +1,67 @@
+"""Python functions that end their worker, or hold its interpreter: named, and slow is not silent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Run, running
+
+pytestmark = pytest.mark.e2e
+
+JOB = Path(__file__).with_name("holding_job.py")
+FLAGS = ("--master", "local[3]", "--parallelism", "2", "--max-records-per-second", "1000")
+MAIN = "holdfast.runtime.cli.main"
+STEP = "the Python function of step 'map parse'"
+
+
+def told(run: Run, command: str) -> Any:
+    """Return what a command of the command line says of the job, from JSON."""
+    done = subprocess.run(
+        [sys.executable, "-m", MAIN, command, "holding", "--json", "--root", run.folder / "root"],
+        capture_output=True, check=False, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def numbers(folder: Path) -> list[int]:
+    with contextlib.closing(sqlite3.connect(folder / "out.db")) as database:
+        return sorted(n for (n,) in database.execute("SELECT n FROM items"))
+
+
+class TestAFunctionThatHoldsTheInterpreter:
+    def test_for_longer_than_a_silent_worker_is_waited_for_is_named_and_not_restarted(self, tmp_path: Path) -> None:
+        environment = {"HOLDING_HOW": "hold", "HOLDING_ONCE": "1", "HOLDFAST_SILENT_AFTER_MS": "2000"}
+        with running(tmp_path, *FLAGS, job=JOB, **environment) as run:
+            run.wait_until_running()
+            named = False
+            while run.process.poll() is None and not named:
+                named = any(STEP in finding["what"] for finding in told(run, "explain")["findings"])
+            assert named
+            assert run.finish() == 0, run.errors()
+            assert run.lines[-1]["restarts"] == []
+        assert numbers(tmp_path) == list(range(1_000))
+
+    def test_for_longer_than_the_limit_is_replaced_and_named(self, tmp_path: Path) -> None:
+        environment = {"HOLDING_HOW": "hold", "HOLDING_ONCE": "1", "HOLDING_S": "40", "HOLDFAST_HUNG_AFTER_MS": "3000"}
+        with running(tmp_path, *FLAGS, job=JOB, **environment) as run:
+            assert run.finish() == 0, run.errors()
+            (restart,) = run.lines[-1]["restarts"]
+            assert "held its interpreter for 3 s, while it ran " + STEP in restart["cause"]
+        assert numbers(tmp_path) == list(range(1_000))
+
+
+class TestAFunctionThatEndsItsProcess:
+    def test_is_named_by_events(self, tmp_path: Path) -> None:
+        with running(tmp_path, *FLAGS, job=JOB, HOLDING_HOW="exit", HOLDING_ONCE="1") as run:
+            assert run.finish() == 0, run.errors()
+            (restart,) = [event for event in told(run, "events") if event["event"] == "restarted"]
+            assert STEP in restart["cause"]
+        assert numbers(tmp_path) == list(range(1_000))

@@ -1,0 +1,315 @@
+"""The companion process of a worker, at a real driver's end: when it speaks, and when it ends its worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.model import WorkerId
+from holdfast.runtime import messages as m
+from holdfast.runtime.spark import control
+from holdfast.runtime.spark.companion import Board, Companion, _is_stopped
+from holdfast.runtime.spark.control import ControlClient, ControlServer
+from holdfast.runtime.spark.tls import Credentials, make_credentials
+from holdfast.runtime.spark.wire import StreamClosed, connect
+from holdfast.runtime.vitals import Limits
+from tests.unit.runtime.spark.test_exchange import until
+
+WORKER = WorkerId("w")
+MARKS = ("source: s", "function: map parse")
+QUICK = Limits(every=0.05, hung_after=60.0, session_timeout=60.0)
+PATIENCE_S = 30.0
+
+# A worker of its own process: registers, starts its companion, marks a function, and then does as it is told.
+WORKER_PROGRAM = """
+import json, os, sys, msgspec, threading, time
+from holdfast.runtime import messages as m
+from holdfast.runtime.spark.companion import Board, Companion
+from holdfast.runtime.spark.control import ControlClient
+from holdfast.runtime.spark.tls import Credentials
+from holdfast.runtime.vitals import Limits
+
+port, secret, limits, marks = json.loads(sys.argv[1])
+address, credentials = ("127.0.0.1", port), Credentials(bytes.fromhex(secret))
+register = m.Register("w", 1, "here", os.getpid(), "boot", ("here", 1))
+client = ControlClient(address, credentials, register, lambda message: None, lambda why: None)
+client.start()
+board = Board(marks)
+companion = Companion(board, address, credentials, msgspec.msgpack.encode(m.Companion("w")), Limits(**limits))
+print(companion.pid, flush=True)
+board.mark(marks[1])
+board.beat()
+command = sys.stdin.readline().strip()  # and no beat follows
+if command == "exit":
+    os._exit(3)
+threading.Event().wait()
+"""
+
+
+class Driver:
+    """The driver's end, and what it heard, in order."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.heard: list[Any] = []
+        self.server = ControlServer(
+            "127.0.0.1", credentials, self.heard.append, lambda worker, why: self.heard.append((worker, why))
+        )
+
+    def said(self, kind: type) -> list[Any]:
+        return [each for each in list(self.heard) if isinstance(each, kind)]
+
+    def register(self, credentials: Credentials) -> ControlClient:
+        register = m.Register(WORKER, 1, "here", os.getpid(), "boot", ("here", 1))
+        client = ControlClient(self.server.address, credentials, register, lambda _: None, lambda _: None)
+        until(lambda: WORKER in self.server._streams and self.said(m.Register), "the worker")
+        return client
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def credentials(request: pytest.FixtureRequest) -> Credentials:
+    return make_credentials(request.param)
+
+
+@pytest.fixture
+def driver(credentials: Credentials) -> Iterator[Driver]:
+    made = Driver(credentials)
+    yield made
+    made.server.close()
+
+
+@pytest.fixture
+def plain() -> Iterator[Driver]:
+    made = Driver(Credentials(b"s" * 32))
+    yield made
+    made.server.close()
+
+
+class Worker:
+    """A worker process."""
+
+    def __init__(self, driver: Driver, limits: Limits = QUICK) -> None:
+        task = [driver.server.address[1], (b"s" * 32).hex(), asdict(limits), MARKS]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER_PROGRAM, msgspec.json.encode(task).decode()],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.companion = int(self.process.stdout.readline())
+
+    def tell(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def working(plain: Driver) -> Iterator[Callable[..., Worker]]:
+    made: list[Worker] = []
+
+    def start(limits: Limits = QUICK) -> Worker:
+        made.append(Worker(plain, limits))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        return stat.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+
+
+class TestACompanion:
+    def test_speaks_for_a_worker_that_does_not_beat_and_is_let_go(
+        self, driver: Driver, credentials: Credentials
+    ) -> None:
+        client, board = driver.register(credentials), Board(MARKS)
+        hello = msgspec.msgpack.encode(m.Companion(WORKER))
+        companion = Companion(board, driver.server.address, credentials, hello, QUICK)
+        assert companion.pid is not None
+        board.mark(MARKS[1])
+        until(lambda: len(driver.said(m.Vitals)) > 2, "a word of the companion", PATIENCE_S)
+        first, second, *_ = driver.said(m.Vitals)
+        assert (first.worker, first.state, first.mark) == (WORKER, "held", MARKS[1])
+        assert second.for_ms > first.for_ms > 0
+        board.mark(None)
+        until(lambda: driver.said(m.Vitals)[-1].mark is None, "the mark to go", PATIENCE_S)
+        companion.close()
+        assert gone(companion.pid)
+        assert companion._process is not None and companion._process.returncode == 0  # by itself
+        assert {each.state for each in driver.said(m.Vitals)} == {"held"}
+        client.close()
+
+    def test_says_nothing_while_the_worker_beats(self, plain: Driver) -> None:
+        secret = Credentials(b"s" * 32)
+        client, board = plain.register(secret), Board(MARKS)
+        hello = msgspec.msgpack.encode(m.Companion(WORKER))
+        limits = Limits(every=0.2, hung_after=60.0, session_timeout=60.0)
+        stop, pause = threading.Event(), 0.01
+
+        def beat() -> None:
+            while not stop.wait(pause):
+                board.beat()
+
+        threading.Thread(target=beat, daemon=True).start()
+        companion = Companion(board, plain.server.address, secret, hello, limits)
+        until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
+        looked = time.monotonic() + 5 * limits.every
+        until(lambda: time.monotonic() > looked, "some looks")
+        assert plain.said(m.Vitals) == []
+        stop.set()
+        until(lambda: plain.said(m.Vitals), "a word, once it does not beat", PATIENCE_S)
+        companion.close()
+        client.close()
+
+    def test_has_the_last_word_on_what_a_worker_did_that_ended(
+        self, plain: Driver, working: Callable[..., Worker]
+    ) -> None:
+        worker = working(Limits(every=5.0, hung_after=60.0, session_timeout=60.0))
+        until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
+        worker.tell("exit")
+        until(lambda: plain.said(tuple), "the end of the stream", PATIENCE_S)
+        vitals, (_, why) = plain.heard[-2:]
+        assert (vitals.state, vitals.mark) == ("ended", MARKS[1])
+        assert "closed its stream" in why
+        until(lambda: gone(worker.companion), "the companion's end", PATIENCE_S)
+
+    def test_is_waited_for_if_its_worker_ended_right_after_it_came(
+        self, plain: Driver, working: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(control, "COMING_S", PATIENCE_S)
+        worker = working()
+        worker.tell("exit")
+        until(lambda: plain.said(tuple), "the end of the stream", PATIENCE_S)
+        assert [each.mark for each in plain.said(m.Vitals) if each.state == "ended"] == [MARKS[1]]
+
+    def test_does_not_speak_for_a_worker_that_a_signal_stopped(
+        self, plain: Driver, working: Callable[..., Worker]
+    ) -> None:
+        worker = working()
+        until(lambda: plain.said(m.Vitals), "a word of the companion", PATIENCE_S)
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        until(lambda: _is_stopped(worker.process.pid), "the stop")
+        several = time.monotonic() + 2 * QUICK.every  # one look may be under way
+        until(lambda: time.monotonic() > several, "a look")
+        before = len(plain.said(m.Vitals))
+        more = time.monotonic() + 10 * QUICK.every
+        until(lambda: time.monotonic() > more, "some looks")
+        assert len(plain.said(m.Vitals)) == before
+        os.kill(worker.process.pid, signal.SIGCONT)
+        until(lambda: len(plain.said(m.Vitals)) > before, "a word of the companion", PATIENCE_S)
+
+    def test_ends_a_worker_that_holds_its_interpreter_too_long_and_says_so_first(
+        self, plain: Driver, working: Callable[..., Worker]
+    ) -> None:
+        worker = working(Limits(every=0.05, hung_after=0.5, session_timeout=60.0))
+        assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
+        until(lambda: plain.said(tuple), "the end of the stream", PATIENCE_S)
+        said = [each for each in plain.said(m.Vitals) if each.state != "held"]
+        assert (said[0].state, said[-1].state) == ("hung", "ended")
+        assert {each.mark for each in said} == {MARKS[1]}
+        assert said[0].for_ms >= 500
+
+    def test_ends_a_worker_that_the_driver_has_let_go_and_that_cannot_leave(
+        self, plain: Driver, working: Callable[..., Worker]
+    ) -> None:
+        """A zombie that holds its interpreter does not hear that its stream is closed."""
+        worker = working(Limits(every=0.05, hung_after=60.0, session_timeout=0.5))
+        until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
+        plain.server.dismiss(WORKER)
+        assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
+        until(lambda: gone(worker.companion), "the companion's end", PATIENCE_S)
+
+
+class TestTheDriversEnd:
+    def test_does_not_report_the_end_of_a_worker_that_it_has_dismissed(self, plain: Driver) -> None:
+        client = plain.register(Credentials(b"s" * 32))
+        (serving,) = [each for each in threading.enumerate() if each.name == "control"]
+        plain.server.dismiss(WORKER)
+        serving.join(PATIENCE_S)
+        assert not serving.is_alive()
+        assert plain.said(tuple) == []
+        client.close()
+
+    def test_gives_up_a_worker_that_acknowledges_nothing_for_five_seconds(self, plain: Driver) -> None:
+        client = plain.register(Credentials(b"s" * 32))
+        stream = plain.server._streams[WORKER]
+        assert stream._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5_000
+        client.close()
+
+    def test_does_not_wait_for_a_companion_that_has_had_its_last_word(
+        self, plain: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its stream may end before that of the worker is seen to end."""
+        monkeypatch.setattr(control, "COMING_S", 2 * PATIENCE_S)
+        secret = Credentials(b"s" * 32)
+        client = plain.register(secret)
+        companion = connect(plain.server.address, secret, msgspec.msgpack.encode(m.Companion(WORKER)))
+        until(lambda: WORKER in plain.server._companions, "the companion")
+        companion.close()
+        until(lambda: plain.server._companions[WORKER] is None, "its end")
+        client.close()
+        until(lambda: plain.said(tuple), "the end of the worker's stream")
+
+    def test_hears_no_companion_of_a_worker_that_it_does_not_know(self, plain: Driver) -> None:
+        board = Board(MARKS)
+        secret = Credentials(b"s" * 32)
+        hello = msgspec.msgpack.encode(m.Companion(WorkerId("stranger")))
+        stranger = connect(plain.server.address, secret, hello)
+        with pytest.raises(StreamClosed):
+            stranger.receive()
+        assert plain.heard == []
+        board.close()
+
+    def test_reports_the_end_of_a_worker_without_companion_after_a_moment(
+        self, plain: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(control, "YOUNG_S", 0.0)
+        monkeypatch.setattr(control, "COMING_S", 2 * PATIENCE_S)
+        plain.register(Credentials(b"s" * 32)).close()
+        until(lambda: plain.said(tuple), "the end of the stream")
+        assert [type(each) for each in plain.heard] == [m.Register, tuple]
+
+    def test_waits_no_longer_for_the_last_word_than_that(
+        self, plain: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A companion that lives on says nothing of the worker's end."""
+        monkeypatch.setattr(control, "LAST_WORDS_S", 0.05)
+        client = plain.register(Credentials(b"s" * 32))
+        hello = msgspec.msgpack.encode(m.Companion(WORKER))
+        companion = connect(plain.server.address, Credentials(b"s" * 32), hello)
+        until(lambda: WORKER in plain.server._companions, "the companion")
+        client.close()
+        until(lambda: plain.said(tuple), "the end of the stream")
+        companion.close()
+
+    def test_takes_nothing_from_a_companion_that_it_cannot_read(self, plain: Driver) -> None:
+        client = plain.register(Credentials(b"s" * 32))
+        companion = connect(
+            plain.server.address, Credentials(b"s" * 32), msgspec.msgpack.encode(m.Companion(WORKER))
+        )
+        companion.send(4, b'{"state": "perfect", "mark": null, "for_ms": 1, "memory": false}')
+        with pytest.raises(StreamClosed):
+            companion.receive()
+        assert plain.said(m.Vitals) == plain.said(tuple) == []
+        client.close()

@@ -1,0 +1,154 @@
+"""A worker leaves when the driver is silent for too long, and not when it could not hear it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import cast
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.model import Generation, WorkerId
+from holdfast.runtime import messages as m
+from holdfast.runtime.loop import WorkerLoop
+from holdfast.runtime.mailbox import Mailbox
+from holdfast.runtime.spark.host import EXIT_SESSION_LOST, Session, WorkerTask
+from holdfast.runtime.spark.tls import make_credentials
+from holdfast.sinks.memory import MemorySink
+
+HEARTBEAT_S, TIMEOUT_S = 0.5, 10.0
+
+
+class Left(BaseException):
+    """The process would have ended with this status."""
+
+
+class Once(threading.Event):
+    """Is over at the second look."""
+
+    looks = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+
+class Idle:
+    """A loop with nothing to do."""
+
+    left: str | None = None
+
+    def at_work(self) -> str | None:
+        return None
+
+    def heartbeat(self) -> m.Heartbeat:
+        return m.Heartbeat(WorkerId("w"), Generation(1), False, False, (), m.Progress())
+
+    def take_stock(self) -> None:
+        pass
+
+    def leave(self, reason: str) -> None:
+        self.left = reason
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_us(self) -> int:
+        return 0
+
+
+class Watched:
+    """A session whose thread is woken by the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = hf.App("watched")
+        source = hf.Generator(pa.schema([("k", pa.int64())]), lambda i: {"k": i}, count=1)
+        app.source("s", source).sink("out", MemorySink())
+        task = WorkerTask(app.plan(), "root", ("here", 1), make_credentials(False), HEARTBEAT_S, TIMEOUT_S, None)
+        self.clock, self.mailbox, self.loop, self.beats = Clock(), Mailbox(), Idle(), 0
+        self.sent: list[m.FromWorker] = []
+        self.session = Session(task, cast(WorkerLoop, self.loop), self.mailbox, self.clock, self._beat)
+        monkeypatch.setattr(os, "_exit", self._exit)
+
+    def _beat(self) -> None:
+        self.beats += 1
+
+    def _exit(self, status: int) -> None:
+        raise Left(status)
+
+    def send(self, message: m.FromWorker) -> None:
+        self.sent.append(message)
+
+    def wake(self, after_s: float = HEARTBEAT_S, *, heard: bool = False) -> None:
+        """Let the thread that watches wake up once, so long after the last time."""
+        self.clock.now += after_s
+        if heard:
+            self.session.received(m.Pulse())
+        self.session.over = Once()
+        self.session.watch(self)  # type: ignore[arg-type]
+        self.mailbox.drain()
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+class TestAWorkerWhoseDriverIsSilent:
+    def test_leaves_after_the_session_timeout_and_not_before(self, watched: Watched) -> None:
+        for _ in range(20):
+            watched.wake()
+        with pytest.raises(Left, match=str(EXIT_SESSION_LOST)):
+            watched.wake()
+
+    def test_stays_while_the_driver_is_heard(self, watched: Watched) -> None:
+        for _ in range(200):
+            watched.wake(heard=True)
+        assert len(watched.sent) == 200
+
+    def test_leaves_that_long_after_the_last_word(self, watched: Watched) -> None:
+        for _ in range(50):
+            watched.wake(heard=True)
+        for _ in range(20):
+            watched.wake()
+        with pytest.raises(Left):
+            watched.wake()
+
+    def test_leaves_also_if_each_look_is_a_little_late(self, watched: Watched) -> None:
+        with pytest.raises(Left):
+            for _ in range(8):
+                watched.wake(3 * HEARTBEAT_S)
+
+    def test_leaves_when_the_stream_ends(self, watched: Watched) -> None:
+        watched.session.closed("the peer closed the stream")
+        watched.mailbox.drain()
+        assert watched.loop.left == "the driver closed the stream: the peer closed the stream"
+
+
+class TestAWorkerThatCouldNotHear:
+    def test_does_not_leave_before_it_has_read_what_came(self, watched: Watched) -> None:
+        """A function held the interpreter: the driver's words wait in the socket."""
+        watched.wake(heard=True)
+        watched.wake(60.0)
+        watched.wake(heard=True)
+        assert len(watched.sent) == 3
+
+    def test_leaves_after_the_session_timeout_if_nothing_came(self, watched: Watched) -> None:
+        watched.wake(heard=True)
+        watched.wake(60.0)
+        with pytest.raises(Left):
+            for _ in range(20):
+                watched.wake()
+
+
+class TestBeats:
+    def test_are_shown_with_every_look(self, watched: Watched) -> None:
+        for _ in range(3):
+            watched.wake(heard=True)
+        assert watched.beats == 3

@@ -1,0 +1,189 @@
+"""What the master makes of what companions report, and what status and explain then say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
+
+import pytest
+
+import holdfast as hf
+from holdfast.model import WorkerId
+from holdfast.runtime import cluster, explain, master, status
+from holdfast.runtime import messages as m
+from holdfast.runtime.dataflow import Stream
+from holdfast.runtime.loop import WorkerLoop
+from holdfast.runtime.master import Dismiss, End
+from holdfast.runtime.spark.host import marks_of
+from holdfast.runtime.vitals import State
+from tests.unit.runtime.test_master import RULES, A, B, Run, running
+from tests.unit.runtime.test_slow_functions import Played, Row, numbers
+
+MARK = "function: map parse"
+STEP = "the Python function of step 'map parse'"
+SILENT_S = RULES.silent_after + 1
+
+
+def vitals(
+    worker: WorkerId, state: State, mark: str | None = MARK, for_ms: int = 7_000, memory: bool = False
+) -> m.Vitals:
+    return m.Vitals(worker, state, mark, for_ms, memory)
+
+
+def shown(run: Run) -> dict[str, Any]:
+    return status.of_run(run.state, "root", "continuous", {"host": "h", "pid": 1, "seen_ms": 0, "at": 0, "owner": "o"})
+
+
+class TestAWorkerThatIsSpokenFor:
+    def test_is_not_silent_however_long_it_holds_its_interpreter(self) -> None:
+        run = running()
+        for _ in range(100):
+            run.hear(vitals(A, "held"))
+            run.pass_time(RULES.silent_after, alive=(B,))
+        assert set(run.state.workers) == {A, B} and run.state.failures == ()
+
+    def test_is_named_with_its_function_by_status_and_explain(self) -> None:
+        run = running()
+        run.hear(vitals(A, "held"))
+        found = [each for each in explain.findings(shown(run)) if each.code == "slow_function"]
+        assert [STEP in each.what for each in found] == [True]
+
+    @pytest.mark.parametrize(
+        ("mark", "code", "named"),
+        [("source: s", "slow_source", "a read of source 's'"), (None, "slow_function", "code outside of Python")],
+    )
+    def test_is_named_also_where_it_is_in_no_function(self, mark: str | None, code: str, named: str) -> None:
+        run = running()
+        run.hear(vitals(A, "held", mark))
+        found = [each for each in explain.findings(shown(run)) if each.code == code]
+        assert [named in each.what for each in found] == [True]
+
+    def test_is_as_silent_as_any_other_when_its_companion_is(self) -> None:
+        run = running()
+        run.hear(vitals(A, "held"))
+        run.pass_time(SILENT_S, alive=(B,))
+        assert set(run.state.workers) == {B}
+        assert f"silent for 6.0 s, while it ran {STEP}" in run.state.failures[0].error["what"]
+
+    def test_has_no_last_words_once_it_speaks_for_itself(self) -> None:
+        run = running()
+        run.hear(vitals(A, "held"))
+        run.beat(A)
+        run.lose(A)
+        assert run.state.failures[0].error["what"] == "stream closed"
+        assert all(each.code != "slow_function" for each in explain.findings(shown(run)))
+
+    def test_that_was_let_go_changes_nothing(self) -> None:
+        run = running()
+        run.lose(A)
+        before = run.state
+        for state in get_args(State):
+            assert run.hear(vitals(A, state)) == [] and run.state == before
+
+
+class TestAWorkerThatEnds:
+    def test_is_named_with_what_it_did_in_the_log_and_in_the_failure(self) -> None:
+        run = running()
+        run.hear(vitals(A, "ended"))
+        run.lose(A, "worker a (pid 1) closed its stream")
+        wanted = f"worker a (pid 1) closed its stream, while it ran {STEP}"
+        assert run.state.recover == wanted
+        (failure,) = run.state.failures
+        assert failure.error["what"] == wanted
+        assert "os._exit" in failure.error["next"]
+
+    def test_for_want_of_memory_is_told_so(self) -> None:
+        run = running()
+        run.hear(vitals(A, "ended", memory=True))
+        run.lose(A)
+        assert "killed a process of that machine for want of memory" in run.state.failures[0].error["what"]
+
+    def test_while_nothing_of_the_user_ran_is_told_as_it_was(self) -> None:
+        run = running()
+        run.hear(vitals(A, "ended", mark=None))
+        run.lose(A, "worker a closed its stream")
+        assert run.state.failures[0].error["what"] == "worker a closed its stream"
+
+    def test_that_told_why_itself_is_believed(self) -> None:
+        run = running()
+        run.hear(vitals(A, "held"))
+        run.fail(A, "no room")
+        assert run.state.failures[0].error["what"] == "no room"
+
+    def test_again_and_again_ends_the_run_with_the_function(self) -> None:
+        run = running()
+        run.state = replace(run.state, rules=replace(run.state.rules, failures_max=0))
+        run.hear(vitals(A, "ended"))
+        run.lose(A)
+        (end,) = [each for each in run.effects if isinstance(each, End)]
+        assert end.error is not None and STEP in end.error["what"]
+
+
+class TestAWorkerThatHangs:
+    def test_is_let_go_and_named(self) -> None:
+        run = running()
+        assert any(isinstance(each, Dismiss) for each in run.hear(vitals(A, "hung", for_ms=120_400)))
+        ended = "worker a (pid 1) was ended: it held its interpreter for 120 s"
+        assert run.state.recover == f"{ended}, while it ran {STEP}"
+        assert "hung_after_ms" in run.state.failures[0].error["next"]
+
+
+class TestADriverThatWasStopped:
+    def test_itself_takes_no_worker_for_silent(self) -> None:
+        run = running()
+        run.pass_time(1.0)
+        run.now += 100.0
+        run.take(master.tick(run.state, run.now, 0))
+        assert set(run.state.workers) == {A, B}
+        run.pass_time(SILENT_S, alive=(B,))
+        assert set(run.state.workers) == {B}
+
+
+class TestMarks:
+    def test_stand_while_a_function_or_a_source_is_called_and_are_known_beforehand(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[str | None] = []
+        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=seen.append))
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def parse(row: Row) -> Row:
+                seen.append("called")
+                return row
+
+            return app.source("s", numbers(3)).map(parse, to=Row)
+
+        played = Played(build).run(5)
+        assert played.keys() == [0, 1, 2]
+        assert seen[:7] == ["source: s", None, MARK, "called", "called", "called", None]
+        assert seen[-1] is None
+        assert marks_of(played.plan) == ["source: s", MARK]
+
+    def test_go_with_a_function_that_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[str | None] = []
+        monkeypatch.setattr(cluster, "WorkerLoop", partial(WorkerLoop, mark=seen.append))
+
+        def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
+            def parse(row: Row) -> Row:
+                raise ValueError(row)
+
+            return app.source("s", numbers(3)).map(parse, to=Row)
+
+        assert (Played(build).run(5).cluster.driver.outcome or ("",))[0] == "failed"
+        assert seen[2:4] == [MARK, None]
+
+
+class TestAnOperatorThatIsBusy:
+    @pytest.mark.parametrize(
+        ("mark", "name", "blocked_by"), [(MARK, "map parse", "its Python function"), ("source: s", "s", "a read")]
+    )
+    def test_is_told_by_the_status(self, mark: str, name: str, blocked_by: str) -> None:
+        run = running()
+        progress = m.Progress(operators=tuple(m.OperatorProgress(n, 1, 1, 0) for n in ("map parse", "s", "other")))
+        run.hear(m.Heartbeat(A, run.generation, False, False, (), progress))
+        run.hear(vitals(A, "held", mark))
+        assert {row["name"]: row["blocked_by"] for row in shown(run)["operators"] if row["blocked_by"]} == {
+            name: blocked_by
+        }

@@ -1,0 +1,86 @@
+"""What a companion makes of what it sees of its worker."""
+
+from __future__ import annotations
+
+from holdfast.runtime.vitals import Limits, Seen, State, Watch, described, look
+
+LIMITS = Limits(every=0.5, hung_after=120.0, session_timeout=10.0)
+
+
+class Looks:
+    """A companion that looks every half second."""
+
+    def __init__(self) -> None:
+        self.watch, self.now, self.beats = Watch(100.0), 100.0, 0
+
+    def look(
+        self, *, beat: bool = False, alive: bool = True, stopped: bool = False, linked: bool = True, after: float = 0.5
+    ) -> State | None:
+        self.now += after
+        self.beats += beat
+        self.watch, said = look(self.watch, Seen(self.now, self.beats, alive, stopped, linked), LIMITS)
+        return said
+
+
+class TestAWorker:
+    def test_that_beats_speaks_for_itself(self) -> None:
+        looks = Looks()
+        assert {looks.look(beat=True) for _ in range(1_000)} == {None}
+
+    def test_whose_interpreter_is_held_is_spoken_for_until_it_beats_again(self) -> None:
+        looks = Looks()
+        looks.look(beat=True)
+        assert [looks.look() for _ in range(4)] == [None, "held", "held", "held"]
+        assert looks.watch.held == 2.0
+        assert [looks.look(beat=True), looks.look(), looks.look()] == [None, None, "held"]
+
+    def test_that_is_stopped_by_a_signal_is_silent_however_long(self) -> None:
+        looks = Looks()
+        looks.look(beat=True)
+        assert {looks.look(stopped=True) for _ in range(1_000)} == {None}
+        assert {looks.look(stopped=True, linked=False) for _ in range(1_000)} == {None}
+
+    def test_that_goes_on_after_a_stop_has_not_held_its_interpreter_meanwhile(self) -> None:
+        looks = Looks()
+        looks.look(beat=True)
+        for _ in range(1_000):
+            looks.look(stopped=True)
+        looks.look()
+        assert looks.watch.held == 0.5
+
+    def test_that_has_ended_is_reported_whatever_it_did(self) -> None:
+        for stopped in (False, True):
+            looks = Looks()
+            assert looks.look(beat=True, alive=False, stopped=stopped) == "ended"
+
+    def test_that_holds_its_interpreter_for_the_limit_is_hung(self) -> None:
+        looks = Looks()
+        looks.look(beat=True)
+        said = [looks.look() for _ in range(241)]
+        assert said[-2:] == ["held", "hung"] and said.index("hung") == 240
+
+    def test_that_the_driver_has_let_go_is_given_the_session_timeout(self) -> None:
+        looks = Looks()
+        looks.look(beat=True)
+        said = [looks.look(linked=False) for _ in range(21)]
+        assert said[-2:] == ["held", "lost"] and said.index("lost") == 20
+
+    def test_that_the_driver_has_let_go_leaves_by_itself_while_it_beats(self) -> None:
+        looks = Looks()
+        assert {looks.look(beat=True, linked=False) for _ in range(1_000)} == {None}
+
+
+class TestACompanionThatDidNotRun:
+    def test_takes_none_of_that_time_for_the_workers(self) -> None:
+        """The whole host was stopped, or asleep."""
+        looks = Looks()
+        looks.look(beat=True)
+        assert looks.look(after=10_000.0) == "held"
+        assert looks.watch.held == 1.0
+
+
+class TestMarks:
+    def test_are_told_in_words(self) -> None:
+        assert described("function: map parse") == "the Python function of step 'map parse'"
+        assert described("source: clicks") == "a read of source 'clicks'"
+        assert described(None) == described("interpreter") == "code outside of Python functions"
