@@ -212,3 +212,37 @@ class TestApply:
         assert main(["status", "words", "--root", words.root, "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)
         assert shown["timeline"] == 2 and shown["rewind_horizon"]["epoch"] <= words.epochs[0]
+
+
+class TestTargetOfAnotherHistory:
+    """A copy of the job's folder took the target over, or the folder was restored from an older copy."""
+
+    def taken_over(self, words: Words) -> None:
+        words.stop()
+        with closing(sqlite3.connect(words.db)) as db, db:
+            db.execute("UPDATE holdfast_owner SET owner = 'elsewhere', generation = 9")
+
+    def test_it_is_not_taken_back_without_being_asked_to(
+        self, words: Words, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.taken_over(words)
+        assert words.rewind(words.file, "--to-epoch", str(words.epochs[0]), "--apply") == 2
+        told = capsys.readouterr().err
+        assert "does not know" in told and words.table() == {"a": 11, "b": 2, "c": 3}
+        assert words.job.timeline == 1
+
+    def test_it_is_taken_back_and_over_where_the_user_names_its_sink(self, words: Words) -> None:
+        self.taken_over(words)
+        to = ("--to-epoch", str(words.epochs[0]), "--apply", "--adopt-targets", "out")
+        assert words.rewind(words.file, *to) == 0
+        assert words.table() == {"a": 1, "b": 2}
+        with closing(sqlite3.connect(words.db)) as db:
+            assert db.execute("SELECT owner FROM holdfast_owner").fetchall() == [(words.job.owner,)]
+
+    def test_a_job_without_its_file_does_not_say_what_its_targets_are(
+        self, words: Words, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.taken_over(words)
+        base = str(words.epochs[0])
+        assert words.rewind("words", "--root", words.root, "--to-epoch", base, "--adopt-targets", "out") == 2
+        assert "give its file" in capsys.readouterr().err
