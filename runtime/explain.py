@@ -22,7 +22,7 @@ SLOW_EPOCHS = 3
 SLOW_MIN_MS = 2_000
 SILENT_MIN_MS = 2_000
 LAUNCH_SLOW_MS = 10_000
-GOOD = frozenset({"progress", "finished", "stopped", "caught_up", "dead_letters"})
+GOOD = frozenset({"progress", "finished", "stopped", "caught_up", "dead_letters", "draining"})
 """Codes that say that nothing holds the job up."""
 
 
@@ -205,6 +205,12 @@ def _sources(shown: Status) -> Iterator[Finding]:
             "ending",
             f"sources are not read any more: the run ends ({shown.get('ending') or 'all input is read'})",
             "wait until its last epoch is delivered",
+        )
+    if shown.get("ending") == "finish" and (left := sum(each for each in lag if each)):
+        yield Finding(
+            "draining",
+            f"the job finishes when it has read what its sources held when that was asked: up to {left:,} records",
+            f"wait; to leave them out: holdfast stop {shown['job']} --finish --drop-unread",
         )
     if "channel" in held:
         sources = {row["name"] for row in shown["sources"]}

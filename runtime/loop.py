@@ -122,14 +122,20 @@ class WorkerLoop:
                 self._close_epochs(active)
             case m.Committed(generation, epoch) if active is not None and active.deploy.generation == generation:
                 self._perform(*worker.committed(active.machine, epoch))
-            case m.EndInput(generation) if self._is_current(generation):
+            case m.EndInput(generation, drop_unread) if self._is_current(generation):
                 assert active is not None
-                active.run.end_input()
-                self.beat()
+                self._end_input(active, drop_unread)
             case m.Expired(_, through):
                 self._deliveries.forget(through)
             case m.Exit(reason):
                 self.exited = reason
+
+    def _end_input(self, active: Active, drop_unread: bool) -> None:
+        try:
+            active.run.end_input(drop_unread)
+        except HoldfastError as error:  # a source can no longer be read
+            self._fail(error)
+        self.beat()
 
     def channel_broken(self, generation: Generation, channel: ChannelId, why: str) -> None:
         """A data channel broke: wait for the driver to start another generation."""

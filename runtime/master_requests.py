@@ -5,8 +5,9 @@ out; one for a generation that this driver does not know of yet is left for whoe
 
 How a run can end
     - `stop`: a last barrier where the sources stand; `Stopped` once all is delivered. Goes on later.
-    - `stop --finish`: every source is treated as read to its end, so what happens at the end of input happens:
-      last watermark, last barrier, `Finished`. For good.
+    - `stop --finish`: every source is read to where it ends when the request arrives (a recovery asks again), or no
+      further with `unread: drop`; then what happens at the end of input happens: last watermark, last barrier,
+      `Finished`. For good.
     - `stop --now`: no barrier and no record, as if the driver had been killed. Whatever was committed stays, the rest
       is read again by the next run.
     - `run --once`: the sources stop at the offsets that were their ends at the start; then as `stop`.
@@ -38,6 +39,8 @@ from holdfast.runtime.failover import end
 from holdfast.runtime.master_state import Effect, Master, Over, Running, Send, Step
 
 SAVEPOINTS_WAITING_MAX = 16
+DROP = "drop"
+"""Of a request to finish: records that are not read yet never are."""
 ENDED_NOW = "ended"
 """Outcome of a run that `stop --now` ended: nothing was appended, the job can be run again."""
 
@@ -82,7 +85,7 @@ def carry_out(
     elif args.get("how") == "now":
         state, effects = end(state, ENDED_NOW, None)
     elif args.get("how") == "finish":
-        state, effects = finish(state)
+        state, effects = finish(state, drop_unread=args.get("unread") == DROP)
     else:
         state, effects = stop(state)
     return state, effects, Answer(True, log.generation)
@@ -93,22 +96,23 @@ def stop(state: Master) -> Step:
     return replace(state, stopping=not state.finish_asked), []
 
 
-def finish(state: Master) -> Step:
-    """Treat all sources as read to their end; then the run ends as it does there, for good."""
-    state = replace(state, stopping=False, finish_asked=True)
+def finish(state: Master, *, drop_unread: bool = False) -> Step:
+    """Read all sources to where they end now, or no further; then the run ends as at the end of input, for good."""
+    state = replace(state, stopping=False, finish_asked=True, drop_unread=state.drop_unread or drop_unread)
     return state, end_input(state)
 
 
 def end_input(state: Master) -> list[Effect]:
-    """Tell the workers that their sources end where they stand; repeated until they have, as messages may be lost."""
+    """Tell the workers that their input ends; repeated until they have read it, as messages may be lost."""
     if not state.finish_asked or not isinstance(state.phase, Running) or not all_ready(state) or all_ended(state):
         return []
-    return [Send(worker, m.EndInput(state.job.generation)) for worker in assigned(state)]
+    return [Send(worker, m.EndInput(state.job.generation, state.drop_unread)) for worker in assigned(state)]
 
 
 def is_over(state: Master) -> bool:
     """Return whether the next barrier is the last one."""
-    read = all_ended(state) or (state.rules.until is not None and _all_caught_up(state))
+    only_until = state.rules.until is not None and not state.finish_asked
+    read = all_ended(state) or (only_until and _all_caught_up(state))
     return (state.stopping or read) and len(state.savepoints) <= 1
 
 
@@ -146,6 +150,8 @@ def _refusal(state: Master, kind: str, args: Mapping[str, Any], generation: int,
         how = args.get("how")
         if how not in (None, "finish", "now"):
             return f"this version does not know how to stop {how!r}"
+        if args.get("unread") not in (None, DROP):
+            return f"this version does not know what to do with unread records: {args['unread']!r}"
         if how == "finish" and _last_barrier_is_out(state) and not _finishes(state):
             return "the job is stopping already, its last barrier is out; run it again, then finish it"
         if how == "finish" and rewinding.is_last_act(state):

@@ -179,7 +179,8 @@ class Master:
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
     stopping: bool = False
     finish_asked: bool = False
-    """All sources are to be treated as read to their end."""
+    """The input of all sources ends: behind what exists, or where it stands with `drop_unread`."""
+    drop_unread: bool = False
     savepoints: tuple[str, ...] = ()
     """Names that were asked for and no completed epoch carries yet, oldest first."""
     recover: str | None = None

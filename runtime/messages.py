@@ -194,9 +194,11 @@ class Committed(Message, frozen=True):
 
 
 class EndInput(Message, frozen=True):
-    """Treat every source as read to its end, where it stands."""
+    """The input of every source ends behind the last record that exists when this first arrives."""
 
     generation: Generation
+    drop_unread: bool = False
+    """It ends where it stands instead: records that are not read yet never are."""
 
 
 class Expired(Message, frozen=True):

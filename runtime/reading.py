@@ -38,10 +38,22 @@ class Reading:
     """As of the checkpoint; from then on the source's EventTime knows."""
     until: int | None = None
     """Read no further than this offset, unless only a gap lies before it."""
+    ends_there: bool = False
+    """The input is treated as over at `until`, not merely as far as this run reads."""
 
     def caught_up(self) -> bool:
         """Return whether there is nothing left that this run has to read."""
         return self.ended or (self.until is not None and self.offset >= self.until)
+
+    def look_for_end(self) -> None:
+        """Note whether the partition is read to its end; asked when it may have been reached."""
+        at_end = self.ends_there and self.until is not None and self.offset >= self.until
+        self.ended = self.ended or at_end or self.opened.ended(self.partition, self.offset)
+
+    def end_at(self, offset: int) -> None:
+        """Treat the input as over at this offset."""
+        self.until, self.ends_there = max(offset, self.offset), True
+        self.look_for_end()
 
 
 @dataclass

@@ -18,6 +18,7 @@ Source: DESIGN sections 3 to 5; PROTOCOL P8, P9, P11, P13; docs/design/0006-wate
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import pyarrow as pa
 
@@ -145,10 +146,29 @@ class SubtaskRun:
         """Return whether every source partition was read as far as this run reads."""
         return all(reading.caught_up() for reading in self._readings)
 
-    def end_input(self) -> None:
-        """Treat every source partition as read to its end."""
-        for reading in self._readings:
-            reading.ended = True
+    def end_input(self, drop_unread: bool) -> None:
+        """Treat the input of every source partition as over, behind the last record that exists now.
+
+        Asked again it changes nothing but for sources that were unreachable.
+
+        Args:
+            drop_unread: It is over where it stands.
+
+        Raises:
+            HoldfastError: a source can no longer be read.
+        """
+        if drop_unread:
+            for reading in self._readings:
+                reading.ended = True
+            return
+        open_ended = [r for r in self._readings if not r.ended and not r.ends_there]
+        ends: dict[str, Mapping[int, int]] = {}
+        for name, opened in {r.source: r.opened for r in open_ended}.items():
+            with suppress(Unavailable):  # the driver repeats the message
+                ends[name] = opened.end_offsets()
+        for reading in open_ended:
+            if reading.source in ends:
+                reading.end_at(ends[reading.source].get(reading.partition, reading.offset))
 
     def held_by(self) -> tuple[str, ...]:
         """Return what keeps this subtask from reading its sources at this moment."""
@@ -319,7 +339,7 @@ class SubtaskRun:
                 return False
             if batch is None:
                 reading.offset = following
-                reading.ended = reading.opened.ended(reading.partition, following)
+                reading.look_for_end()
                 if time is not None:
                     time_moved |= time.found_nothing(reading.partition, following, reading.ended)
                 continue
@@ -354,7 +374,7 @@ class SubtaskRun:
         self._audit.took(reading, batch)
         reading.offset = following = arrival.following
         if reading.caught_up():
-            reading.ended = reading.opened.ended(reading.partition, following)
+            reading.look_for_end()
         taken = batch.num_rows
         self._throttle.took(taken)
         self.records_in += taken
