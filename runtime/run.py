@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from pyspark import SparkContext
@@ -51,6 +49,7 @@ from holdfast.runtime.rewind_plan import granted
 from holdfast.runtime.rewind_sources import missing_records
 from holdfast.runtime.rewind_target import while_it_goes_on
 from holdfast.runtime.settings import Settings
+from holdfast.runtime.signals import StopSignals
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.detour import detour_of
 from holdfast.runtime.spark.host import WorkerTask
@@ -206,23 +205,21 @@ class _Run:
         self._owner = uuid.uuid4().hex
         self._loop = DriverLoop(_rules(prepared, self._host), self._owner, self, settings.heartbeat_ms / 1000)
         self._inbox = requests.Inbox(prepared.store)
-        self._signalled = self._launched = self._warmed = 0
+        self._launched = self._warmed = 0
         self._first_generation = 1 if prepared.job is None else prepared.job.generation + 1
 
     def run(self) -> Outcome:
-        restore = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            return self._run()
-        finally:
-            for number, handler in restore.items():
-                signal.signal(number, handler)
+        with StopSignals() as signals:
+            return self._run(signals)
 
-    def _run(self) -> Outcome:
+    def _run(self, signals: StopSignals) -> Outcome:
         loop, now = self._loop, self.clock.monotonic
         loop.begin(self._prepared.job, "started" if self._prepared.job is None else "started again")
         next_publish = next_requests = 0.0
         while loop.outcome is None:
             self._mailbox.drain()
+            if signals.arrived():
+                loop.stop()
             loop.turn()
             if now() >= next_publish:
                 next_publish = now() + PUBLISH_EVERY_S
@@ -273,12 +270,6 @@ class _Run:
 
     def _launch_ended(self, number: int, error: str | None) -> None:
         self._mailbox.post(lambda: self._loop.launch_ended(number, error))
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signalled += 1
-        if self._signalled > 1:
-            raise KeyboardInterrupt
-        self._mailbox.post(self._loop.stop)
 
     def _requested(self, found: object) -> None:
         if isinstance(found, BaseException):
