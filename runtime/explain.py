@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.runtime.messages import FUNCTION
-from holdfast.runtime.status import LOCAL_STATE_REFUSED, MERGE_REFUSED
+from holdfast.runtime.status import LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE
 
 Status = Mapping[str, Any]
 SLOW_EPOCHS = 3
@@ -121,7 +121,7 @@ def _workers(shown: Status) -> Iterator[Finding]:
 
 def _local(shown: Status) -> Iterator[Finding]:
     for problem in shown["problems"]:
-        if problem["code"] in (LOCAL_STATE_REFUSED, MERGE_REFUSED):
+        if problem["code"] in (LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE):
             yield Finding(problem["code"], problem["what"], problem["next"])
 
 

@@ -23,7 +23,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, HoldfastError, Where
+from holdfast.errors import ConfigError, HoldfastError, Unavailable, Where
 from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import dlq_places, master, requests, status
@@ -272,8 +272,10 @@ class _Run:
         self._mailbox.post(lambda: self._loop.launch_ended(number, error))
 
     def _requested(self, found: object) -> None:
+        if isinstance(found, Unavailable):
+            return  # the store is unreachable; polled again in a second
         if isinstance(found, BaseException):
-            return  # the store is away for now; polled again in a second
+            raise found
         assert isinstance(found, list)
         for request in found:
             if request.kind == "rewind" and (job := self._loop.state.log.job) is not None:
@@ -330,6 +332,7 @@ class _Run:
             self._spark.warm_up(self._prepared.settings.parallelism)
         if (swept := self._loop.sweep.problem) is not None:
             shown["problems"].append({"code": swept.kind, "what": swept.what, "next": swept.next_step})
+        shown["problems"] += status.unreadable_requests(self._prepared.root, self._inbox.unreadable)
         if self._loop.repairs.waiting:
             shown["repairing"] = self._loop.repairs.as_json()
         data = json.dumps(shown).encode()

@@ -18,8 +18,9 @@ from holdfast.runtime.rewinding import no_way_back
 SCHEMA = 1
 ENDED_NOW = "it was ended at once, without a last checkpoint"
 LOCAL_STATE_REFUSED = "local_state_refused"
-MERGE_REFUSED = "merge_refused"
 """Code of the problem that a worker's disk takes nothing; nothing else stops for it."""
+MERGE_REFUSED = "merge_refused"
+REQUEST_UNREADABLE = "request_unreadable"
 STALE_AFTER_MS = 5_000
 """A `live.json` older than this says that its driver cannot be reached."""
 
@@ -160,6 +161,18 @@ def _merge_refusals(state: master.Master) -> list[dict[str, Any]]:
         }
         for worker, hosted in state.workers.items()
         if hosted.progress.merge_refused
+    ]
+
+
+def unreadable_requests(root: str, unreadable: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return a problem for every request, or answer, that the store refuses to read or write."""
+    return [
+        {
+            "code": REQUEST_UNREADABLE,
+            "what": f"the driver cannot read or answer a request: {why}. The request is not carried out; others are",
+            "next": f"give the driver's user access to {root}/{path}, or remove it; the driver tries again by itself",
+        }
+        for path, why in sorted(unreadable.items())
     ]
 
 

@@ -40,6 +40,15 @@ class TestDeadLetters:
         assert "2 at lines, 1,000 at map parse" in text(told, "dead_letters")
 
 
+class TestARequestThatCannotBeRead:
+    def test_is_named_with_its_object(self) -> None:
+        refused = status.unreadable_requests("/data/job", {"requests/a.json": "reading it failed: Permission denied"})
+        told = shown(running(), problems=refused)
+        assert codes(told) == ["request_unreadable"]
+        assert "Permission denied" in text(told, "request_unreadable")
+        assert "/data/job/requests/a.json" in str(refused[0]["next"])
+
+
 class TestFinishing:
     def test_what_is_left_to_read_is_reported_with_the_way_to_leave_it_out(self) -> None:
         run = running()
