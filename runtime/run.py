@@ -105,6 +105,7 @@ def prepare(
     once: bool = False,
     takeover: bool = False,
     savepoint: str | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
     """Check all that can be checked without Spark, and create missing targets.
 
@@ -113,6 +114,7 @@ def prepare(
         once: Read no further than the sources reach now, then stop.
         takeover: Do not ask whether another run is alive: the start of this one fences it.
         savepoint: Where to start from; it has to be the last checkpoint.
+        note: Called with a line for people when there is something to wait for.
 
     Raises:
         ConfigError: the job, a setting, a source or a target does not fit.
@@ -130,7 +132,7 @@ def prepare(
     if job is not None:
         _check_job(job, plan)
         if not takeover:
-            refuse_second_run(store, job)
+            refuse_second_run(store, job, note)
         if job.completed:
             before = repository.load_manifest(job.completed[-1].body.manifest)
     if before is not None:

@@ -9,7 +9,6 @@ Source: DESIGN section 13 (`live.json`); API.md, JSON `status`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from holdfast.checkpoint.repository import Repository, record_path
 from holdfast.errors import ConfigError, Damaged, NotFound, Where
 from holdfast.ports import ObjectStore
 from holdfast.runtime import status
+from holdfast.runtime.live import understood
 from holdfast.runtime.presence import is_gone
 from holdfast.storage.objects import LocalObjects, open_objects
 from holdfast.storage.paths import join
@@ -71,9 +71,9 @@ def job_names(root: str) -> list[str]:
 
 def status_of(stored: Stored, now_us: int) -> dict[str, Any]:
     """Return the job's status in the form of API.md."""
-    live = read_live(stored.store)
+    said = read_live(stored.store)
     job = stored.repository.read_log() or stored.job  # after live.json, which thus cannot be ahead of it
-    shown = observed(job, stored.name, stored.folder, live, now_us)
+    shown = observed(job, stored.name, stored.folder, said, now_us)
     if not shown["sources"] and job.completed:
         try:
             manifest = stored.repository.load_manifest(job.completed[-1].body.manifest)
@@ -86,12 +86,9 @@ def status_of(stored: Stored, now_us: int) -> dict[str, Any]:
 def read_live(store: ObjectStore) -> Mapping[str, Any] | None:
     """Return what the driver last said, None if there is nothing that this version understands."""
     try:
-        live = json.loads(store.get("live.json"))
-    except (NotFound, ValueError):
+        return understood(store.get("live.json"))
+    except NotFound:
         return None
-    if not isinstance(live, dict) or live.get("schema") != status.SCHEMA or not isinstance(live.get("driver"), dict):
-        return None
-    return live
 
 
 def observed(
@@ -117,6 +114,8 @@ def observed(
             shown = {**shown, **live, **from_log, "driver": driver, "restarts": _restarts(job, live["restarts"])}
             if live["state"] in _LAST_WORDS:
                 shown["workers"] = []  # they have left
+            else:
+                shown["problems"] = [*shown["problems"], *_ahead(driver, now_us)]
         else:
             shown |= _lost(driver)
     if shown["checkpoint"] is not None:
@@ -140,6 +139,19 @@ def _lost(driver: Mapping[str, Any]) -> dict[str, Any]:
     if is_gone(driver):
         return _unreachable(f"{where} is gone", "run the job again: it goes on from its last checkpoint")
     return _unreachable(f"{where} was last seen {driver['seen_ms'] / 1000:,.0f} s ago", CHECK_DRIVER)
+
+
+def _ahead(driver: Mapping[str, Any], now_us: int) -> list[dict[str, Any]]:
+    """By a time in the future nobody can tell how long ago the driver was alive."""
+    ahead_ms = (driver["at"] - now_us) // 1000
+    if ahead_ms <= status.STALE_AFTER_MS:
+        return []
+    what = (
+        f"the driver on {driver['host']} (pid {driver['pid']}) was last seen {ahead_ms / 1000:,.0f} s in the future by "
+        "this machine's clock, so it is not known whether it still runs"
+    )
+    next_step = "synchronise the clocks; holdfast run finds out within 5 s, and refuses to start beside a live driver"
+    return [{"code": "clock_ahead", "what": what, "next": next_step}]
 
 
 def _is_known_gone(driver: Mapping[str, Any] | None) -> bool:

@@ -121,8 +121,9 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
 
     settings = resolve(app, flags_of(args), os.environ, submitted_conf())
     prepared = runner.prepare(
-        app.plan(), settings, args.drop_state, once=args.once, takeover=args.takeover, savepoint=args.savepoint
-    )
+        app.plan(), settings, args.drop_state, once=args.once, takeover=args.takeover, savepoint=args.savepoint,
+        note=advise,
+    )  # fmt: skip
     for warning in prepared.warnings:
         advise(f"\nWarning: {warning}.\n")
     ship_by_value(folder)
