@@ -6,6 +6,7 @@ link(2) fails when the name is taken, so exactly one of several creators wins an
 Invariants
     - What `create` or `put` reported as done survives a crash of the machine: file and folder are fsynced.
     - A crash in the middle of a write leaves at most a temporary file, which `list` does not show.
+    - What is created is for its owner alone, unless the root folder gives others more.
 
 Source: link(2), rename(2), fsync(2).
 """
@@ -28,6 +29,10 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 _NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
+OWNER_ONLY = 0o700
+"""Mode of folders created here; files have the same without execution."""
+
+
 class LocalObjects:
     """Objects as files below one folder. Needs hard links, which every common local file system has."""
 
@@ -42,7 +47,7 @@ class LocalObjects:
         try:
             if target.exists():
                 raise FileExistsError(path)
-            temporary = _write_temporary(target.parent, data)
+            temporary = _write_temporary(target.parent, data, self._mode())
             try:
                 os.link(temporary, target)
             finally:
@@ -64,7 +69,7 @@ class LocalObjects:
     def put(self, path: str, data: bytes) -> None:
         target = self._writable_target(path, data)
         try:
-            temporary = _write_temporary(target.parent, data)
+            temporary = _write_temporary(target.parent, data, self._mode())
             try:
                 os.replace(temporary, target)
             except OSError:
@@ -103,11 +108,18 @@ class LocalObjects:
     def _place(self, path: str) -> Path:
         return self.root / checked_path(path)
 
+    def _mode(self) -> int:
+        """Return the mode of new folders: they give group and others what the root gives them."""
+        try:
+            return OWNER_ONLY | (self.root.stat().st_mode & 0o077)
+        except FileNotFoundError:
+            return OWNER_ONLY
+
     def _writable_target(self, path: str, data: bytes) -> Path:
         assert data, f"{path}: an object is never empty"
         target = self._place(path)
         try:
-            _ensure_folder(target.parent)
+            _ensure_folder(target.parent, self._mode())
         except OSError as error:
             self._refused(error, f"creating the folder {target.parent}", f"{path} was not written")
         return target
@@ -115,8 +127,8 @@ class LocalObjects:
     def prove_writable(self) -> None:
         """Create a missing root and try what `create` needs: a write, a hard link, a removal."""
         try:
-            _ensure_folder(self.root)
-            temporary = _write_temporary(self.root, b"?")
+            _ensure_folder(self.root, OWNER_ONLY)
+            temporary = _write_temporary(self.root, b"?", OWNER_ONLY)
             linked = temporary.with_name(f"{temporary.name}-linked")
             try:
                 os.link(temporary, linked)
@@ -162,11 +174,11 @@ class LocalObjects:
         raise Unavailable(f"{doing} failed: {error.strerror or error}", not_done=not_done, next_step=advice) from error
 
 
-def _write_temporary(folder: Path, data: bytes) -> Path:
+def _write_temporary(folder: Path, data: bytes, mode: int) -> Path:
     """Write the bytes under a name of their own and make them durable; leave nothing behind on failure."""
     temporary = folder / f"{TEMPORARY}{uuid.uuid4().hex}"
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode & 0o666)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -177,13 +189,13 @@ def _write_temporary(folder: Path, data: bytes) -> Path:
     return temporary
 
 
-def _ensure_folder(folder: Path) -> None:
+def _ensure_folder(folder: Path, mode: int) -> None:
     """Create the folder and its parents, each durable before anything is put into it."""
     if folder.is_dir():
         return
-    _ensure_folder(folder.parent)
+    _ensure_folder(folder.parent, mode)
     with suppress(FileExistsError):
-        folder.mkdir()
+        folder.mkdir(mode)
     _sync_folder(folder.parent)
 
 
