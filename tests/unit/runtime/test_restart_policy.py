@@ -135,3 +135,32 @@ class TestSeveralWorkersLostTogether:
         run.end_launch(1)
         run.end_launch(2)
         assert len(run.state.failures) == 1
+
+
+class TestACompletedEpoch:
+    EVERYBODY = tuple(map(WorkerId, "abcdefg"))
+
+    def replaced(self, run: Run, worker: str) -> None:
+        run.pass_time(20.0, alive=self.EVERYBODY)
+        run.append()
+        if run.manifests:
+            run.load()
+        run.register(WorkerId(worker))
+        run.ready(*run.state.workers)
+
+    def test_ends_the_waits_so_that_the_next_failure_is_answered_immediately(self) -> None:
+        run = running(replace(RULES, failures_max=100))
+        for worker in "cde":
+            run.lose(next(iter(run.state.workers)))
+            self.replaced(run, worker)
+        run.lose(next(iter(run.state.workers)))
+        assert not [e for e in run.pass_time(0.0) if isinstance(e, Launch)], "no epoch since: it waits"
+        self.replaced(run, "f")
+        run.pass_time(10.0, alive=self.EVERYBODY)
+        epoch = run.state.job.first_epoch
+        for worker in run.state.workers:
+            run.ack(worker, epoch)
+        run.store()
+        run.append()
+        run.lose(next(iter(run.state.workers)))
+        assert [e for e in run.pass_time(0.0, alive=self.EVERYBODY) if isinstance(e, Launch)]
