@@ -60,6 +60,7 @@ def of_run(state: master.Master, root: str, mode: str, driver: Mapping[str, Any]
             "at": started_at.get(restart.generation),
             "cause": restart.cause,
             "generation": restart.generation,
+            "rewind": restart.rewind,
             "recovery_ms": None if restart.ready_after is None else round(restart.ready_after * 1000),
             "logged_ms": round(restart.logged_after * 1000),
             "deployed_ms": None if restart.deployed_after is None else round(restart.deployed_after * 1000),

@@ -166,11 +166,13 @@ def _unreachable(reason: str, next_step: str) -> dict[str, Any]:
 def _restarts(job: joblog.Job, live: Any) -> list[dict[str, Any]]:
     """Return every recovery that the log holds; how long it took is known from the driver alone."""
     took = {restart["generation"]: restart["recovery_ms"] for restart in live}
+    rewinds = {rewind.first_epoch for rewind in job.rewinds}
     return [
-        {"at": s.at, "cause": s.cause, "generation": s.generation, "recovery_ms": took.get(s.generation)}
+        {"at": s.at, "cause": s.cause, "generation": s.generation, "rewind": s.first_epoch in rewinds,
+         "recovery_ms": took.get(s.generation)}
         for s in job.starts
         if s.generation in took or not s.cause.startswith(("started", "rewound"))
-    ]
+    ]  # fmt: skip
 
 
 def _add_manifest(shown: dict[str, Any], manifest: Manifest, *, ended: bool) -> None:

@@ -172,8 +172,15 @@ def summary(prepared: Prepared, outcome: Outcome, records: int, seconds: float) 
     results = "; ".join(dict.fromkeys(str(getattr(sink.sink, "where", sink.sink)) for sink in plan.sinks))
     return (
         f"{plan.app} {how}: {text.plural(epochs, 'epoch')}, {text.plural(records, 'record')}, "
-        f"{text.plural(len(status['restarts']), 'restart')} in {text.span(seconds * 1000)}; results: {results}"
+        f"{_restarts(status)} in {text.span(seconds * 1000)}; results: {results}"
     )
+
+
+def _restarts(status: Mapping[str, Any]) -> str:
+    """Return how often something failed, and how often the job went back because that was asked."""
+    rewinds = sum(bool(restart.get("rewind")) for restart in status["restarts"])
+    restarts = text.plural(len(status["restarts"]) - rewinds, "restart")
+    return f"{restarts}, {text.plural(rewinds, 'rewind')}" if rewinds else restarts
 
 
 def error_of(outcome: Outcome, job: str) -> HoldfastError:
