@@ -12,7 +12,7 @@ from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.checkpoint.timeline import lineage_of
-from holdfast.model import ObjectRef, SourcePosition, WorkerId
+from holdfast.model import NO_EPOCH, ObjectRef, SourcePosition, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime.master_state import Master, Running
 
@@ -88,6 +88,18 @@ def all_ready(state: Master) -> bool:
 def all_ended(state: Master) -> bool:
     ended = [hosted for hosted in state.workers.values() if hosted.subtask is not None and hosted.ended]
     return len(ended) == state.rules.parallelism
+
+
+def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
+    """Return whether every subtask says that nothing has happened since the last epoch, and that one is completed.
+
+    One that was given up is not: what it froze and staged is owed to the next. Nor is a generation's first epoch there
+    before it was closed: it says what became of older ones.
+    """
+    if not isinstance(epochs, coordinator.Idle):
+        return False
+    quiet = [hosted.quiet for hosted in state.workers.values() if hosted.subtask is not None]
+    return len(quiet) == state.rules.parallelism and set(quiet) == {epochs.committed_through} != {NO_EPOCH}
 
 
 def launch_allowed_at(state: Master) -> float:

@@ -33,7 +33,7 @@ from holdfast.runtime.compaction import CompactJob, restore
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.local import LocalState, identity_of
 from holdfast.runtime.plan import Plan
-from holdfast.runtime.progress import heartbeat_of
+from holdfast.runtime.progress import heartbeat_of, quiet_of
 from holdfast.runtime.reading import Throttle, open_readings
 from holdfast.runtime.seal import SealJob, segment_job
 from holdfast.runtime.sources.source import OpenSource
@@ -121,7 +121,7 @@ class WorkerLoop:
                 active.triggers.append(message)
                 self._close_epochs(active)
             case m.Committed(generation, epoch) if active is not None and active.deploy.generation == generation:
-                self._perform(*worker.committed(active.machine, epoch))
+                self._committed(active, epoch)
             case m.EndInput(generation, drop_unread) if self._is_current(generation):
                 assert active is not None
                 self._end_input(active, drop_unread)
@@ -129,6 +129,12 @@ class WorkerLoop:
                 self._deliveries.forget(through)
             case m.Exit(reason):
                 self.exited = reason
+
+    def _committed(self, active: Active, epoch: Epoch) -> None:
+        before = active.machine.committed
+        self._perform(*worker.committed(active.machine, epoch))
+        if active.machine.committed != before and quiet_of(active):
+            self.beat()  # else the driver closes another epoch before it learns that there is nothing to record
 
     def _end_input(self, active: Active, drop_unread: bool) -> None:
         try:
@@ -163,6 +169,7 @@ class WorkerLoop:
             self.beat()
         if not worked and not active.machine.halted and active.run.caught_up() and not self._shown.caught_up:
             self.beat()
+        self._show_news(active)
         return self._apply_some(worked) or worked
 
     def _close_epochs(self, active: Active) -> None:
@@ -171,6 +178,11 @@ class WorkerLoop:
             if trigger.finishing:
                 active.run.finish_time()
             self._perform(*worker.triggered(active.machine, trigger.barrier))
+
+    def _show_news(self, active: Active) -> None:
+        """The driver closes no epoch while nothing is new: report immediately that something is."""
+        if self._shown.quiet and not quiet_of(active):
+            self.beat()
 
     def _apply_some(self, worked: bool) -> bool:
         try:
@@ -347,6 +359,7 @@ class WorkerLoop:
         def done(result: object) -> None:
             assert isinstance(result, SegmentRef) and self._active is not None
             self._active.machine = worker.compacted(self._active.machine, result)
+            self._show_news(self._active)
 
         self._store(generation, "merge", job.run, done)
 

@@ -34,7 +34,7 @@ from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.model import Generation
 from holdfast.runtime import messages as m
 from holdfast.runtime import rewinding
-from holdfast.runtime.deployment import all_ended, all_ready, assigned
+from holdfast.runtime.deployment import all_ended, all_ready, assigned, nothing_new
 from holdfast.runtime.failover import end
 from holdfast.runtime.master_state import Effect, Master, Over, Running, Send, Step
 
@@ -118,7 +118,15 @@ def is_over(state: Master) -> bool:
 
 def is_due(state: Master, phase: Running, now: float) -> bool:
     """Return whether the next epoch is to be closed now, although it may not be the last."""
-    return bool(state.savepoints) or now - phase.last_trigger >= state.rules.checkpoint_every
+    if state.savepoints:
+        return True
+    wanted = state.epoch_wanted or not nothing_new(state, phase.epochs)
+    return wanted and now - phase.last_trigger >= state.rules.checkpoint_every
+
+
+def close_epoch(state: Master) -> Master:
+    """Let the next epoch be closed when it is due, also if nothing is new."""
+    return replace(state, epoch_wanted=True)
 
 
 def next_name(state: Master) -> str | None:

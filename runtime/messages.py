@@ -17,6 +17,7 @@ import msgspec
 from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.model import (
     EPOCH_MAX,
+    NO_EPOCH,
     Barrier,
     Epoch,
     Generation,
@@ -115,6 +116,8 @@ class Heartbeat(Message, frozen=True):
     progress: Progress
     caught_up: bool = False
     """Every source partition is read to its end, or as far as the deployment says."""
+    quiet: Epoch = NO_EPOCH
+    """The last epoch that the sources closed, if nothing has happened since that a later one would record; else 0."""
 
 
 class Ready(Message, frozen=True):

@@ -142,6 +142,16 @@ def prepare(
         written = {writer.sink for writer in writers_of(repository, job, before, ())}
         check_repairable(plan, written, job.rewinds[-1].accepted)
     plan, operators = with_identities(plan, before.operators if before is not None else (), drop_state)
+    partitions, until = _sources_of(plan, once)
+    for sink in plan.sinks:
+        prepare_sink(sink, job)
+    dlq_places.write(store, plan)
+    warnings = exposed(plan, job, before)
+    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings)
+
+
+def _sources_of(plan: Plan, once: bool) -> tuple[dict[str, tuple[int, ...]], dict[str, Mapping[int, int]] | None]:
+    """Check all sources; return their partitions and, with `once`, where each ends now."""
     partitions: dict[str, tuple[int, ...]] = {}
     until: dict[str, Mapping[int, int]] | None = {} if once else None
     for spec in plan.sources:
@@ -153,11 +163,7 @@ def prepare(
         if until is not None:
             until[spec.name] = opened.end_offsets()
         opened.close()
-    for sink in plan.sinks:
-        prepare_sink(sink, job)
-    dlq_places.write(store, plan)
-    warnings = exposed(plan, job, before)
-    return Prepared(plan, settings, root, store, repository, job, operators, partitions, until, warnings)
+    return partitions, until
 
 
 def run(

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from holdfast.checkpoint.audit import PartAudit
 from holdfast.errors import Unavailable
-from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
+from holdfast.model import NO_EPOCH, Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
 from holdfast.runtime import messages as m
 from holdfast.runtime import watermark
 from holdfast.runtime.auditing import ROWS, Auditing
@@ -85,6 +85,8 @@ class SubtaskRun:
         self._behind: dict[int, Callable[[], None]] = {}
         """What follows once a fragment's functions are through what it took last."""
         self.records_in = 0
+        self.quiet = NO_EPOCH
+        """The last epoch that the sources closed; 0 once one has moved since. What operators do follows from that."""
         self._away_until = 0.0
 
     def advance(self, arrived: Callable[[int, ChannelId, Barrier], None], may_read: bool) -> bool:
@@ -110,6 +112,8 @@ class SubtaskRun:
         self, index: int, barrier: Barrier
     ) -> tuple[tuple[SourcePosition, ...], PartAudit | None]:
         """Close the fragment's epoch; return where its source stands, if it reads one, and what it took and gave."""
+        if index in self._intakes:
+            self.quiet = barrier.epoch
         self._fragments[index].on_barrier()
         for operator in self._plan.operators:
             if operator.fragment == index:
@@ -241,7 +245,11 @@ class SubtaskRun:
         return times
 
     def _sends_to(self, index: int) -> Callable[[Watermark], None]:
-        return lambda at: self._forward(index, at)
+        def send(at: Watermark) -> None:
+            self.quiet = NO_EPOCH
+            self._forward(index, at)
+
+        return send
 
     def _forward(self, index: int, at: Watermark) -> None:
         for channel in self._outputs[index]:
@@ -338,10 +346,12 @@ class SubtaskRun:
                 self._away_until = self._throttle.clock.monotonic() + UNAVAILABLE_PAUSE_S
                 return False
             if batch is None:
-                reading.offset = following
+                before, reading.offset = self._position(reading), following
                 reading.look_for_end()
                 if time is not None:
                     time_moved |= time.found_nothing(reading.partition, following, reading.ended)
+                if self._position(reading) != before:
+                    self.quiet = NO_EPOCH
                 continue
             self._emit(reading, time, batch, following)
             return True
@@ -367,6 +377,7 @@ class SubtaskRun:
         return sorted(rotated, key=before)
 
     def _emit(self, reading: Reading, time: EventTime | None, batch: pa.RecordBatch, following: int) -> None:
+        self.quiet = NO_EPOCH
         pace, began = self._paces.get(reading.fragment), self._limit.now()
         limits = [self._throttle.rows_max(), None if pace is None else pace.rows]
         batch, arrival = arrived(reading, batch, following, min((n for n in limits if n is not None), default=None))
