@@ -8,9 +8,8 @@ Source: DESIGN section 13 (`live.json`).
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
 from holdfast.model import Epoch
 from holdfast.ports import ObjectStore
 from holdfast.runtime import status
+from holdfast.runtime.live import understood
 from holdfast.runtime.master_state import GoneSinks
 from holdfast.runtime.plan import check_against, describe_operators, with_operator_ids
 from holdfast.runtime.presence import is_gone
@@ -29,17 +29,40 @@ from holdfast.runtime.steps import Plan, SinkSpec, clock_of, is_clock
 from holdfast.sinks.contract import OwnedSink, RepairableSink
 
 LOOK_EVERY_S = 0.2
+NOTED_AFTER_S = 1.0
+"""A live driver has renewed its `live.json` by then, as a rule."""
 
 
-def refuse_second_run(store: ObjectStore, job: joblog.Job) -> None:
-    """Return if nobody runs the job. A live driver renews its `live.json`; it is looked at until it does, or is stale.
+def refuse_second_run(
+    store: ObjectStore,
+    job: joblog.Job,
+    note: Callable[[str], None] = lambda _: None,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return if no other driver runs the job. A live one renews its `live.json`, and is given the time to do so.
+
+    How long that is goes by this process's clock: the time in the file is another machine's, and may lie in the future.
+
+    Args:
+        note: Takes a line for people, if there is something to wait for.
 
     Raises:
         Fenced: another run of this job is alive.
     """
     first: int | None = None
+    began, noted = monotonic(), False
     while (driver := _live_driver(store)) is not None:
         first = driver["at"] if first is None else first
+        waited_s = monotonic() - began
+        if driver["at"] == first and waited_s > status.STALE_AFTER_MS / 1000:
+            return
+        if waited_s >= NOTED_AFTER_S and not noted:
+            noted = True
+            note(
+                f"waiting up to {status.STALE_AFTER_MS / 1000:.0f} s to see whether the driver on {driver['host']} "
+                f"(pid {driver['pid']}) still runs {job.name}"
+            )
         if driver["at"] != first:
             raise Fenced(
                 f"job {job.name!r} is running on {driver['host']} (pid {driver['pid']}), generation {job.generation}",
@@ -48,7 +71,7 @@ def refuse_second_run(store: ObjectStore, job: joblog.Job) -> None:
                 "to run in its place: add --takeover",
                 where=Where(job=job.name),
             )
-        time.sleep(LOOK_EVERY_S)
+        sleep(LOOK_EVERY_S)
 
 
 def check_from(name: str, job: joblog.Job | None, savepoint: str) -> None:
@@ -165,21 +188,17 @@ def delivered_through(records: Iterable[joblog.Record], epoch: Epoch) -> bool:
     return delivered
 
 
-def _live_driver(store: ObjectStore) -> dict[str, Any] | None:
+def _live_driver(store: ObjectStore) -> Mapping[str, Any] | None:
+    """Return the driver that may be alive, as far as `live.json` can be understood."""
     try:
-        live = json.loads(store.get("live.json"))
-    except (NotFound, ValueError):
+        live = understood(store.get("live.json"))
+    except NotFound:
         return None
-    driver = live.get("driver")
-    if live.get("state") in ("stopped", "finished", "failed") or not driver:
+    if live is None or live["state"] in ("stopped", "finished", "failed"):
         return None
+    driver: Mapping[str, Any] = live["driver"]
     age_ms = (time.time_ns() // 1000 - driver["at"]) / 1000
-    if age_ms > status.STALE_AFTER_MS:
-        return None
-    if is_gone(driver):
-        return None
-    found: dict[str, Any] = driver
-    return found
+    return None if age_ms > status.STALE_AFTER_MS or is_gone(driver) else driver
 
 
 def with_identities(

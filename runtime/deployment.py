@@ -98,6 +98,18 @@ def all_ended(state: Master) -> bool:
     return len(ended) == state.rules.parallelism
 
 
+def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
+    """Return whether every subtask says that nothing has happened since the last epoch, and that one is completed.
+
+    One that was given up is not: what it froze and staged is owed to the next. Nor is a generation's first epoch there
+    before it was closed: it says what became of older ones.
+    """
+    if not isinstance(epochs, coordinator.Idle):
+        return False
+    quiet = [hosted.quiet for hosted in state.workers.values() if hosted.subtask is not None]
+    return len(quiet) == state.rules.parallelism and set(quiet) == {epochs.committed_through} != {NO_EPOCH}
+
+
 def launch_allowed_at(state: Master) -> float:
     """The first failure after a completed epoch is answered at once, the next ones ever later."""
     if state.failures_in_a_row < 2:

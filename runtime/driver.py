@@ -111,6 +111,10 @@ class DriverLoop:
         """Take a last checkpoint and end the run."""
         self._perform(*master.stop(self.state))
 
+    def close_epoch(self) -> None:
+        """Close the next epoch when it is due, also if nothing is new."""
+        self._perform(master.close_epoch(self.state), [])
+
     def turn(self) -> None:
         """Look at the time: due timers, silent workers, due epochs, the driver's own pulse."""
         now = self._now()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.runtime.status import LOCAL_STATE_REFUSED, MERGE_REFUSED, ROOT_REFUSED, time_held
+from holdfast.runtime.status import LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED, time_held
 from holdfast.runtime.vitals import FUNCTION, INTERPRETER, SOURCE, described
 
 Status = Mapping[str, Any]
@@ -23,7 +23,7 @@ SLOW_EPOCHS = 3
 SLOW_MIN_MS = 2_000
 SILENT_MIN_MS = 2_000
 LAUNCH_SLOW_MS = 10_000
-GOOD = frozenset({"progress", "finished", "stopped", "caught_up", "dead_letters"})
+GOOD = frozenset({"progress", "finished", "stopped", "caught_up", "dead_letters", "draining"})
 """Codes that say that nothing holds the job up."""
 
 
@@ -124,7 +124,7 @@ def _workers(shown: Status) -> Iterator[Finding]:
 
 def _local(shown: Status) -> Iterator[Finding]:
     for problem in shown["problems"]:
-        if problem["code"] in (LOCAL_STATE_REFUSED, MERGE_REFUSED, ROOT_REFUSED):
+        if problem["code"] in (LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED):
             yield Finding(problem["code"], problem["what"], problem["next"])
 
 
@@ -221,6 +221,12 @@ def _sources(shown: Status) -> Iterator[Finding]:
             "ending",
             f"sources are not read any more: the run ends ({shown.get('ending') or 'all input is read'})",
             "wait until its last epoch is delivered",
+        )
+    if shown.get("ending") == "finish" and (left := sum(each for each in lag if each)):
+        yield Finding(
+            "draining",
+            f"the job finishes when it has read what its sources held when that was asked: up to {left:,} records",
+            f"wait; to leave them out: holdfast stop {shown['job']} --finish --drop-unread",
         )
     if "channel" in held:
         sources = {row["name"] for row in shown["sources"]}

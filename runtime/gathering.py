@@ -20,7 +20,7 @@ import msgspec
 from holdfast.checkpoint import coordinator
 from holdfast.checkpoint.manifest import Confirmed, Manifest
 from holdfast.frozen import replace
-from holdfast.model import Generation, Subtask, Tag, Writer
+from holdfast.model import NO_EPOCH, Generation, Subtask, Tag, Writer
 from holdfast.runtime.deployment import assigned, confirm, deployment
 from holdfast.runtime.failover import launch_missing
 from holdfast.runtime.master_state import (
@@ -40,10 +40,12 @@ def gather(state: Master, now: float) -> Step:
     if state.recovering_since is not None:
         started = state.job.starts[-1]
         since = state.recovering_since
-        restart = Restart(since, started.cause, state.job.generation, logged_after=now - since)
+        rewind = any(each.first_epoch == started.first_epoch for each in state.job.rewinds)
+        restart = Restart(since, started.cause, state.job.generation, logged_after=now - since, rewind=rewind)
         state = replace(state, restarts=(*state.restarts, restart))
     workers = {
-        w: replace(hosted, ready=False, how=None, ended=False, caught_up=False) for w, hosted in state.workers.items()
+        w: replace(hosted, ready=False, how=None, ended=False, caught_up=False, quiet=NO_EPOCH)
+        for w, hosted in state.workers.items()
     }
     state = replace(state, workers=workers)
     if not state.job.completed:

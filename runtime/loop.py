@@ -33,7 +33,7 @@ from holdfast.runtime.compaction import CompactJob, restore
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.local import LocalState, identity_of
 from holdfast.runtime.plan import Plan
-from holdfast.runtime.progress import heartbeat_of
+from holdfast.runtime.progress import heartbeat_of, quiet_of
 from holdfast.runtime.reading import Throttle, open_readings
 from holdfast.runtime.seal import SealJob, segment_job
 from holdfast.runtime.sources.source import OpenSource
@@ -129,17 +129,29 @@ class WorkerLoop:
                 active.triggers.append(message)
                 self._close_epochs(active)
             case m.Committed(generation, epoch, manifest) if active and active.deploy.generation == generation:
-                self._perform(*worker.committed(active.machine, epoch))
-                if self._state is not None:
-                    self._state.completed(Cut(epoch, manifest))
-            case m.EndInput(generation) if self._is_current(generation):
+                self._committed(active, Cut(epoch, manifest))
+            case m.EndInput(generation, drop_unread) if self._is_current(generation):
                 assert active is not None
-                active.run.end_input()
-                self.beat()
+                self._end_input(active, drop_unread)
             case m.Expired(_, through):
                 self._deliveries.forget(through)
             case m.Exit(reason):
                 self.exited = reason
+
+    def _committed(self, active: Active, cut: Cut) -> None:
+        before = active.machine.committed
+        self._perform(*worker.committed(active.machine, cut.epoch))
+        if self._state is not None:
+            self._state.completed(cut)
+        if active.machine.committed != before and quiet_of(active):
+            self.beat()  # else the driver closes another epoch before it learns that there is nothing to record
+
+    def _end_input(self, active: Active, drop_unread: bool) -> None:
+        try:
+            active.run.end_input(drop_unread)
+        except HoldfastError as error:  # a source can no longer be read
+            self._fail(error)
+        self.beat()
 
     def channel_broken(self, generation: Generation, channel: ChannelId, why: str) -> None:
         """A data channel broke: wait for the driver to start another generation."""
@@ -167,6 +179,7 @@ class WorkerLoop:
             self.beat()
         if not worked and not active.machine.halted and active.run.caught_up() and not self._shown.caught_up:
             self.beat()
+        self._show_news(active)
         return self._apply_some(worked) or worked
 
     def _close_epochs(self, active: Active) -> None:
@@ -175,6 +188,11 @@ class WorkerLoop:
             if trigger.finishing:
                 active.run.finish_time()
             self._perform(*worker.triggered(active.machine, trigger.barrier))
+
+    def _show_news(self, active: Active) -> None:
+        """The driver closes no epoch while nothing is new: report immediately that something is."""
+        if self._shown.quiet and not quiet_of(active):
+            self.beat()
 
     def _apply_some(self, worked: bool) -> bool:
         try:
@@ -361,6 +379,7 @@ class WorkerLoop:
         def done(result: object) -> None:
             assert isinstance(result, SegmentRef) and self._active is not None
             self._active.machine = worker.compacted(self._active.machine, result)
+            self._show_news(self._active)
 
         self._store(generation, "merge", job.run, done)
 

@@ -32,6 +32,7 @@ from holdfast.runtime.deployment import (
     deployment,
     launch_allowed_at,
     next_manifest,
+    nothing_new,
     older_output_is_left,
 )
 from holdfast.runtime.failover import (
@@ -48,6 +49,7 @@ from holdfast.runtime.failover import (
 from holdfast.runtime.gathering import base_loaded, deploy_if_complete, gather, repaired
 from holdfast.runtime.master_requests import (
     carry_out,
+    close_epoch,
     end_input,
     is_due,
     is_over,
@@ -85,8 +87,8 @@ from holdfast.runtime.master_state import (
 __all__ = [
     "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "GoneSinks", "Hosted", "Launch", "LoadManifest",
     "Master", "Opening", "Over", "RepairTargets", "Restart", "RewindWanted", "Rules", "Running", "Send", "Step",
-    "StoreManifest", "Sweep", "base_loaded", "begin", "begin_rewind", "carry_out", "end", "heard", "launch_ended",
-    "left_undone", "lost", "repaired", "stop", "tick",
+    "StoreManifest", "Sweep", "base_loaded", "begin", "begin_rewind", "carry_out", "close_epoch", "end", "heard",
+    "launch_ended", "left_undone", "lost", "repaired", "stop", "tick",
 ]  # fmt: skip
 
 BROKEN_GRACE_S = 1.0
@@ -219,10 +221,10 @@ def _start_what_is_due(state: Master, now: float, at_us: int) -> Step:
 
 
 def pulse(state: Master) -> list[Effect]:
-    """Show the workers that the driver lives; at the end of a run, repeat what is committed (P9)."""
+    """Show the workers that the driver lives; where no barrier follows, repeat what is committed (P9)."""
     effects: list[Effect] = [Send(worker, m.Pulse()) for worker in state.workers]
-    if isinstance(state.phase, Running) and state.phase.final is not None:
-        effects += [Send(w, _committed(state, state.phase.final)) for w in assigned(state)]
+    if isinstance(state.phase, Running) and (committed := _said_by_no_barrier(state, state.phase)) is not None:
+        effects += [Send(w, _committed(state, committed)) for w in assigned(state)]
     return effects + end_input(state)
 
 
@@ -230,6 +232,17 @@ def _committed(state: Master, epoch: Epoch) -> m.Committed:
     newest = state.job.completed[-1].body
     assert newest.epoch == epoch
     return m.Committed(state.job.generation, epoch, newest.manifest.sha256)
+
+
+def _said_by_no_barrier(state: Master, phase: Running) -> Epoch | None:
+    """Return the last epoch if it ends the run or nothing is new since: workers commit and deliver it all the same."""
+    if phase.final is not None:
+        return phase.final
+    match phase.epochs:
+        case coordinator.Idle(committed_through=committed) if nothing_new(state, phase.epochs):
+            return committed
+        case _:
+            return None
 
 
 def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step:
@@ -259,7 +272,7 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
             epochs, effects = coordinator.trigger(idle, now, over)
             finishing = over and all_ended(state)
             phase = replace(phase, epochs=epochs, last_trigger=now, finishing=finishing, savepoint=next_name(state))
-            state = replace(state, phase=phase)
+            state = replace(state, phase=phase, epoch_wanted=False)
             return _coordinate(state, effects, now)
         case coordinator.Collecting(started=started) as collecting if now - started > state.rules.epoch_deadline:
             epochs, effects = coordinator.deadline_passed(collecting)
@@ -374,7 +387,7 @@ def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:
 def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = state.workers[message.worker]
     hosted = replace(hosted, ended=message.ended, caught_up=message.caught_up, progress=message.progress)
-    hosted = replace(hosted, last_words=None)
+    hosted = replace(hosted, last_words=None, quiet=message.quiet)
     if message.broken and isinstance(state.phase, Running) and state.phase.broken_since is None:
         state = replace(state, phase=replace(state.phase, broken_since=now))
     return confirm(_update(state, message.worker, hosted), message.delivered), []

@@ -5,8 +5,9 @@ out; one for a generation that this driver does not know of yet is left for whoe
 
 How a run can end
     - `stop`: a last barrier where the sources stand; `Stopped` once all is delivered. Goes on later.
-    - `stop --finish`: every source is treated as read to its end, so what happens at the end of input happens:
-      last watermark, last barrier, `Finished`. For good.
+    - `stop --finish`: every source is read to where it ends when the request arrives (a recovery asks again), or no
+      further with `unread: drop`; then what happens at the end of input happens: last watermark, last barrier,
+      `Finished`. For good.
     - `stop --now`: no barrier and no record, as if the driver had been killed. Whatever was committed stays, the rest
       is read again by the next run.
     - `run --once`: the sources stop at the offsets that were their ends at the start; then as `stop`.
@@ -36,11 +37,13 @@ from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.model import Generation
 from holdfast.runtime import messages as m
 from holdfast.runtime import rewinding
-from holdfast.runtime.deployment import all_ended, all_ready, assigned
+from holdfast.runtime.deployment import all_ended, all_ready, assigned, nothing_new
 from holdfast.runtime.failover import end
 from holdfast.runtime.master_state import Effect, Master, Over, Running, Send, Step
 
 SAVEPOINTS_WAITING_MAX = 16
+DROP = "drop"
+"""Of a request to finish: records that are not read yet never are."""
 ENDED_NOW = "ended"
 """Outcome of a run that `stop --now` ended: nothing was appended, the job can be run again."""
 
@@ -87,7 +90,7 @@ def carry_out(
     elif args.get("how") == "now":
         state, effects = end(state, ENDED_NOW, None)
     elif args.get("how") == "finish":
-        state, effects = finish(state)
+        state, effects = finish(state, drop_unread=args.get("unread") == DROP)
     else:
         state, effects = stop(state)
     return state, effects, Answer(True, log.generation)
@@ -127,17 +130,17 @@ def stop(state: Master) -> Step:
     return replace(state, stopping=not state.finish_asked), []
 
 
-def finish(state: Master) -> Step:
-    """Treat all sources as read to their end; then the run ends as it does there, for good."""
-    state = replace(state, stopping=False, finish_asked=True)
+def finish(state: Master, *, drop_unread: bool = False) -> Step:
+    """Read all sources to where they end now, or no further; then the run ends as at the end of input, for good."""
+    state = replace(state, stopping=False, finish_asked=True, drop_unread=state.drop_unread or drop_unread)
     return state, end_input(state)
 
 
 def end_input(state: Master) -> list[Effect]:
-    """Tell the workers that their sources end where they stand; repeated until they have, as messages may be lost."""
+    """Tell the workers that their input ends; repeated until they have read it, as messages may be lost."""
     if not state.finish_asked or not isinstance(state.phase, Running) or not all_ready(state) or all_ended(state):
         return []
-    return [Send(worker, m.EndInput(state.job.generation)) for worker in assigned(state)]
+    return [Send(worker, m.EndInput(state.job.generation, state.drop_unread)) for worker in assigned(state)]
 
 
 def is_over(state: Master) -> bool:
@@ -149,7 +152,15 @@ def is_over(state: Master) -> bool:
 
 def is_due(state: Master, phase: Running, now: float) -> bool:
     """Return whether the next epoch is to be closed now, although it may not be the last."""
-    return bool(state.savepoints) or now - phase.last_trigger >= state.rules.checkpoint_every
+    if state.savepoints:
+        return True
+    wanted = state.epoch_wanted or not nothing_new(state, phase.epochs)
+    return wanted and now - phase.last_trigger >= state.rules.checkpoint_every
+
+
+def close_epoch(state: Master) -> Master:
+    """Let the next epoch be closed when it is due, also if nothing is new."""
+    return replace(state, epoch_wanted=True)
 
 
 def next_name(state: Master) -> str | None:
@@ -181,6 +192,8 @@ def _refusal(state: Master, kind: str, args: Mapping[str, Any], generation: int,
         how = args.get("how")
         if how not in (None, "finish", "now"):
             return f"this version does not know how to stop {how!r}"
+        if args.get("unread") not in (None, DROP):
+            return f"this version does not know what to do with unread records: {args['unread']!r}"
         if how == "finish" and _last_barrier_is_out(state) and not _finishes(state):
             return "the job is stopping already, its last barrier is out; run it again, then finish it"
         if how == "finish" and rewinding.is_last_act(state):

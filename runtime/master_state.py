@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest, OperatorState
-from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Subtask, Tag, WorkerId, Writer
+from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Subtask, Tag, WorkerId, Writer
 from holdfast.runtime import messages as m
 
 
@@ -87,6 +87,8 @@ class Hosted:
     ended: bool = False
     caught_up: bool = False
     """It has read as far as a run with `until` reads."""
+    quiet: Epoch = NO_EPOCH
+    """As in `Heartbeat`."""
     progress: m.Progress = m.Progress()
     last_words: m.Vitals | None = None
     """What its companion reported last, unless the worker has spoken since."""
@@ -104,6 +106,8 @@ class Restart:
     deployed_after: float | None = None
     """Until every subtask had a worker."""
     ready_after: float | None = None
+    rewind: bool = False
+    """Nothing had failed: the job went back because that was asked."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,10 @@ class Master:
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
     stopping: bool = False
     finish_asked: bool = False
-    """All sources are to be treated as read to their end."""
+    """The input of all sources ends: behind what exists, or where it stands with `drop_unread`."""
+    drop_unread: bool = False
+    epoch_wanted: bool = False
+    """The next epoch is closed when it is due, although nothing may be new."""
     savepoints: tuple[str, ...] = ()
     """Names that were asked for and no completed epoch carries yet, oldest first."""
     recover: str | None = None

@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.model import (
+    NO_EPOCH,
     Barrier,
     Epoch,
     Generation,
@@ -130,6 +131,8 @@ class Heartbeat(Message, frozen=True):
     progress: Progress
     caught_up: bool = False
     """Every source partition is read to its end, or as far as the deployment says."""
+    quiet: Epoch = NO_EPOCH
+    """The last epoch that the sources closed, if nothing has happened since that a later one would record; else 0."""
 
 
 class Ready(Message, frozen=True):
@@ -228,9 +231,11 @@ class Committed(Message, frozen=True):
 
 
 class EndInput(Message, frozen=True):
-    """Treat every source as read to its end, where it stands."""
+    """The input of every source ends behind the last record that exists when this first arrives."""
 
     generation: Generation
+    drop_unread: bool = False
+    """It ends where it stands instead: records that are not read yet never are."""
 
 
 class Expired(Message, frozen=True):

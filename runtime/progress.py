@@ -1,6 +1,6 @@
 """What a worker tells of itself with every heartbeat: how far it is, and what holds it up.
 
-For people and for `holdfast explain`; nothing is decided by it.
+For people and for `holdfast explain`; of all this only `quiet` decides something: whether an epoch is worth closing.
 
 Source: DESIGN section 13 (status).
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.model import Generation, WorkerId
+from holdfast.model import NO_EPOCH, Epoch, Generation, WorkerId
 from holdfast.runtime import messages as m
 from holdfast.runtime import worker
 from holdfast.runtime.deliveries import Deliveries
@@ -56,8 +56,14 @@ def heartbeat_of(
         local_refused=local_refused,
     )
     return m.Heartbeat(
-        worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress, run.caught_up()
-    )
+        worker_id, active.deploy.generation, run.ended(), active.broken, delivered, progress, run.caught_up(),
+        quiet_of(active),
+    )  # fmt: skip
+
+
+def quiet_of(active: Active) -> Epoch:
+    """Return the last closed epoch if a later one would record nothing of this subtask, 0 if it would (design/0025)."""
+    return NO_EPOCH if active.machine.merged is not None else active.run.quiet
 
 
 def _held_by(run: SubtaskRun, machine: worker.Worker, deliveries: Deliveries) -> tuple[str, ...]:

@@ -43,6 +43,8 @@ class Reading:
     identity: str | None = None
     """Of the records before `identified`; None: nothing was read."""
     identified: int = 0
+    ends_there: bool = False
+    """The input is treated as over at `until`, not merely as far as this run reads."""
 
     def caught_up(self) -> bool:
         """Return whether there is nothing left that this run has to read."""
@@ -54,6 +56,16 @@ class Reading:
             self.identity = self.opened.identity(self.partition, self.offset) if self.offset > 0 else None
             self.identified = self.offset
         return self.identity
+
+    def look_for_end(self) -> None:
+        """Note whether the partition is read to its end; asked when it may have been reached."""
+        at_end = self.ends_there and self.until is not None and self.offset >= self.until
+        self.ended = self.ended or at_end or self.opened.ended(self.partition, self.offset)
+
+    def end_at(self, offset: int) -> None:
+        """Treat the input as over at this offset."""
+        self.until, self.ends_there = max(offset, self.offset), True
+        self.look_for_end()
 
 
 @dataclass

@@ -5,6 +5,7 @@ was made for, so one that comes too late is answered, not carried out by a later
 
 Invariants
     - A request is handed out once; only one that could not be read, or was put back, is handed out again.
+    - A request that cannot be read, answered or removed keeps no other from being handed out.
     - A request that was changed since it was written is not carried out.
     - A request that was accepted and is not carried out when the run ends is answered again, as refused.
     - Request and answer are removed an hour after the request was made.
@@ -15,19 +16,25 @@ Source: DESIGN section 13 (requests).
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.errors import Damaged, NotFound
+from holdfast.errors import Damaged, NotFound, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.storage.hashed import fits_hash, with_hash
 
 FOLDER = "requests"
 KEPT_US = 3_600_000_000
 """How long a request and its answer stay, microseconds."""
+UNREADABLE_AFTER = 3
+"""Polls running after which a refusal of the store is reported; one may be a moment's trouble."""
+_NAME = re.compile(rf"({FOLDER}/[A-Za-z0-9_-]{{1,64}})(\.reply)?\.json")
+"""Requests and answers; other names are left alone."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +57,49 @@ class Inbox:
         self._owed: dict[str, bytes] = {}
         """Answers that could not be written yet."""
         self._found: list[Request] = []
-        """Read and not handed out yet: a poll may be cut short by a store that is away."""
+        """Read and not handed out yet."""
+        self._refused: dict[str, tuple[int, str]] = {}
+        """Objects that the store refused at the last poll: for how many polls running, and why."""
         self._accepted: dict[str, Request] = {}
         """By path, what was answered with yes and is younger than an hour."""
 
     def poll(self) -> list[Request]:
-        """Return requests that were not returned before and have no answer yet; remove old ones."""
+        """Return requests that were not returned before and have no answer yet; remove old ones.
+
+        What the store refuses for one of them keeps no other from being heard, and is tried again with the next poll.
+
+        Raises:
+            Unavailable: the store cannot be listed.
+        """
+        refused: dict[str, str] = {}
         for path, data in list(self._owed.items()):
-            self._write(path, data)
-        names = self._store.list(FOLDER)
-        answered = {name.removesuffix(".reply.json") for name in names if name.endswith(".reply.json")}
+            with _noted(refused, path):
+                self._write(path, data)
+        names = [match for name in self._store.list(FOLDER) if (match := _NAME.fullmatch(name)) is not None]
+        answered = {match[1] for match in names if match[2]}
+        asked = [match[1] for match in names if not match[2]]
         now_us = time.time_ns() // 1000
-        for stem in (name.removesuffix(".json") for name in names if not name.endswith(".reply.json")):
-            if stem not in self._made_at:
-                request = self._read(stem, now_us)
-                if request is not None and stem not in answered:
-                    self._found.append(request)
-            if now_us - self._made_at.get(stem, now_us) > KEPT_US:
-                self._remove(stem)
-        for stem in answered - {name.removesuffix(".json") for name in names}:
-            self._store.delete(f"{stem}.reply.json")  # its request went before it, at an earlier attempt
+        for stem in asked:
+            with _noted(refused, f"{stem}.json"):
+                self._look_at(stem, stem in answered, now_us)
+        for stem in answered - set(asked):
+            with _noted(refused, f"{stem}.reply.json"):
+                self._store.delete(f"{stem}.reply.json")  # its request went before it, at an earlier attempt
+        self._refused = {path: (self._refused.get(path, (0, ""))[0] + 1, why) for path, why in refused.items()}
         found, self._found = self._found, []
-        return [request for request in found if f"{FOLDER}/{request.id}" in self._made_at]
+        return found
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Return what the store has refused for some polls, and why; any thread may ask."""
+        return {path: why for path, (polls, why) in self._refused.items() if polls >= UNREADABLE_AFTER}
+
+    def _look_at(self, stem: str, is_answered: bool, now_us: int) -> None:
+        request = None if stem in self._made_at else self._read(stem, now_us)
+        if now_us - self._made_at.get(stem, now_us) > KEPT_US:
+            self._remove(stem)
+        elif request is not None and not is_answered:
+            self._found.append(request)
 
     def put_back(self, request: Request) -> None:
         """Hand the request out again with the next poll."""
@@ -147,10 +175,19 @@ def answer_to(store: ObjectStore, name: str) -> Mapping[str, Any] | None:
     return reply
 
 
+@contextmanager
+def _noted(refused: dict[str, str], path: str) -> Iterator[None]:
+    """Note that the store refuses this object instead of giving up."""
+    try:
+        yield
+    except Unavailable as error:
+        refused[path] = error.what
+
+
 def _read_back(data: bytes) -> dict[str, Any] | None:
     """Return the object that the JSON says; None if it says none, or was changed since it was written."""
     try:
         found = None if fits_hash(data) is False else json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return {name: value for name, value in found.items() if name != "xxh3"} if isinstance(found, dict) else None

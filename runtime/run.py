@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from pyspark import SparkContext
@@ -57,6 +55,7 @@ from holdfast.runtime.rewind_sources import missing_records
 from holdfast.runtime.rewind_target import while_it_goes_on
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.shape import shape_of
+from holdfast.runtime.signals import StopSignals
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.detour import detour_of
 from holdfast.runtime.spark.host import WorkerTask
@@ -116,6 +115,7 @@ def prepare(
     takeover: bool = False,
     savepoint: str | None = None,
     adopt_targets: Sequence[str] = (),
+    note: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
     """Check all that can be checked without Spark, and create missing targets.
 
@@ -125,6 +125,7 @@ def prepare(
         takeover: Do not ask whether another run is alive: the start of this one fences it.
         savepoint: Where to start from; it has to be the last checkpoint.
         adopt_targets: Sinks whose targets are moved to this job, though another history of it took them over.
+        note: Called with a line for people when there is something to wait for.
 
     Raises:
         ConfigError: the job, a setting, a source or a target does not fit.
@@ -144,7 +145,7 @@ def prepare(
     if job is not None:
         _check_job(job, plan, settings)
         if not takeover:
-            refuse_second_run(store, job)
+            refuse_second_run(store, job, note)
     before = None if job is None else _last_manifest(repository, job)
     gone_sinks: master.GoneSinks | None = None
     if before is not None:
@@ -234,23 +235,21 @@ class _Run:
         self._owner = uuid.uuid4().hex
         self._loop = DriverLoop(_rules(prepared, self._host), self._owner, self, settings.heartbeat_ms / 1000)
         self._inbox = requests.Inbox(prepared.store)
-        self._signalled = self._launched = self._warmed = 0
+        self._launched = self._warmed = 0
         self._first_generation = 1 if prepared.job is None else prepared.job.generation + 1
 
     def run(self) -> Outcome:
-        restore = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            return self._run()
-        finally:
-            for number, handler in restore.items():
-                signal.signal(number, handler)
+        with StopSignals() as signals:
+            return self._run(signals)
 
-    def _run(self) -> Outcome:
+    def _run(self, signals: StopSignals) -> Outcome:
         loop, now = self._loop, self.clock.monotonic
         loop.begin(self._prepared.job, "started" if self._prepared.job is None else "started again")
         next_publish = next_requests = 0.0
         while loop.outcome is None:
             self._mailbox.drain()
+            if signals.arrived():
+                loop.stop()
             loop.turn()
             if now() >= next_publish:
                 next_publish = now() + PUBLISH_EVERY_S
@@ -305,15 +304,11 @@ class _Run:
     def _launch_ended(self, number: int, error: str | None) -> None:
         self._mailbox.post(lambda: self._loop.launch_ended(number, error))
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signalled += 1
-        if self._signalled > 1:
-            raise KeyboardInterrupt
-        self._mailbox.post(self._loop.stop)
-
     def _requested(self, found: object) -> None:
+        if isinstance(found, Unavailable):
+            return  # the store is unreachable; polled again in a second
         if isinstance(found, BaseException):
-            return  # the store is away for now; polled again in a second
+            raise found
         assert isinstance(found, list)
         for request in found:
             if request.kind == "rewind" and (job := self._loop.state.log.job) is not None:
@@ -375,6 +370,7 @@ class _Run:
             shown["problems"].append({"code": swept.kind, "what": swept.what, "next": swept.next_step})
         if (refused := self._loop.refused or self._live_refused) is not None:
             shown["problems"].append(status.root_refused(refused))
+        shown["problems"] += status.unreadable_requests(self._prepared.root, self._inbox.unreadable)
         if self._loop.repairs.waiting:
             shown["repairing"] = self._loop.repairs.as_json()
         data = json.dumps(shown).encode()

@@ -24,10 +24,11 @@ from holdfast.runtime.vitals import FUNCTION, SOURCE
 SCHEMA = 1
 ENDED_NOW = "it was ended at once, without a last checkpoint"
 LOCAL_STATE_REFUSED = "local_state_refused"
+"""Code of the problem that a worker's disk takes nothing; nothing else stops for it."""
 MERGE_REFUSED = "merge_refused"
+REQUEST_UNREADABLE = "request_unreadable"
 SINK_REFUSED = "sink_refused"
 ROOT_REFUSED = "root_refused"
-"""Code of the problem that a worker's disk takes nothing; nothing else stops for it."""
 BEHIND_MIN_US = 1_000_000
 """A partition whose event time is less behind that of another one is not worth a word."""
 STALE_AFTER_MS = 5_000
@@ -69,6 +70,7 @@ def of_run(state: master.Master, root: str, mode: str, driver: Mapping[str, Any]
             "at": started_at.get(restart.generation),
             "cause": restart.cause,
             "generation": restart.generation,
+            "rewind": restart.rewind,
             "recovery_ms": None if restart.ready_after is None else round(restart.ready_after * 1000),
             "logged_ms": round(restart.logged_after * 1000),
             "deployed_ms": None if restart.deployed_after is None else round(restart.deployed_after * 1000),
@@ -197,6 +199,18 @@ def root_refused(error: HoldfastError) -> dict[str, Any]:
     """Return the problem of a driver whose root does not take what it has to store."""
     what = f"the root does not take what the driver stores: {error.what}"
     return {"code": ROOT_REFUSED, "what": what, "next": error.next_step}
+
+
+def unreadable_requests(root: str, unreadable: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return a problem for every request, or answer, that the store refuses to read or write."""
+    return [
+        {
+            "code": REQUEST_UNREADABLE,
+            "what": f"the driver cannot read or answer a request: {why}. The request is not carried out; others are",
+            "next": f"give the driver's user access to {root}/{path}, or remove it; the driver tries again by itself",
+        }
+        for path, why in sorted(unreadable.items())
+    ]
 
 
 def _sources(state: master.Master) -> list[dict[str, Any]]:

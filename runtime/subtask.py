@@ -18,12 +18,13 @@ Source: DESIGN sections 3 to 5; PROTOCOL P8, P9, P11, P13; docs/design/0006-wate
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import pyarrow as pa
 
 from holdfast.checkpoint.audit import PartAudit
 from holdfast.errors import Unavailable
-from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
+from holdfast.model import NO_EPOCH, Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
 from holdfast.runtime import messages as m
 from holdfast.runtime import watermark
 from holdfast.runtime.auditing import ROWS, Auditing
@@ -86,6 +87,8 @@ class SubtaskRun:
         self._behind: dict[int, Callable[[], None]] = {}
         """What follows once a fragment's functions are through what it took last."""
         self.records_in = 0
+        self.quiet = NO_EPOCH
+        """The last epoch that the sources closed; 0 once one has moved since. What operators do follows from that."""
         self._away_until = 0.0
 
     def advance(self, arrived: Callable[[int, ChannelId, Barrier], None], may_read: bool) -> bool:
@@ -111,6 +114,8 @@ class SubtaskRun:
         self, index: int, barrier: Barrier
     ) -> tuple[tuple[SourcePosition, ...], PartAudit | None]:
         """Close the fragment's epoch; return where its source stands, if it reads one, and what it took and gave."""
+        if index in self._intakes:
+            self.quiet = barrier.epoch
         self._fragments[index].on_barrier()
         for operator in self._plan.operators:
             if operator.fragment == index:
@@ -147,10 +152,29 @@ class SubtaskRun:
         """Return whether every source partition was read as far as this run reads."""
         return all(reading.caught_up() for reading in self._readings)
 
-    def end_input(self) -> None:
-        """Treat every source partition as read to its end."""
-        for reading in self._readings:
-            reading.ended = True
+    def end_input(self, drop_unread: bool) -> None:
+        """Treat the input of every source partition as over, behind the last record that exists now.
+
+        Asked again it changes nothing but for sources that were unreachable.
+
+        Args:
+            drop_unread: It is over where it stands.
+
+        Raises:
+            HoldfastError: a source can no longer be read.
+        """
+        if drop_unread:
+            for reading in self._readings:
+                reading.ended = True
+            return
+        open_ended = [r for r in self._readings if not r.ended and not r.ends_there]
+        ends: dict[str, Mapping[int, int]] = {}
+        for name, opened in {r.source: r.opened for r in open_ended}.items():
+            with suppress(Unavailable):  # the driver repeats the message
+                ends[name] = opened.end_offsets()
+        for reading in open_ended:
+            if reading.source in ends:
+                reading.end_at(ends[reading.source].get(reading.partition, reading.offset))
 
     def held_by(self) -> tuple[str, ...]:
         """Return what keeps this subtask from reading its sources at this moment."""
@@ -228,7 +252,11 @@ class SubtaskRun:
         return times
 
     def _sends_to(self, index: int) -> Callable[[Watermark], None]:
-        return lambda at: self._forward(index, at)
+        def send(at: Watermark) -> None:
+            self.quiet = NO_EPOCH
+            self._forward(index, at)
+
+        return send
 
     def _forward(self, index: int, at: Watermark) -> None:
         for channel in self._outputs[index]:
@@ -328,10 +356,12 @@ class SubtaskRun:
             finally:
                 self._limit.mark(None)
             if batch is None:
-                reading.offset = following
-                reading.ended = reading.opened.ended(reading.partition, following)
+                before, reading.offset = self._position(reading), following
+                reading.look_for_end()
                 if time is not None:
                     time_moved |= time.found_nothing(reading.partition, following, reading.ended)
+                if self._position(reading) != before:
+                    self.quiet = NO_EPOCH
                 continue
             self._emit(reading, time, batch, following)
             return True
@@ -357,6 +387,7 @@ class SubtaskRun:
         return sorted(rotated, key=before)
 
     def _emit(self, reading: Reading, time: EventTime | None, batch: pa.RecordBatch, following: int) -> None:
+        self.quiet = NO_EPOCH
         pace, began = self._paces.get(reading.fragment), self._limit.now()
         limits = [self._throttle.rows_max(), None if pace is None else pace.rows]
         batch, arrival = arrived(reading, batch, following, min((n for n in limits if n is not None), default=None))
@@ -364,7 +395,7 @@ class SubtaskRun:
         self._audit.took(reading, batch)
         reading.offset = following = arrival.following
         if reading.caught_up():
-            reading.ended = reading.opened.ended(reading.partition, following)
+            reading.look_for_end()
         taken = batch.num_rows
         self._throttle.took(taken)
         self.records_in += taken

@@ -187,6 +187,7 @@ class TestDriver:
         """Complete an epoch that holds everything pushed, deliver it, and return its number."""
         self._settle()
         before = self.cluster.driver.state.job.base_epoch
+        self.cluster.driver.close_epoch()
         while self.cluster.driver.state.job.base_epoch == before or not self._delivered():
             self.cluster.pass_time(0.25)
             self._check()

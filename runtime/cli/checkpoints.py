@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 from holdfast.checkpoint.joblog import Completed
@@ -12,6 +13,7 @@ from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import SnapshotHandle
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
+from holdfast.runtime.cli.events import GAPS
 from holdfast.runtime.cli.history import Stored, open_job
 from holdfast.runtime.cli.newest import add_last, advise_of_rest, newest_of
 from holdfast.runtime.cli.reporting import advise, print_json
@@ -66,6 +68,8 @@ def list_all(args: argparse.Namespace) -> int:
     else:
         advise(f"job {args.job!r} has not completed a checkpoint yet")
     advise_of_rest(listed, completed)
+    if any(later.generation != earlier.generation for earlier, later in pairwise(listed)):
+        advise(GAPS)
     return 0
 
 

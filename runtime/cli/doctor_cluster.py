@@ -1,7 +1,8 @@
 """What `holdfast doctor` says of a cluster: whether Spark's traffic and our streams are protected.
 
 Spark brings the secret of a run to its workers with the task. If Spark's own traffic can be read or made up by others,
-so can ours. Nothing is started here: the settings are read where a run would read them.
+so can ours. Nothing is started here: the settings are read where a run would read them, and a connection to
+the master is opened and closed.
 
 Source: docs/guarantees.md (who is trusted).
 """
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.spark.reach import addresses, unreached
 
 _PROTECTS = ("spark.authenticate", "spark.network.crypto.enabled")
 _LINE = re.compile(r"\s*([\w.]+)(?:\s*=\s*|\s+)(\S.*?)\s*")
@@ -43,6 +47,7 @@ def cluster(master: str | None, environment: Mapping[str, str], told: Mapping[st
     if chosen == "local" or chosen.startswith(("local[", "local-cluster[")):
         yield Check("spark traffic", "ok", f"master {chosen}: everything stays on this machine")
         return
+    yield from _reached(chosen)
     missing = [key for key in _PROTECTS if told.get(key, "false").lower() != "true"]
     if missing:
         yield Check(
@@ -59,6 +64,19 @@ def cluster(master: str | None, environment: Mapping[str, str], told: Mapping[st
         yield Check("streams", "fail", found, "pip install cryptography")
     else:
         yield Check("streams", "ok", f"tls={tls}: encrypted if they leave this machine")
+
+
+def _reached(master: str) -> Iterator[Check]:
+    """Connect to the master, where its URL says where it listens."""
+    try:
+        known, why = addresses(master) is not None, unreached(master)
+    except ConfigError as error:
+        yield Check("spark master", "fail", error.what, error.next_step)
+        return
+    if why is not None:
+        yield Check("spark master", "fail", f"{master} takes no connection ({why})", "start it, or correct the URL")
+    elif known:
+        yield Check("spark master", "ok", f"{master} takes connections")
 
 
 def spark_defaults(environment: Mapping[str, str]) -> dict[str, str]:

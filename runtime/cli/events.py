@@ -13,17 +13,21 @@ from typing import Any
 from msgspec import structs
 
 from holdfast.checkpoint import joblog
-from holdfast.model import NO_EPOCH, Generation
+from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Generation
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_job, root_of
 from holdfast.runtime.cli.history import Stored, open_job, status_of
 from holdfast.runtime.cli.newest import add_last, advise_of_rest, newest_of
-from holdfast.runtime.cli.reporting import print_json
+from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.clock import SystemClock
 
 NEWEST_SHOWN = 40
 PRUNED = 0
 """Stands for the number of a record of which only the fold is left."""
+GAPS = (
+    f"epoch numbers skip {EPOCHS_GIVEN_UP_MAX} at every start and rewind: what was begun before and not completed has "
+    "used some of them, and none is used twice"
+)
 STARTED = "started"
 """How the cause of a start by hand begins; the master gives any other cause to a recovery."""
 
@@ -53,6 +57,8 @@ def handle(args: argparse.Namespace) -> int:
     headers = ("at", "event", "generation", "epoch", "took", "first checkpoint after", "what")
     print(text.table(headers, [_row(event) for event in listed]))
     advise_of_rest(listed, found)
+    if any(event["first_epoch"] and event["epoch"] for event in listed):
+        advise(GAPS)
     return 0
 
 
@@ -61,8 +67,8 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
 
     Returns:
         Of each event: seq (None if its record may be pruned), at, event, generation, timeline, epoch, cause, host,
-        savepoint, duration_ms (of a restart: the recovery; of a checkpoint: from barrier to record; of an end: the
-        run) and first_checkpoint_ms.
+        savepoint, first_epoch (of a start: the number that epochs go on with), duration_ms (of a restart: the
+        recovery; of a checkpoint: from barrier to record; of an end: the run) and first_checkpoint_ms.
     """
     live = status_of(stored, SystemClock().wall_us())["restarts"]
     recovery_ms = {restart["generation"]: restart["recovery_ms"] for restart in live}
@@ -73,7 +79,7 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
         event: dict[str, Any] = {
             "seq": record.seq or None, "at": record.at, "event": "", "generation": record.generation,
             "timeline": record.timeline, "epoch": None, "cause": None, "host": None, "savepoint": None,
-            "duration_ms": None, "first_checkpoint_ms": None,
+            "duration_ms": None, "first_checkpoint_ms": None, "first_epoch": None,
         }  # fmt: skip
         shown = True
         match record.body:
@@ -85,10 +91,11 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
                 start = event
                 event |= {"event": "started" if by_hand else "restarted", "epoch": base or None, "cause": cause}
                 event |= {"host": host, "duration_ms": recovery_ms.get(record.generation)}
+                event["first_epoch"] = record.body.first_epoch
             case joblog.Rewound(base_epoch=base, cause=cause, host=host):
                 start = event
                 event |= {"event": "rewound", "epoch": base, "cause": cause, "host": host}
-                event["duration_ms"] = recovery_ms.get(record.generation)
+                event |= {"duration_ms": recovery_ms.get(record.generation), "first_epoch": record.body.first_epoch}
             case joblog.CheckpointCompleted(epoch=epoch, follows=follows, duration_ms=took, savepoint=name):
                 if start is not None and follows == (start["epoch"] or NO_EPOCH):  # else the first has expired
                     start["first_checkpoint_ms"] = _ms(start["at"], record.at)
@@ -141,8 +148,16 @@ def _row(event: dict[str, Any]) -> tuple[object, ...]:
     epoch = None if event["epoch"] is None else str(event["epoch"])
     return (
         text.moment(event["at"]), event["event"], str(event["generation"]), epoch, text.span(event["duration_ms"]),
-        text.span(event["first_checkpoint_ms"]), event["savepoint"] or event["cause"],
+        text.span(event["first_checkpoint_ms"]), _what(event),
     )  # fmt: skip
+
+
+def _what(event: dict[str, Any]) -> object:
+    """Return the cause; for all starts but the first also the number that epochs go on with."""
+    first = event["first_epoch"]
+    if first and event["epoch"]:
+        return f"{event['cause']}; epochs from {first} on"
+    return event["savepoint"] or event["cause"]
 
 
 def _ms(first_us: int, last_us: int) -> int:

@@ -9,7 +9,6 @@ Source: DESIGN section 13 (`live.json`); API.md, JSON `status`.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from holdfast.checkpoint.repository import Repository, record_path
 from holdfast.errors import ConfigError, Damaged, NotFound, Where
 from holdfast.ports import ObjectStore
 from holdfast.runtime import status
+from holdfast.runtime.live import understood
 from holdfast.runtime.presence import is_gone
 from holdfast.storage.objects import LocalObjects, open_objects
 from holdfast.storage.paths import join
@@ -74,9 +74,9 @@ def job_names(root: str) -> list[str]:
 
 def status_of(stored: Stored, now_us: int) -> dict[str, Any]:
     """Return the job's status in the form of API.md."""
-    live = read_live(stored.store)
+    said = read_live(stored.store)
     job = stored.repository.read_log() or stored.job  # after live.json, which thus cannot be ahead of it
-    shown = observed(job, stored.name, stored.folder, live, now_us)
+    shown = observed(job, stored.name, stored.folder, said, now_us)
     if not shown["sources"] and job.completed:
         try:
             manifest = stored.repository.load_manifest(job.completed[-1].body.manifest)
@@ -89,12 +89,9 @@ def status_of(stored: Stored, now_us: int) -> dict[str, Any]:
 def read_live(store: ObjectStore) -> Mapping[str, Any] | None:
     """Return what the driver last said, None if there is nothing that this version understands."""
     try:
-        live = json.loads(store.get("live.json"))
-    except (NotFound, ValueError):
+        return understood(store.get("live.json"))
+    except NotFound:
         return None
-    if not isinstance(live, dict) or live.get("schema") != status.SCHEMA or not isinstance(live.get("driver"), dict):
-        return None
-    return live
 
 
 def observed(
@@ -120,6 +117,8 @@ def observed(
             shown = {**shown, **live, **from_log, "driver": driver, "restarts": _restarts(job, live["restarts"])}
             if live["state"] in _LAST_WORDS:
                 shown["workers"] = []  # they have left
+            else:
+                shown["problems"] = [*shown["problems"], *_ahead(driver, now_us)]
         else:
             shown |= _lost(driver)
     if shown["state"] == "unreachable" and not _is_known_gone(shown["driver"]):
@@ -165,6 +164,19 @@ def _full(folder: str, free: int) -> dict[str, Any]:
     return {"state": "unreachable", "reason": reason, "problems": [problem]}
 
 
+def _ahead(driver: Mapping[str, Any], now_us: int) -> list[dict[str, Any]]:
+    """By a time in the future nobody can tell how long ago the driver was alive."""
+    ahead_ms = (driver["at"] - now_us) // 1000
+    if ahead_ms <= status.STALE_AFTER_MS:
+        return []
+    what = (
+        f"the driver on {driver['host']} (pid {driver['pid']}) was last seen {ahead_ms / 1000:,.0f} s in the future by "
+        "this machine's clock, so it is not known whether it still runs"
+    )
+    next_step = "synchronise the clocks; holdfast run finds out within 5 s, and refuses to start beside a live driver"
+    return [{"code": "clock_ahead", "what": what, "next": next_step}]
+
+
 def _is_known_gone(driver: Mapping[str, Any] | None) -> bool:
     return driver is not None and is_gone(driver)
 
@@ -177,11 +189,13 @@ def _unreachable(reason: str, next_step: str) -> dict[str, Any]:
 def _restarts(job: joblog.Job, live: Any) -> list[dict[str, Any]]:
     """Return every recovery that the log holds; how long it took is known from the driver alone."""
     took = {restart["generation"]: restart["recovery_ms"] for restart in live}
+    rewinds = {rewind.first_epoch for rewind in job.rewinds}
     return [
-        {"at": s.at, "cause": s.cause, "generation": s.generation, "recovery_ms": took.get(s.generation)}
+        {"at": s.at, "cause": s.cause, "generation": s.generation, "rewind": s.first_epoch in rewinds,
+         "recovery_ms": took.get(s.generation)}
         for s in job.starts
         if s.generation in took or not s.cause.startswith(("started", "rewound"))
-    ]
+    ]  # fmt: skip
 
 
 def _add_manifest(shown: dict[str, Any], manifest: Manifest, *, ended: bool) -> None:

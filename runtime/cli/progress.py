@@ -70,7 +70,8 @@ class Tally:
                 {"id": w["id"], "pid": w["pid"], "subtasks": w["subtasks"], "how": w["how"]} for w in status["workers"]
             ],
             "restarts": [
-                {"at": r["at"], "cause": r["cause"], "recovery_ms": r["recovery_ms"]} for r in status["restarts"]
+                {"at": r["at"], "cause": r["cause"], "recovery_ms": r["recovery_ms"], "rewind": r.get("rewind", False)}
+                for r in status["restarts"]
             ],
         }
 
@@ -155,7 +156,8 @@ class Progress:
     def _note_recoveries(self, shown: Mapping[str, Any]) -> None:
         recovered = [restart for restart in shown["restarts"] if restart["recovery_ms"] is not None]
         for restart in recovered[self._recoveries :]:
-            self.note(f"recovered in {text.span(restart['recovery_ms'])}: {restart['cause']}")
+            did = "went back" if restart["rewind"] else "recovered"
+            self.note(f"{did} in {text.span(restart['recovery_ms'])}: {restart['cause']}")
         self._recoveries = len(recovered)
 
     def _show(self, shown: Mapping[str, Any]) -> None:

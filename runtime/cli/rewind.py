@@ -167,7 +167,7 @@ def _apply(
             next_step=f"give the job's file: holdfast rewind JOB.py --to-epoch {base.body.epoch} --apply",
             where=Where(job=job.name),
         )
-    refuse_second_run(stored.store, job)
+    refuse_second_run(stored.store, job, advise)
     check_in_time(job.name, repairs_s, timeout_s)
     stored = open_job_for_writing(stored)
     store, asked = stored.store, RewindWanted(Epoch(base.body.epoch), True, tuple(accept))

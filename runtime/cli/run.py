@@ -141,6 +141,7 @@ def run_app(app: App, args: argparse.Namespace, folder: Path) -> int:
         takeover=args.takeover,
         savepoint=args.savepoint,
         adopt_targets=args.adopt_targets,
+        note=advise,
     )
     for warning in prepared.warnings:
         advise(f"\nWarning: {warning}.\n")
@@ -197,7 +198,7 @@ def summary(
     return (
         f"{plan.app} {how}: {text.plural(epochs, 'epoch')}, {text.plural(records, 'record')}, "
         f"{_late(late_so_far(prepared), late_before)}"
-        f"{text.plural(len(status['restarts']), 'restart')} in {text.span(seconds * 1000)}; results: {results}"
+        f"{_restarts(status)} in {text.span(seconds * 1000)}; results: {results}"
     )
 
 
@@ -221,6 +222,13 @@ def _late(now: Mapping[str, int] | None, before: Mapping[str, int] | None) -> st
     came = {name: rows - (before or {}).get(name, 0) for name, rows in now.items()}
     names = ", ".join(name for name, rows in came.items() if rows)
     return f"{text.plural(sum(came.values()), 'late record')}{f' ({names})' if names else ''}, "
+
+
+def _restarts(status: Mapping[str, Any]) -> str:
+    """Return how often something failed, and how often the job went back because that was asked."""
+    rewinds = sum(bool(restart.get("rewind")) for restart in status["restarts"])
+    restarts = text.plural(len(status["restarts"]) - rewinds, "restart")
+    return f"{restarts}, {text.plural(rewinds, 'rewind')}" if rewinds else restarts
 
 
 def error_of(outcome: Outcome, job: str) -> HoldfastError:

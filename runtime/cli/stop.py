@@ -1,8 +1,9 @@
 """`holdfast stop JOB`: asks a running job for its end, and waits for it.
 
 The request is an object under the job's folder; the driver answers it and appends `Stopped` once the last epoch is
-delivered. With --finish the sources are treated as read to their end and `Finished` is appended, which is for good;
-with --now nothing is appended, as if the driver had been killed. A job that does not run is left as it is: asking
+delivered. With --finish the job first reads everything that its sources hold at that moment, then `Finished` is
+appended, which is for good; --drop-unread leaves out what is not read yet, and the command reports how much that is.
+With --now nothing is appended, as if the driver had been killed. A job that does not run is left as it is: asking
 twice does no harm. It cannot be finished without a run, as the end of input makes operators emit.
 
 Source: DESIGN section 13 (requests); PROTOCOL P13.
@@ -33,15 +34,20 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "stop",
         "Take a last checkpoint, deliver it, and end a running job. It can be started again and goes on from there.",
-        "holdfast stop hot-auctions\nholdfast stop hot-auctions --timeout 5m\nholdfast stop hot-auctions --finish",
+        "holdfast stop hot-auctions\nholdfast stop hot-auctions --timeout 5m\nholdfast stop hot-auctions --finish\n"
+        "holdfast stop hot-auctions --finish --drop-unread",
     )
     add_job(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
-        "--finish", dest="how", action="store_const", const="finish", help="treat the input as ended; permanent"
+        "--finish", dest="how", action="store_const", const="finish",
+        help="read what the sources hold now, then treat the input as ended; permanent",
     )
     how.add_argument(
         "--now", dest="how", action="store_const", const="now", help="take no checkpoint; the next run reads again"
+    )
+    parser.add_argument(
+        "--drop-unread", action="store_true", help="with --finish: give up, for good, the records that are not read yet"
     )
     add_timeout(parser)
     parser.set_defaults(handler=handle)
@@ -53,14 +59,24 @@ def handle(args: argparse.Namespace) -> int:
     Exit status: 0 ended or not running, 2 it cannot be ended so, 5 no driver answers or not in time, 7 it failed.
     """
     timeout_s = timeout_of(args, "the job was not asked to stop")
+    if args.drop_unread and args.how != "finish":
+        raise ConfigError(
+            "--drop-unread is given without --finish",
+            not_done="the job was not asked to stop",
+            next_step="leave it out: a job that stops otherwise reads those records when it runs again",
+        )
     stored = open_job(root_of(args), args.job)
     shown = status_of(stored, SystemClock().wall_us())
     if shown["state"] in RUNNING:
         deadline = time.monotonic() + timeout_s
         asked = {} if args.how is None else {"how": args.how}
+        asked |= {"unread": "drop"} if args.drop_unread else {}
+        ends = {_place(row): row["end_offset"] for row in shown["sources"]}
         request = requests.ask(stored.store, "stop", asked, shown["generation"])
         shown = _wait(stored, request, deadline, args)
         said = f"{args.job}: {shown['state']}{_at_epoch(shown)}"
+        if args.drop_unread and shown["state"] == "finished":
+            advise(_dropped(shown, ends))
     elif shown["state"] == "unreachable":
         raise _unreachable(args.job, shown, "no request was made")
     elif args.how == "finish" and shown["state"] != "finished":
@@ -107,7 +123,7 @@ def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespac
                     return shown
                 raise _unreachable(stored.name, shown, "it is not known to have taken a last checkpoint")
             if time.monotonic() > deadline:
-                raise _too_slow(stored, args.timeout, reply is not None)
+                raise _too_slow(stored, args, reply is not None)
             if time.monotonic() - dotted >= DOT_EVERY_S:
                 dotted, dots = time.monotonic(), dots + 1
                 print(".", end="", file=sys.stderr, flush=True)
@@ -115,6 +131,18 @@ def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespac
     finally:
         if dots:
             advise("")
+
+
+def _dropped(shown: Mapping[str, Any], ends: Mapping[tuple[str, int], int | None]) -> str:
+    """Return how much was given up: the ends as last reported before the request, against the final offsets."""
+    known = [(ends.get(_place(row)), row["offset"]) for row in shown["sources"]]
+    unread = sum(max(0, end - max(0, offset)) for end, offset in known if end is not None)
+    at_least = "at least " if any(end is None for end, _ in known) else ""
+    return f"{at_least}{unread:,} records were not read, and this job never reads them"
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, int]:
+    return row["name"], row["partition"]
 
 
 def _at_epoch(shown: dict[str, Any]) -> str:
@@ -139,11 +167,13 @@ def _unreachable(job: str, shown: dict[str, Any], not_done: str) -> Unavailable:
     )
 
 
-def _too_slow(stored: Stored, timeout: str, answered: bool) -> Unavailable:
+def _too_slow(stored: Stored, args: argparse.Namespace, answered: bool) -> Unavailable:
+    finishing = args.how == "finish" and not args.drop_unread
+    until = "what its sources hold is read and " if finishing else ""
     heard = "has accepted the request" if answered else "has not answered the request"
     return Unavailable(
-        f"job {stored.name!r} {heard} but has not stopped within {timeout}",
-        not_done="it still runs; the request stands, and it stops as soon as its last epoch is delivered",
+        f"job {stored.name!r} {heard} but has not stopped within {args.timeout}",
+        not_done=f"it still runs; the request stands, and it stops as soon as {until}its last epoch is delivered",
         next_step=f"see what holds it up: holdfast explain {stored.name}; to wait again: holdfast stop {stored.name}",
         where=Where(job=stored.name),
     )

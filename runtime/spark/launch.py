@@ -21,6 +21,7 @@ from pyspark import SparkConf, SparkContext
 
 import holdfast
 from holdfast.errors import ConfigError, Unavailable
+from holdfast.runtime.spark import reach
 from holdfast.runtime.spark.host import WorkerTask, host_worker
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
     """Return the Spark context: that of spark-submit, or a new one.
 
     Raises:
-        Unavailable: Spark cannot be started, for instance without Java.
+        ConfigError: the master's URL says nothing of where it listens.
+        Unavailable: Spark cannot be started, for instance without Java, or its master takes no connection.
     """
     if SparkContext._active_spark_context is None:
         _share_environment()
@@ -70,6 +72,8 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         # Spark's bar of resident tasks never ends; spark-submit's users may have asked for it.
         conf.set("spark.ui.showConsoleProgress", "false")
+    if SparkContext._active_spark_context is None:
+        reach.check(conf.get("spark.master") or "")
     try:
         context = SparkContext.getOrCreate(conf)
     except Exception as error:  # py4j raises several kinds; each means that Spark did not come up
@@ -107,10 +111,14 @@ def check_slots(context: SparkContext, needed: int) -> None:
 
     Raises:
         ConfigError: too few slots; gives needed, found and the setting to change.
+        Unavailable: Spark has stopped meanwhile.
     """
     deadline = time.monotonic() + (0 if _is_one_process(context) else SLOTS_WAIT_S)
-    while (found := context.defaultParallelism) < needed and time.monotonic() < deadline:
-        time.sleep(0.1)
+    try:
+        while (found := context.defaultParallelism) < needed and time.monotonic() < deadline:
+            time.sleep(0.1)
+    except Exception as error:  # py4j raises several kinds; each means that Spark has stopped: no master took the app
+        raise _no_spark(error) from error
     if found < needed:
         raise ConfigError(
             f"the job needs {needed} task slots at the same time, Spark at {context.master} has {found}",

@@ -31,7 +31,7 @@ def _replace(module: ModuleType, name: str, value: object) -> None:
 def file_not_synced() -> None:
     """An object gets its name before its bytes are durable."""
 
-    def written(folder: Path, data: bytes) -> Path:
+    def written(folder: Path, data: bytes, mode: int) -> Path:
         temporary = folder / f".tmp-{uuid.uuid4().hex}"
         with open(temporary, "xb") as file:
             file.write(data)

@@ -8,6 +8,7 @@ Invariants
     - A crash in the middle of a write leaves at most a temporary file, which `list` does not show, and folders
       without files. `tidy` and `delete` remove both; a writer that loses its file or folder to them writes it again,
       so no clock decides whether an object is stored.
+    - What is created is for its owner alone, unless the root folder gives others more.
 
 Source: link(2), rename(2), fsync(2).
 """
@@ -36,6 +37,8 @@ ABANDONED_AFTER_S = 3_600.0
 """A temporary file that was not written to for so long belongs to a writer that was killed, or is written again."""
 TIDIED_MAX = 5
 """How often in a row one write may lose its file or folder to another process."""
+OWNER_ONLY = 0o700
+"""Mode of folders created here; files have the same without execution."""
 
 
 class LocalObjects:
@@ -52,7 +55,7 @@ class LocalObjects:
         try:
             if target.exists():
                 raise FileExistsError(path)
-            _write(target, data, _link)
+            _write(target, data, self._mode(), _link)
         except FileExistsError:
             self._settled(target)
             raise AlreadyExists(path) from None
@@ -69,7 +72,7 @@ class LocalObjects:
     def put(self, path: str, data: bytes) -> None:
         target = self._writable_target(path, data)
         try:
-            _write(target, data, os.replace)
+            _write(target, data, self._mode(), os.replace)
         except OSError as error:
             self._refused(error, f"writing {target}", "the object may hold its old or its new bytes")
 
@@ -103,11 +106,18 @@ class LocalObjects:
     def _place(self, path: str) -> Path:
         return self.root / checked_path(path)
 
+    def _mode(self) -> int:
+        """Return the mode of new folders: they give group and others what the root gives them."""
+        try:
+            return OWNER_ONLY | (self.root.stat().st_mode & 0o077)
+        except FileNotFoundError:
+            return OWNER_ONLY
+
     def _writable_target(self, path: str, data: bytes) -> Path:
         assert data, f"{path}: an object is never empty"
         target = self._place(path)
         try:
-            _ensure_folder(target.parent)
+            _ensure_folder(target.parent, self._mode())
         except OSError as error:
             self._refused(error, f"creating the folder {target.parent}", f"{path} was not written")
         return target
@@ -141,8 +151,8 @@ class LocalObjects:
     def prove_writable(self) -> None:
         """Create a missing root and try what `create` needs: a write, a hard link, a removal."""
         try:
-            _ensure_folder(self.root)
-            temporary = _write_temporary(self.root, b"?")
+            _ensure_folder(self.root, OWNER_ONLY)
+            temporary = _write_temporary(self.root, b"?", OWNER_ONLY)
             linked = temporary.with_name(f"{temporary.name}-linked")
             try:
                 os.link(temporary, linked)
@@ -190,11 +200,11 @@ class LocalObjects:
         raise Unavailable(what, not_done=not_done, next_step=advice) from error
 
 
-def _write(target: Path, data: bytes, place: Callable[[Path, Path], None]) -> None:
+def _write(target: Path, data: bytes, mode: int, place: Callable[[Path, Path], None]) -> None:
     """Write a temporary file beside the target and put it in place; again if another process tidies meanwhile."""
     for left in reversed(range(TIDIED_MAX)):
         try:
-            temporary = _write_temporary(target.parent, data)
+            temporary = _write_temporary(target.parent, data, mode)
             try:
                 place(temporary, target)
                 break
@@ -205,7 +215,7 @@ def _write(target: Path, data: bytes, place: Callable[[Path, Path], None]) -> No
         except FileNotFoundError:  # nothing was put in place
             if not left:
                 raise
-            _ensure_folder(target.parent)
+            _ensure_folder(target.parent, mode)
     _sync_folder(target.parent)
 
 
@@ -225,11 +235,11 @@ def _removed_if_older(path: Path, before: float) -> bool:
     return True
 
 
-def _write_temporary(folder: Path, data: bytes) -> Path:
+def _write_temporary(folder: Path, data: bytes, mode: int) -> Path:
     """Write the bytes under a name of their own and make them durable; leave nothing behind on failure."""
     temporary = folder / f"{TEMPORARY}{uuid.uuid4().hex}"
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode & 0o666)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -240,13 +250,13 @@ def _write_temporary(folder: Path, data: bytes) -> Path:
     return temporary
 
 
-def _ensure_folder(folder: Path) -> None:
+def _ensure_folder(folder: Path, mode: int) -> None:
     """Create the folder and its parents, each durable before anything is put into it."""
     if folder.is_dir():
         return
-    _ensure_folder(folder.parent)
+    _ensure_folder(folder.parent, mode)
     with suppress(FileExistsError):
-        folder.mkdir()
+        folder.mkdir(mode)
     _sync_folder(folder.parent)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import holdfast as hf
 from holdfast.checkpoint import joblog
+from holdfast.errors import Unavailable
 from holdfast.model import Generation
 from holdfast.testing import TestDriver
 
@@ -26,6 +28,13 @@ def hot() -> hf.App:
     bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i), count=1))
     bids.key_by("auction").agg("hot", bids=hf.count()).sink("out", hf.SQLite("unused.db", table="t", key=["auction"]))
     return app
+
+
+def append(driver: TestDriver, rows: int, partition: int = 0) -> None:
+    """Put records where the job reads; it has not read any of them yet."""
+    source = driver.sources["bids"]
+    more = pa.Table.from_pylist([{"auction": i % 7} for i in range(rows)], schema=source.schema)
+    source.tables[partition] = pa.concat_tables([source.tables[partition], more])
 
 
 def counts(driver: TestDriver) -> dict[int, int]:
@@ -107,6 +116,81 @@ class TestStopFinish:
             t.recover()
             assert run_out(t) == "finished"
             assert counts(t) == {1: 50}
+
+
+    @SEEDS
+    def test_what_is_not_read_yet_is_read_first(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            append(t, 500, partition=seed % 4)
+            assert ask(t, "stop", how="finish")
+            assert run_out(t) == "finished"
+            assert sum(counts(t).values()) == 500
+
+    @SEEDS
+    def test_what_comes_after_the_request_is_not_read(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            t.push("bids", [Bid(1) for _ in range(50)])
+            assert ask(t, "stop", how="finish")
+            for member in t.cluster.members.values():
+                while member.inbox:
+                    member.loop.received(member.inbox.popleft())
+            append(t, 500, partition=seed % 4)
+            assert run_out(t) == "finished"
+            assert sum(counts(t).values()) == 50
+
+    @SEEDS
+    def test_a_worker_that_dies_while_the_backlog_is_read_loses_none_of_it(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            append(t, 500, partition=seed % 4)
+            ask(t, "stop", how="finish")
+            for _ in range(3 * seed):
+                t.cluster.step()
+            t.crash(seed % 2)
+            t.recover()
+            assert run_out(t) == "finished"
+            assert sum(counts(t).values()) == 500
+
+    @SEEDS
+    def test_a_source_that_is_unreachable_is_asked_again_for_its_end(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            append(t, 500, partition=seed % 4)
+            source = t.sources["bids"]
+            known, refusals = source.end_offsets, iter([True] * 4)
+
+            def sometimes() -> dict[int, int]:
+                if next(refusals, False):
+                    raise Unavailable("the log is unreachable", not_done="nothing was read", next_step="wait")
+                return known()
+
+            source.end_offsets = sometimes  # type: ignore[method-assign]
+            ask(t, "stop", how="finish")
+            assert run_out(t) == "finished"
+            assert sum(counts(t).values()) == 500
+
+    @SEEDS
+    def test_a_run_that_reads_to_a_given_end_reads_on_to_where_the_input_ends(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            append(t, 100)
+            until = {name: source.end_offsets() for name, source in t.sources.items()}
+            t.cluster.rules = replace(t.cluster.rules, until=until)
+            t.cluster.replace_driver()
+            while t.cluster.driver.state.log.job is None or not t.cluster.members:
+                t.cluster.step()
+            append(t, 400, partition=seed % 4)
+            assert ask(t, "stop", how="finish")
+            assert run_out(t) == "finished"
+            assert sum(counts(t).values()) == 500
+
+    def test_the_backlog_is_dropped_only_where_that_was_asked(self) -> None:
+        with TestDriver(hot()) as t:
+            t.push("bids", [Bid(1) for _ in range(50)])
+            append(t, 500)
+            assert ask(t, "stop", how="finish", unread="drop")
+            for member in t.cluster.members.values():
+                while member.inbox:
+                    member.loop.received(member.inbox.popleft())
+            assert run_out(t) == "finished"
+            assert sum(counts(t).values()) == 50
 
 
 class TestStopNow:

@@ -43,6 +43,26 @@ class TestDeadLetters:
         assert "2 at lines, 1,000 at map parse" in text(told, "dead_letters")
 
 
+class TestARequestThatCannotBeRead:
+    def test_is_named_with_its_object(self) -> None:
+        refused = status.unreadable_requests("/data/job", {"requests/a.json": "reading it failed: Permission denied"})
+        told = shown(running(), problems=refused)
+        assert codes(told) == ["request_unreadable"]
+        assert "Permission denied" in text(told, "request_unreadable")
+        assert "/data/job/requests/a.json" in str(refused[0]["next"])
+
+
+class TestFinishing:
+    def test_what_is_left_to_read_is_reported_with_the_way_to_leave_it_out(self) -> None:
+        run = running()
+        completed(run)
+        rows = [{"name": "s", "partition": p, "offset": 5, "lag": lag} for p, lag in ((0, 1_200), (1, None), (2, 0))]
+        told = shown(run, sources=rows, ending="finish")
+        assert codes(told) == ["progress", "draining"]
+        assert "up to 1,200 records" in text(told, "draining")
+        assert codes(told | {"ending": None}) == ["progress"]
+
+
 class TestOneLook:
     def test_a_job_that_runs_is_told_to_run(self) -> None:
         run = running()

@@ -315,6 +315,87 @@ class TestGathering:
         assert run.pass_time(1.0) == []
 
 
+class TestQuiet:
+    """Nothing new and nothing owed, no epoch (docs/design/0025)."""
+
+    def quiet(self, run: Run, worker: WorkerId, epoch: int) -> list[master.Effect]:
+        beat = m.Heartbeat(worker, run.generation, False, False, (), m.Progress(), quiet=Epoch(epoch))
+        return run.hear(beat)
+
+    def idle(self) -> Run:
+        run = running()
+        completed(run)
+        self.quiet(run, A, 1)
+        self.quiet(run, B, 1)
+        return run
+
+    def test_none_is_closed_while_every_subtask_has_nothing_to_record(self) -> None:
+        assert self.idle().pass_time(1_000.0) == []
+
+    def test_one_is_closed_for_a_single_subtask_that_has(self) -> None:
+        run = self.idle()
+        run.pass_time(100.0)
+        self.quiet(run, B, 0)
+        assert kinds(run.pass_time(0.0)) == [m.Trigger, m.Trigger]
+
+    def test_what_was_said_of_an_older_epoch_does_not_count(self) -> None:
+        run = self.idle()
+        self.quiet(run, A, 0)
+        run.pass_time(10.0)
+        assert kinds(run.effects[-2:]) == [m.Trigger, m.Trigger]
+        run.ack(A, 2)
+        run.ack(B, 2)
+        run.store()
+        run.append()
+        assert kinds(run.pass_time(10.0)) == [m.Trigger, m.Trigger]
+
+    def test_one_that_was_given_up_is_owed(self) -> None:
+        """P8"""
+        run = self.idle()
+        self.quiet(run, A, 0)
+        run.pass_time(10.0)
+        self.quiet(run, A, 2)
+        self.quiet(run, B, 2)
+        run.ack(A, 2)
+        assert kinds(run.pass_time(32.0)) == [m.Trigger, m.Trigger]
+        assert run.state.given_up == 1
+
+    def test_a_generation_closes_its_first_one_whatever_was_said_before_it(self) -> None:
+        run = self.idle()
+        run.beat(A, broken=True)
+        self.quiet(run, A, 1)
+        run.pass_time(2.0)
+        run.append()
+        run.load()
+        run.ready(A, B)
+        assert kinds(run.pass_time(10.0)) == [m.Trigger, m.Trigger]
+
+    def test_a_stop_closes_one(self) -> None:
+        run = self.idle()
+        run.take(master.stop(run.state))
+        assert kinds(run.pass_time(0.0)) == [m.Trigger, m.Trigger]
+
+    def test_one_that_is_wanted_is_closed_when_it_is_due_and_no_more(self) -> None:
+        run = self.idle()
+        run.state = master.close_epoch(run.state)
+        assert kinds(run.pass_time(10.0)) == [m.Trigger, m.Trigger]
+        run.ack(A, 2)
+        run.ack(B, 2)
+        run.store()
+        run.append()
+        self.quiet(run, A, 2)
+        self.quiet(run, B, 2)
+        assert run.pass_time(100.0) == []
+
+    def test_what_is_committed_is_repeated_as_no_barrier_says_it(self) -> None:
+        """P9"""
+        run = self.idle()
+        committed = m.Committed(Generation(1), Epoch(1), blob("").sha256)
+        assert {Send(A, committed), Send(B, committed)} <= set(master.pulse(run.state))
+        self.quiet(run, A, 0)
+        assert Send(B, committed) not in master.pulse(run.state)
+
+
 class TestEpochs:
     def test_none_is_triggered_before_every_subtask_is_ready(self) -> None:
         run = opened()

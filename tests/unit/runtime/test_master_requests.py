@@ -210,6 +210,15 @@ class TestFinish:
         run.beat(B, ended=True)
         assert not [e for e in master.pulse(run.state) if e == Send(B, self.END)]
 
+    def test_unread_records_are_dropped_only_where_that_was_asked_and_then_for_good(self) -> None:
+        run = running()
+        assert ask(run, "stop", how="finish", unread="drop") == ACCEPTED
+        dropping = m.EndInput(Generation(1), drop_unread=True)
+        assert [e for e in run.effects if isinstance(e, Send)][-2:] == [Send(A, dropping), Send(B, dropping)]
+        ask(run, "stop", how="finish")
+        assert Send(A, dropping) in master.pulse(run.state)
+        assert "unread" in refused(ask(running(), "stop", how="finish", unread="keep"))
+
     def test_it_ends_as_at_the_end_of_input(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
@@ -299,6 +308,16 @@ class TestOnce:
         closed(run, 1)
         run.pass_time(0.0)
         assert last_record(run) == joblog.Finished(Epoch(1))
+
+    def test_a_finish_waits_for_the_end_of_the_input_itself(self) -> None:
+        run = running(replace(RULES, until=UNTIL))
+        ask(run, "stop", how="finish")
+        self.beat(run, A)
+        self.beat(run, B)
+        assert run.pass_time(0.0) == []
+        self.beat(run, A, ended=True)
+        self.beat(run, B, ended=True)
+        assert kinds(run.pass_time(0.0)) == [m.Trigger, m.Trigger]
 
     def test_what_was_read_before_a_recovery_does_not_count(self) -> None:
         run = running(replace(RULES, until=UNTIL))

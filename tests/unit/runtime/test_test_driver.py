@@ -69,7 +69,7 @@ class TestOneJob:
             t.crash(1)
             t.recover()
             assert t.how() == {0: "rolled back", 1: "restored"}
-            assert [restart.generation for restart in t.restarts] == [2]
+            assert [(restart.generation, restart.rewind) for restart in t.restarts] == [(2, False)]
             t.finish()
             assert by_auction(t) == dict.fromkeys(range(50), (2, 9.0))
 

@@ -235,11 +235,11 @@ class TestWhatKilledWritersLeave:
         store = LocalObjects(tmp_path)
         written, tidied = local._write_temporary, list[int]()
 
-        def lose(folder: Path, data: bytes) -> Path:
+        def lose(folder: Path, data: bytes, mode: int) -> Path:
             if lost == "folder" and not tidied:
                 tidied.append(store.tidy(-60.0))
                 assert not folder.exists()
-            temporary = written(folder, data)
+            temporary = written(folder, data, mode)
             if lost == "file" and not tidied:
                 tidied.append(store.tidy(-60.0))
                 assert not temporary.exists()
@@ -255,8 +255,8 @@ class TestWhatKilledWritersLeave:
     ) -> None:
         store, written = LocalObjects(tmp_path), local._write_temporary
 
-        def lose(folder: Path, data: bytes) -> Path:
-            temporary = written(folder, data)
+        def lose(folder: Path, data: bytes, mode: int) -> Path:
+            temporary = written(folder, data, mode)
             store.tidy(-60.0)
             return temporary
 
@@ -346,3 +346,29 @@ class TestOpenObjects:
     )
     def test_other_urls_with_the_same_signs_hold_none(self, url: str) -> None:
         refuse_password(url, "it")
+
+
+class TestModesOfALocalRoot:
+    """State, output and requests are for their owner, unless the owner of the root opens it."""
+
+    def modes(self, folder: Path) -> set[str]:
+        return {oct(each.stat().st_mode & 0o777) for each in [folder, *folder.rglob("*")]}
+
+    def written(self, root: Path) -> None:
+        before = os.umask(0o022)
+        try:
+            store = open_objects(root)
+            store.create("log/1.json", b"record")
+            store.put("staged/1/2/part", b"rows")
+        finally:
+            os.umask(before)
+
+    def test_are_for_the_owner_alone(self, tmp_path: Path) -> None:
+        self.written(tmp_path / "new" / "job")
+        assert self.modes(tmp_path / "new") == {"0o700", "0o600"}
+
+    def test_follow_a_root_that_was_opened_to_its_group(self, tmp_path: Path) -> None:
+        (tmp_path / "job").mkdir()
+        (tmp_path / "job").chmod(0o750)
+        self.written(tmp_path / "job")
+        assert self.modes(tmp_path / "job") == {"0o750", "0o640"}

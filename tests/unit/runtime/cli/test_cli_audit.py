@@ -148,6 +148,7 @@ class Job:
         self.store = Refusing(folder / "root" / "words")
         self.cluster = Cluster(self.plan, 2, 1, self.store, 1.0, {"rows": tuple(range(partitions))})
         self.cluster.change_rules(epoch_deadline=1.5)
+        self.cluster.closes_idle_epochs = True
         self.cluster.begin()
         self.said = 0
 

@@ -93,6 +93,20 @@ class TestEvents:
         assert shown[2]["duration_ms"] is None  # only its driver would know
         assert shown[3]["duration_ms"] == 0
 
+    def test_a_start_that_skips_numbers_says_where_epochs_go_on_and_why(
+        self, holdfast: Holdfast, history: Begin
+    ) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        assert "epoch numbers skip" not in holdfast("events", "hot").err
+        assert "epoch numbers skip" not in holdfast("checkpoints", "list", "hot").err
+        job.start("worker w1 was killed")
+        job.checkpoint(107)
+        ended = holdfast("events", "hot")
+        assert "worker w1 was killed; epochs from 106 on" in ended.out
+        assert "epoch numbers skip 100 at every start" in ended.err
+        assert "epoch numbers skip 100 at every start" in holdfast("checkpoints", "list", "hot").err
+
     def test_the_recovery_time_is_that_of_the_driver(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").start("worker w1 was killed")
         job.live(restarts=[{"at": 1.0, "cause": "worker w1 was killed", "generation": 2, "recovery_ms": 640}])

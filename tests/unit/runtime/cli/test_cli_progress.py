@@ -78,7 +78,7 @@ class TestTally:
     def test_a_restart_is_shown_with_the_moment_that_the_log_gives(self) -> None:
         restart = {"at": 490_000_000, "cause": "killed", "generation": 2, "recovery_ms": 600}
         shown = Tally({}).take(status(1, restarts=[restart]), 100.0)["restarts"]
-        assert shown == [{"at": 490_000_000, "cause": "killed", "recovery_ms": 600}]
+        assert shown == [{"at": 490_000_000, "cause": "killed", "recovery_ms": 600, "rewind": False}]
 
 
 class TestLine:

@@ -39,6 +39,7 @@ def words(tmp_path: Path) -> Words:
     """A job that keeps two checkpoints, one for each of its seconds."""
     job = Words(tmp_path)
     job.cluster.change_rules(retention=Retention(2, 0, 50))
+    job.cluster.closes_idle_epochs = True
     job.cluster.replace_driver()
     job.say(a=1, b=2)
     return job

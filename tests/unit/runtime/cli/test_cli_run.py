@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast.errors import Fenced, JobFailed
-from holdfast.runtime.cli.run import error_of
+from holdfast.runtime.cli.run import error_of, summary
 from holdfast.runtime.run import Outcome
 
 if TYPE_CHECKING:
@@ -38,6 +39,16 @@ def file(tmp_path: Path) -> str:
     """A job that counts words."""
     (tmp_path / "hot.py").write_text(CODE.format(more="", db=str(tmp_path / "out.db")))
     return str(tmp_path / "hot.py")
+
+
+class TestTheLastLine:
+    def test_counts_rewinds_apart_from_restarts(self) -> None:
+        sinks = [SimpleNamespace(sink=SimpleNamespace(where="out.db"))]
+        prepared: Any = SimpleNamespace(plan=SimpleNamespace(app="hot", sinks=sinks), job=None)
+        for rewinds, said in ((0, "1 restart in 2.0 s"), (1, "1 restart, 1 rewind in 2.0 s")):
+            restarts = [{"rewind": False}, *[{"rewind": True}] * rewinds]
+            line = summary(prepared, Outcome("stopped", None, {"epochs": 3, "restarts": restarts}), 7, 2.0)
+            assert said in line
 
 
 class TestRun:

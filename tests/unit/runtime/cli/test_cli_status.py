@@ -204,3 +204,31 @@ class TestJobs:
         ended = holdfast("jobs")
         assert ended.status == 4
         assert [line.split()[:2] for line in ended.out.splitlines()[1:]] == [["broken", "damaged"], ["hot", "running"]]
+
+
+class TestALiveJsonThatCannotBeTrusted:
+    @pytest.mark.parametrize("data", [b"[]", b"null", b"{", b'{"schema":1,"driver":{}}', b'{"schema":1,"driver":null}'])
+    @pytest.mark.parametrize("command", [("status", "hot"), ("jobs",), ("explain", "hot"), ("events", "hot")])
+    def test_is_left_out_of_account(
+        self, holdfast: Holdfast, history: Begin, data: bytes, command: tuple[str, ...]
+    ) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        job.store.put("live.json", data)
+        ended = holdfast(*command)
+        assert (ended.status, "unexpected" in ended.err) == (0, False)
+
+    @pytest.mark.parametrize(("ahead_us", "codes"), [(MINUTE_US, ["clock_ahead"]), (0, [])])
+    def test_whose_time_lies_in_the_future_proves_no_live_driver(
+        self, holdfast: Holdfast, history: Begin, ahead_us: int, codes: list[str]
+    ) -> None:
+        history("hot").live(at_us=now_us() + ahead_us)
+        shown = holdfast("status", "hot", "--json").json
+        assert [problem["code"] for problem in shown["problems"]] == codes
+
+    def test_does_not_hide_that_no_driver_was_seen(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot").start(at_us=now_us() - MINUTE_US)
+        job.live(workers=None)
+        ended = holdfast("stop", "hot")
+        assert ended.status == 5
+        assert "no driver of generation 2 was seen" in ended.err

@@ -88,3 +88,37 @@ class TestStop:
         ended = holdfast("stop", "cold")
         assert ended.status == 2
         assert "jobs here: hot" in ended.err
+
+    def test_what_a_finish_gives_up_is_counted(self, holdfast: Holdfast, history: Begin) -> None:
+        job = history("hot").live()
+        heard: list[object] = []
+
+        def driver() -> None:
+            inbox = Inbox(job.store)
+            while not (found := inbox.poll()) and not over.is_set():
+                pass
+            heard.extend(request.args for request in found)
+            job.checkpoint(8)
+            job.finish()
+
+        over = threading.Event()
+        answering = threading.Thread(target=driver)
+        answering.start()
+        try:
+            ended = holdfast("stop", "hot", "--finish", "--drop-unread")
+        finally:
+            over.set()
+            answering.join()
+        assert (ended.status, ended.out) == (0, "hot: finished at epoch 8\n")
+        assert heard == [{"how": "finish", "unread": "drop"}]
+        assert "at least 200 records were not read" in ended.err  # partition 0: 800 of 1,000; of 1 no end is known
+
+    @pytest.mark.parametrize("how", [[], ["--now"]])
+    def test_unread_records_are_dropped_only_by_a_finish(
+        self, holdfast: Holdfast, history: Begin, how: list[str]
+    ) -> None:
+        job = history("hot").live()
+        ended = holdfast("stop", "hot", "--drop-unread", *how)
+        assert ended.status == 2
+        assert "without --finish" in ended.err
+        assert Inbox(job.store).poll() == []

@@ -1,0 +1,81 @@
+"""Whether the Spark master of a URL can be reached, looked at before Spark tries for minutes.
+
+Spark's client of a standalone master retries for a minute and then stops its own context from another thread; what a
+driver sees is a connection refused by its own JVM. A connection attempt that takes a second says more.
+
+Source: Spark's manual, "Submitting Applications" (master URLs) and "Spark Standalone Mode" (several masters).
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+
+from holdfast.errors import ConfigError, Unavailable
+
+CONNECT_WITHIN_S = 5.0
+_PORTS = {"http": 80, "https": 443}
+_AT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:/\[\]]+))(?::(?P<port>\d{1,5}))?")
+
+
+def addresses(master: str) -> list[tuple[str, int]] | None:
+    """Return where the masters of this URL listen; None where the URL does not say, as for local or yarn.
+
+    Raises:
+        ConfigError: it is no URL of a Spark master.
+    """
+    kind, separator, rest = master.partition("://")
+    if not separator or kind not in ("spark", "k8s"):
+        return None
+    default = None
+    if kind == "k8s":
+        scheme, separator, behind = rest.partition("://")
+        scheme, rest = (scheme, behind) if separator else ("https", rest)
+        default, rest = _PORTS.get(scheme), rest.partition("/")[0]
+    found = [_address(each, default) for each in rest.split(",")]
+    if None in found:
+        raise ConfigError(
+            f"{master!r} does not say where a Spark master listens",
+            not_done="no record was read; targets that were missing are there now, empty",
+            next_step="give it as spark://HOST:PORT, such as spark://master:7077",
+        )
+    return [each for each in found if each is not None]
+
+
+def unreached(master: str, within_s: float = CONNECT_WITHIN_S) -> str | None:
+    """Return why none of the masters takes a connection; None if one does, or if the URL does not say where they are.
+
+    Raises:
+        ConfigError: it is no URL of a Spark master.
+    """
+    why: list[str] = []
+    for host, port in addresses(master) or ():
+        try:
+            socket.create_connection((host, port), timeout=within_s).close()
+            return None
+        except OSError as error:
+            why.append(f"{host}:{port}: {error.strerror or error}")
+    return "; ".join(why) or None
+
+
+def check(master: str) -> None:
+    """Refuse a standalone master that takes no connection; Kubernetes may be reached through a proxy that Spark knows.
+
+    Raises:
+        ConfigError: it is no URL of a Spark master.
+        Unavailable: no connection can be made.
+    """
+    if master.startswith("spark://") and (why := unreached(master)) is not None:
+        raise Unavailable(
+            f"the Spark master {master} takes no connection ({why})",
+            not_done="no record was read; targets that were missing are there now, empty",
+            next_step="start it, or correct --master, HOLDFAST_MASTER or spark.master; "
+            f"to look again: holdfast doctor --master {master}",
+        )
+
+
+def _address(text: str, default: int | None) -> tuple[str, int] | None:
+    match = _AT.fullmatch(text.strip())
+    if match is None or (match["port"] is None and default is None):
+        return None
+    return match["v6"] or match["host"], int(match["port"] or default or 0)

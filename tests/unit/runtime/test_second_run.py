@@ -1,0 +1,101 @@
+"""A second run is refused while a driver renews `live.json`, whatever time and whatever else the file holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint import joblog
+from holdfast.errors import Fenced
+from holdfast.model import JobUuid
+from holdfast.runtime.admission import refuse_second_run
+from holdfast.runtime.live import understood
+from holdfast.runtime.presence import myself
+from holdfast.storage.objects import MemoryObjects
+from tests.unit.runtime.test_explain import shown
+from tests.unit.runtime.test_master import completed, opened, running
+
+JOB = joblog.Job(JobUuid("job"), "counts", 128, 0, 2)
+HOUR_US = 3_600_000_000
+TOO_LONG_S = 60.0
+
+
+class Watch:
+    """A store with a live.json, and a clock that moves when the caller sleeps."""
+
+    def __init__(self, ahead_us: int = 0, *, renewed: bool = False) -> None:
+        self.store, self.now, self.notes = MemoryObjects(), 0.0, list[str]()
+        self._at, self._renewed = time.time_ns() // 1000 + ahead_us, renewed
+        self.write()
+
+    def write(self) -> None:
+        said = shown(running(), driver=myself("owner", self._at))
+        self.store.put("live.json", json.dumps(said).encode())
+
+    def sleep(self, seconds: float) -> None:
+        assert self.now < TOO_LONG_S, "it waits without end"
+        self.now += seconds
+        if self._renewed:
+            self._at += round(seconds * 1e6)
+            self.write()
+
+    def refuse(self) -> None:
+        refuse_second_run(self.store, JOB, self.notes.append, lambda: self.now, self.sleep)
+
+
+class TestALiveJsonFromTheFuture:
+    def test_that_is_not_renewed_is_waited_for_no_longer_than_any_other(self) -> None:
+        watch = Watch(HOUR_US)
+        watch.refuse()
+        assert 5.0 < watch.now < 6.0
+
+    def test_that_is_renewed_is_a_live_driver(self) -> None:
+        watch = Watch(HOUR_US, renewed=True)
+        with pytest.raises(Fenced, match="is running on"):
+            watch.refuse()
+        assert watch.now < 1.0
+
+    def test_is_not_waited_for_without_a_word(self) -> None:
+        watch = Watch(HOUR_US)
+        watch.refuse()
+        (note,) = watch.notes
+        assert "waiting up to 5 s" in note and "still runs counts" in note
+
+
+DAMAGED: list[Any] = [
+    [], 7, None, "running", {}, {"driver": None}, {"driver": {}}, {"driver": {"host": "here"}},
+    {"driver": {"host": None, "pid": None, "at": None}}, {"driver": []}, {"generation": "1"}, {"state": None},
+    {"state": "odd"}, {"workers": None}, {"workers": [None]}, {"workers": [{}]}, {"sources": {}}, {"sources": [{}]},
+    {"restarts": None}, {"restarts": [{}]}, {"problems": [{}]}, {"waiting": [{}]}, {"open_epoch": {}}, {"ended": None},
+    {"failures": {}}, {"backlog": [{}]}, {"repairing": [{}]}, {"timeline": []}, {"schema": 2},
+]  # fmt: skip
+
+
+class TestALiveJsonThatNoDriverWrote:
+    @pytest.mark.parametrize("damaged", DAMAGED, ids=str)
+    def test_is_not_used(self, damaged: Any) -> None:
+        whole = shown(running(), driver=myself("owner", 1))
+        said = {**whole, **damaged} if damaged and isinstance(damaged, dict) else damaged
+        assert understood(json.dumps(said).encode()) is None
+
+    @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000])
+    def test_need_not_be_json(self, data: bytes) -> None:
+        assert understood(data) is None
+
+    def test_holds_up_no_run(self) -> None:
+        watch = Watch()
+        watch.store.put("live.json", b"[]")
+        watch.refuse()
+        assert watch.now == 0.0
+
+
+class TestWhatDriversWrite:
+    def test_is_understood_in_every_phase(self) -> None:
+        closed = running()
+        completed(closed)
+        for run in (opened(), running(), closed):
+            said = shown(run, driver=myself("owner", 1))
+            assert understood(json.dumps(said).encode()) == json.loads(json.dumps(said))

@@ -1,0 +1,68 @@
+"""A signal that asks a run to stop may arrive at any instruction of the driver's loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from holdfast.runtime.mailbox import Mailbox
+from holdfast.runtime.signals import NUMBERS, StopSignals
+
+
+@contextmanager
+def struck_at(line: int) -> Iterator[None]:
+    """Send SIGTERM to this process when so many lines of the `threading` module were run, under its lock or not."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != threading.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+class TestStopSignals:
+    @pytest.mark.timeout(20)
+    @pytest.mark.parametrize("line", range(1, 25))
+    def test_one_that_comes_while_the_loop_waits_is_noted_and_the_loop_goes_on(self, line: int) -> None:
+        mailbox = Mailbox()
+        with StopSignals() as signals:
+            with struck_at(line):
+                mailbox.wait(0.001)
+                while not signals.arrived():
+                    mailbox.wake()
+                    mailbox.wait(0.001)
+            assert not signals.arrived()
+
+    @pytest.mark.parametrize("number", NUMBERS)
+    def test_the_second_one_interrupts(self, number: int) -> None:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), number)
+            assert signals.arrived()
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+
+    def test_afterwards_the_process_takes_them_as_before(self) -> None:
+        before = [signal.getsignal(number) for number in NUMBERS]
+        with StopSignals():
+            assert [signal.getsignal(number) for number in NUMBERS] != before
+        assert [signal.getsignal(number) for number in NUMBERS] == before
