@@ -20,7 +20,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -89,7 +89,8 @@ def _turn(queue: str) -> Iterator[None]:
             time.sleep(LOOK_S)
         yield
     finally:
-        os.close(handle)
+        with suppress(OSError):  # Nothing was written to it.
+            os.close(handle)
 
 
 def _taken(handle: int) -> bool:
