@@ -79,7 +79,7 @@ def in_turn(path: str, work: Callable[[], T]) -> T:
 @contextmanager
 def _turn(queue: str) -> Iterator[None]:
     try:
-        handle = os.open(queue, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = _opened(queue)
     except OSError:
         yield
         return
@@ -91,6 +91,13 @@ def _turn(queue: str) -> Iterator[None]:
     finally:
         with suppress(OSError):  # Nothing was written to it.
             os.close(handle)
+
+
+def _opened(queue: str) -> int:
+    try:
+        return os.open(queue, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return os.open(queue, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _taken(handle: int) -> bool:
