@@ -20,7 +20,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,7 +79,7 @@ def in_turn(path: str, work: Callable[[], T]) -> T:
 @contextmanager
 def _turn(queue: str) -> Iterator[None]:
     try:
-        handle = os.open(queue, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = _opened(queue)
     except OSError:
         yield
         return
@@ -89,7 +89,15 @@ def _turn(queue: str) -> Iterator[None]:
             time.sleep(LOOK_S)
         yield
     finally:
-        os.close(handle)
+        with suppress(OSError):  # Nothing was written to it.
+            os.close(handle)
+
+
+def _opened(queue: str) -> int:
+    try:
+        return os.open(queue, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return os.open(queue, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _taken(handle: int) -> bool:
