@@ -44,7 +44,8 @@ def file(tmp_path: Path) -> str:
 class TestTheLastLine:
     def test_counts_rewinds_apart_from_restarts(self) -> None:
         sinks = [SimpleNamespace(sink=SimpleNamespace(where="out.db"))]
-        prepared: Any = SimpleNamespace(plan=SimpleNamespace(app="hot", sinks=sinks), job=None)
+        empty = SimpleNamespace(read_log=lambda: None)
+        prepared: Any = SimpleNamespace(plan=SimpleNamespace(app="hot", sinks=sinks), job=None, repository=empty)
         for rewinds, said in ((0, "1 restart in 2.0 s"), (1, "1 restart, 1 rewind in 2.0 s")):
             restarts = [{"rewind": False}, *[{"rewind": True}] * rewinds]
             line = summary(prepared, Outcome("stopped", None, {"epochs": 3, "restarts": restarts}), 7, 2.0)
