@@ -135,6 +135,11 @@ class Checks:
         if self._windowed is not None:
             self._windowed.clocks.finishes = self.accepted.finishes
 
+    def reads_to(self, ends: Mapping[str, Mapping[int, int]]) -> None:
+        """A driver starts that reads no further than these offsets of each source."""
+        if self._windowed is not None:
+            self._windowed.clocks.reads_to({p: end for each in ends.values() for p, end in each.items()})
+
     def driver_over(self, name: str, owner: str, outcome: str, error: Mapping[str, Any] | None) -> None:
         """A driver's run ended."""
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1

@@ -36,9 +36,16 @@ class Clocks:
         self._partitions, self._delay, self._idles, self._fail = partitions, delay, idles, fail
         self.finishes = False
         """The job was asked to finish: time may come to its end before the input does."""
+        self._left_out: set[int] = set()
+        """Partitions without event time at an end that some run reads to: they hold nothing back (0023)."""
         self._said: dict[Channel, int] = {}
         self._held: dict[int, Mapping[int, int]] = {}
         """By epoch that was restored: the clock of each key group."""
+
+    def reads_to(self, ends: Cut) -> None:
+        """A run begins that reads no further than these offsets."""
+        marks = {p: oracle.watermark(self._partitions[p], end, self._delay) for p, end in ends.items()}
+        self._left_out |= {p for p, mark in marks.items() if mark is None}
 
     def said(self, channel: Channel, at_us: int) -> None:
         """A watermark was put into a channel."""
@@ -51,10 +58,11 @@ class Clocks:
         marks = {p: oracle.watermark(each, cut.get(p, 0), self._delay) for p, each in enumerate(self._partitions)}
         known = [mark for mark in marks.values() if mark is not None]
         least = min(known) if known and len(known) == len(marks) else NEVER
-        left = [marks[p] for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
-        if not left or self.finishes:
+        unread = [p for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
+        if not unread or self.finishes:
             return least, LAST
-        if self._idles:
+        left = [marks[p] for p in unread if p not in self._left_out]
+        if self._idles or not left:
             return least, max(known, default=NEVER)
         return least, min(NEVER if mark is None else mark for mark in left)
 

@@ -128,6 +128,8 @@ class World:
         parallelism = scenario.parallelisms[len(self.drivers) % len(scenario.parallelisms)]
         rules = rules_of(self.plan, parallelism, partitions, uuid, scenario.checkpoint_every)
         once = scenario.once[len(self.drivers) % len(scenario.once)]
+        if once:
+            self.checks.reads_to(self._arrived())
         return replace(
             rules,
             until=self._arrived() if once else None,

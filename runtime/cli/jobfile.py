@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigError, HoldfastError
@@ -87,9 +87,16 @@ def _lies_in(module: ModuleType, folder: Path) -> bool:
     return (path.parent.parent if path.name == "__init__.py" else path.parent) == folder
 
 
+class _Loader(SourceFileLoader):
+    """Compiles the file itself: bytecode on disk is told from newer code by seconds and size alone."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _execute(file: Path) -> ModuleType:
     name = "holdfast_job_" + re.sub(r"\W", "_", file.stem)
-    loader = SourceFileLoader(name, str(file))
+    loader = _Loader(name, str(file))
     spec = spec_from_loader(name, loader)
     assert spec is not None
     module = module_from_spec(spec)

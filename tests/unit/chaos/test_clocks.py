@@ -49,6 +49,12 @@ class TestClocks:
         clocks.finishes = True
         assert clocks.bounds({0: 1, 1: 1}) == (90, LAST)
 
+    def test_a_partition_without_event_time_where_a_run_ends_holds_nothing_back(self) -> None:
+        clocks = Clocks(INPUT, DELAY, False, Found())
+        clocks.reads_to({0: 1, 1: 0})
+        assert clocks.bounds({0: 1, 1: 0}) == (NEVER, 90)
+        assert clocks.bounds({0: 1, 1: 1}) == (90, 90)
+
     def test_a_channel_on_which_time_goes_back_is_found(self) -> None:
         clocks = Clocks(INPUT, DELAY, False, found := Found())
         for at_us in (5, 7, 7):
