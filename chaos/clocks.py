@@ -34,8 +34,6 @@ class Clocks:
 
     def __init__(self, partitions: Partitions, delay: int, idles: bool, fail: Fail) -> None:
         self._partitions, self._delay, self._idles, self._fail = partitions, delay, idles, fail
-        self.finishes = False
-        """The job was asked to finish: time may come to its end before the input does."""
         self._said: dict[Channel, int] = {}
         self._held: dict[int, Mapping[int, int]] = {}
         """By epoch that was restored: the clock of each key group."""
@@ -52,7 +50,7 @@ class Clocks:
         known = [mark for mark in marks.values() if mark is not None]
         least = min(known) if known and len(known) == len(marks) else NEVER
         left = [marks[p] for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
-        if not left or self.finishes:
+        if not left:
             return least, LAST
         if self._idles:
             return least, max(known, default=NEVER)

@@ -44,11 +44,6 @@ class TestClocks:
     ) -> None:
         assert Clocks(INPUT, DELAY, idles, Found()).bounds(cut) == bounds
 
-    def test_the_end_of_time_may_come_early_to_a_job_that_is_told_to_finish(self) -> None:
-        clocks = Clocks(INPUT, DELAY, False, Found())
-        clocks.finishes = True
-        assert clocks.bounds({0: 1, 1: 1}) == (90, LAST)
-
     def test_a_channel_on_which_time_goes_back_is_found(self) -> None:
         clocks = Clocks(INPUT, DELAY, False, found := Found())
         for at_us in (5, 7, 7):
