@@ -270,8 +270,9 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
             if not (over or is_due(state, phase, now)):
                 return state, []
             epochs, effects = coordinator.trigger(idle, now, over)
-            finishing = over and all_ended(state)
-            phase = replace(phase, epochs=epochs, last_trigger=now, finishing=finishing, savepoint=next_name(state))
+            finishing, halted = over and all_ended(state), phase.halted or over
+            phase = replace(phase, epochs=epochs, last_trigger=now, finishing=finishing, halted=halted)
+            phase = replace(phase, savepoint=next_name(state))
             state = replace(state, phase=phase, epoch_wanted=False)
             return _coordinate(state, effects, now)
         case coordinator.Collecting(started=started) as collecting if now - started > state.rules.epoch_deadline:
