@@ -35,7 +35,7 @@ else:
 
 
 @cache
-def _fields_copied(kind: type) -> int:
+def _fields_copied(kind: Any) -> int:
     """Return how many fields an object of this class has; 0 if making one does more than store them."""
     fields = dataclasses.fields(kind)
     checks = hasattr(kind, "__post_init__") or hasattr(kind, "__slots__") or not kind.__dataclass_params__.init
