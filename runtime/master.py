@@ -40,6 +40,7 @@ from holdfast.runtime.failover import (
     count_failure,
     end,
     forgive_own_pause,
+    is_held,
     launch_ended,
     launch_missing,
     lose,
@@ -247,7 +248,8 @@ def _said_by_no_barrier(state: Master, phase: Running) -> Epoch | None:
 
 def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step:
     broken = phase.broken_since is not None and now - phase.broken_since > BROKEN_GRACE_S
-    if broken and now >= launch_allowed_at(state):  # what cut it may go on: not every second a recovery
+    # What cut it may go on: not every second a recovery. One that has to wait for a held worker breaks like this one.
+    if broken and now >= launch_allowed_at(state) and not is_held(state):
         cause = "a data channel broke between live workers"
         state, ending = count_failure(replace(state, recovering_since=phase.broken_since), now, None, cause)
         return (state, ending) if isinstance(state.phase, Over) else _start_generation(state, cause, at_us)
