@@ -45,7 +45,7 @@ class TestAWorkerThatIsSpokenFor:
         assert set(run.state.workers) == {A, B} and run.state.failures == ()
 
     def test_is_waited_for_by_a_recovery_that_needs_it(self) -> None:
-        """Until its interpreter is free it takes no data connection, so those of its peers break in every generation."""
+        """Until its interpreter is free it takes no data connection: its channels break in every generation."""
         run = running()
         run.hear(vitals(A, "held"))
         run.beat(B, broken=True)
