@@ -30,8 +30,6 @@ class Accepted:
         """Epoch to go back to, and the timeline to leave."""
         self._ends: defaultdict[str, list[str | None]] = defaultdict(list)
         """How each was asked to end: None, finish or now."""
-        self.finishes = False
-        """Some driver has accepted to finish: input that was not read by then may be left unread."""
 
     def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """A driver answered a request."""
@@ -43,7 +41,6 @@ class Accepted:
             self._rewinds[owner].append((args["epoch"], args["timeline"]))
         elif kind == "stop":
             self._ends[owner].append(args.get("how"))
-            self.finishes = self.finishes or args.get("how") == "finish"
 
     def triggered(self, owner: str, epoch: int, last: bool) -> None:
         """A driver closes an epoch."""

@@ -34,8 +34,6 @@ class Clocks:
 
     def __init__(self, partitions: Partitions, delay: int, idles: bool, fail: Fail) -> None:
         self._partitions, self._delay, self._idles, self._fail = partitions, delay, idles, fail
-        self.finishes = False
-        """The job was asked to finish: time may come to its end before the input does."""
         self._left_out: set[int] = set()
         """Partitions without event time at an end that some run reads to: they hold nothing back (0023)."""
         self._said: dict[Channel, int] = {}
@@ -59,7 +57,7 @@ class Clocks:
         known = [mark for mark in marks.values() if mark is not None]
         least = min(known) if known and len(known) == len(marks) else NEVER
         unread = [p for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
-        if not unread or self.finishes:
+        if not unread:
             return least, LAST
         left = [marks[p] for p in unread if p not in self._left_out]
         if self._idles or not left:

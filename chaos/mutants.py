@@ -318,6 +318,8 @@ MUTANTS = (
            (Swap(master, "carry_out", wrong_endings.forgets_savepoints),)),
     Mutant("stop-forgotten", "P13", "a stop is accepted and the run goes on",
            (Swap(master_requests, "stop", wrong_endings.forgets_to_stop),), needs="ends"),
+    Mutant("finish-leaves-a-backlog", "P13", "a job that is asked to finish reads nothing more of its input",
+           (Swap(subtask.SubtaskRun, "end_input", wrong_endings.gives_up_the_backlog),), needs="ends"),
     Mutant("rewind-forgotten", "P6", "a rewind is accepted and never begun",
            (Swap(rewinding, "accept", wrong_endings.forgets_to_rewind),), needs="rewinds"),
     Mutant("old-writers-last", "P20", "after a rescale new writers do not wait for the output of older ones",

@@ -67,6 +67,10 @@ def forgets_to_stop(_: Right) -> Right:
     return lambda state: (state, [])
 
 
+def gives_up_the_backlog(right: Right) -> Right:
+    return lambda run, drop_unread: right(run, drop_unread=True)
+
+
 def forgets_to_rewind(_: Right) -> Right:
     def accept(state: master.Master, args: Mapping[str, Any]) -> master.Master:
         return state

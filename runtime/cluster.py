@@ -167,8 +167,6 @@ class Cluster:
         """Host names that workers come up on, in turn."""
         self.local: Callable[[], LocalState] = MemoryState
         """Makes what a new worker keeps its state in."""
-        self.closes_idle_epochs = False
-        """Epochs are closed when they are due, also while nothing is new: for a history without input."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._lanes = InlineLanes()
         self.repository = Repository(store)
@@ -240,8 +238,6 @@ class Cluster:
             self.clock.now = min(end, self.clock.now + HEARTBEAT_S / 2)
             for member in list(self.members.values()):
                 member.loop.beat()
-            if self.closes_idle_epochs:
-                self.driver.close_epoch()
             self.settle()
 
     def hear_out(self) -> None:

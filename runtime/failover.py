@@ -61,6 +61,15 @@ def spoken_for(state: Master, message: m.Vitals, now: float) -> Step:
     return replace(state, workers={**state.workers, message.worker: hosted}), []
 
 
+def is_held(state: Master) -> bool:
+    """Return whether a function holds the interpreter of a worker with a subtask: it hears nothing until that returns.
+
+    It does not last: the worker beats again, or it is lost, as hung or because its companion is silent too.
+    """
+    words = [hosted.last_words for hosted in state.workers.values() if hosted.subtask is not None]
+    return any(each is not None and each.state == "held" for each in words)
+
+
 def launch_ended(state: Master, number: int, error: str | None, now: float) -> Step:
     """The Spark job that hosts a worker ended, for whatever reason."""
     if isinstance(state.phase, Over):

@@ -40,6 +40,7 @@ from holdfast.runtime.failover import (
     count_failure,
     end,
     forgive_own_pause,
+    is_held,
     launch_ended,
     launch_missing,
     lose,
@@ -247,7 +248,8 @@ def _said_by_no_barrier(state: Master, phase: Running) -> Epoch | None:
 
 def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step:
     broken = phase.broken_since is not None and now - phase.broken_since > BROKEN_GRACE_S
-    if broken and now >= launch_allowed_at(state):  # what cut it may go on: not every second a recovery
+    # What cut it may go on: not every second a recovery. One that has to wait for a held worker breaks like this one.
+    if broken and now >= launch_allowed_at(state) and not is_held(state):
         cause = "a data channel broke between live workers"
         state, ending = count_failure(replace(state, recovering_since=phase.broken_since), now, None, cause)
         return (state, ending) if isinstance(state.phase, Over) else _start_generation(state, cause, at_us)
@@ -270,8 +272,9 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
             if not (over or is_due(state, phase, now)):
                 return state, []
             epochs, effects = coordinator.trigger(idle, now, over)
-            finishing = over and all_ended(state)
-            phase = replace(phase, epochs=epochs, last_trigger=now, finishing=finishing, savepoint=next_name(state))
+            finishing, halted = over and all_ended(state), phase.halted or over
+            phase = replace(phase, epochs=epochs, last_trigger=now, finishing=finishing, halted=halted)
+            phase = replace(phase, savepoint=next_name(state))
             state = replace(state, phase=phase, epoch_wanted=False)
             return _coordinate(state, effects, now)
         case coordinator.Collecting(started=started) as collecting if now - started > state.rules.epoch_deadline:

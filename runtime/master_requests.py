@@ -194,7 +194,7 @@ def _refusal(state: Master, kind: str, args: Mapping[str, Any], generation: int,
             return f"this version does not know how to stop {how!r}"
         if args.get("unread") not in (None, DROP):
             return f"this version does not know what to do with unread records: {args['unread']!r}"
-        if how == "finish" and _last_barrier_is_out(state) and not _finishes(state):
+        if how == "finish" and _only_stops(state):
             return "the job is stopping already, its last barrier is out; run it again, then finish it"
         if how == "finish" and rewinding.is_last_act(state):
             return "the job goes back and stops there; run it again, then finish it"
@@ -232,8 +232,9 @@ def _last_barrier_is_out(state: Master) -> bool:
             return False
 
 
-def _finishes(state: Master) -> bool:
-    return isinstance(state.phase, Running) and state.phase.finishing
+def _only_stops(state: Master) -> bool:
+    """Return whether sources have halted before the end of their input; this generation cannot finish."""
+    return isinstance(state.phase, Running) and state.phase.halted and not state.phase.finishing
 
 
 def _all_caught_up(state: Master) -> bool:

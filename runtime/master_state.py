@@ -159,6 +159,8 @@ class Running:
     storing: Manifest | None = None
     finishing: bool = False
     """The last barrier was sent because all input is read, not because of a stop (P13)."""
+    halted: bool = False
+    """A last barrier was sent: workers that have it read no more in this generation, even if its epoch is given up."""
     final: Epoch | None = None
     """Epoch whose barrier was the last one and which is completed."""
     broken_since: float | None = None

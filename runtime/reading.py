@@ -62,6 +62,12 @@ class Reading:
         at_end = self.ends_there and self.until is not None and self.offset >= self.until
         self.ended = self.ended or at_end or self.opened.ended(self.partition, self.offset)
 
+    def found_nothing(self) -> None:
+        """Wait for no record before `until` that has been taken back since the end was found."""
+        if self.until is not None and self.offset < self.until:
+            end = self.opened.end_offsets().get(self.partition, self.until)
+            self.until = max(self.offset, min(self.until, end))
+
     def end_at(self, offset: int) -> None:
         """Treat the input as over at this offset."""
         self.until, self.ends_there = max(offset, self.offset), True

@@ -20,7 +20,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,8 @@ class Inbox:
         for stem, request in list(self._accepted.items()):
             if (why := left_undone(request.kind, request.args)) is not None:
                 del self._accepted[stem]
-                self.answer(request, {"accepted": False, "generation": request.generation, "reason": why})
+                with suppress(Unavailable):  # of this one alone: the command sees the end of the run
+                    self.answer(request, {"accepted": False, "generation": request.generation, "reason": why})
 
     def _read(self, stem: str, now_us: int) -> Request | None:
         """Return the request; None if it was withdrawn or is none that this version can read."""
@@ -147,7 +148,7 @@ class Inbox:
         """Remove the answer last: it is what says that the request was heard."""
         self._store.delete(f"{stem}.json")
         self._store.delete(f"{stem}.reply.json")
-        del self._made_at[stem]
+        self._made_at.pop(stem, None)  # the loop's thread may have put the request back meanwhile
         self._accepted.pop(stem, None)
 
 

@@ -349,6 +349,8 @@ class SubtaskRun:
             try:
                 self._limit.mark(SOURCE + reading.source)
                 batch, following = reading.opened.read(reading.partition, reading.offset, READ_BYTES_MAX)
+                if batch is None:
+                    reading.found_nothing()
             except Unavailable:
                 # Nothing was taken: the source is asked again, by this worker, a little later.
                 self._away_until = self._throttle.clock.monotonic() + UNAVAILABLE_PAUSE_S
@@ -360,6 +362,8 @@ class SubtaskRun:
                 reading.look_for_end()
                 if time is not None:
                     time_moved |= time.found_nothing(reading.partition, following, reading.ended)
+                    if reading.caught_up():  # it is looked at no more
+                        time.at_end(reading.partition, reading.ended)
                 if self._position(reading) != before:
                     self.quiet = NO_EPOCH
                 continue

@@ -24,18 +24,19 @@ else:
     def replace(value: T, /, **changes: Any) -> T:
         """Return a copy with these fields changed."""
         kind = type(value)
-        if _is_copied(kind):
+        if count := _fields_copied(kind):
             copy = object.__new__(kind)
             fields = copy.__dict__
             fields.update(value.__dict__)
             fields.update(changes)
-            if len(fields) == len(kind.__dataclass_fields__):
+            if len(fields) == count:
                 return copy
-        return dataclasses.replace(value, **changes)  # it also refuses what is no field
+        return dataclasses.replace(value, **changes)  # something is cached beside the fields, or a change is no field
 
 
 @cache
-def _is_copied(kind: type) -> bool:
-    """Return whether making an object of this class only stores its fields."""
-    checks = hasattr(kind, "__post_init__") or hasattr(kind, "__slots__")
-    return not checks and all(field.init for field in dataclasses.fields(kind))
+def _fields_copied(kind: Any) -> int:
+    """Return how many fields an object of this class has; 0 if making one does more than store them."""
+    fields = dataclasses.fields(kind)
+    checks = hasattr(kind, "__post_init__") or hasattr(kind, "__slots__") or not kind.__dataclass_params__.init
+    return 0 if checks or not all(field.init for field in fields) else len(fields)

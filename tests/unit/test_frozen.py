@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -40,6 +40,26 @@ class Numbered:
     doubled: int = field(init=False, default=0)
 
 
+@dataclass(frozen=True)
+class Shared:
+    unit: ClassVar[str] = "rows"
+    a: int = 0
+
+    @cached_property
+    def doubled(self) -> int:
+        return 2 * self.a
+
+
+@dataclass(frozen=True, init=False)
+class Computed:
+    a: int
+    doubled: int
+
+    def __init__(self, a: int, doubled: int | None = None) -> None:
+        object.__setattr__(self, "a", a)
+        object.__setattr__(self, "doubled", 2 * a)
+
+
 class TestReplace:
     def test_returns_a_copy_of_the_same_class_and_leaves_the_original(self) -> None:
         before = Plain(1, (2,))
@@ -62,6 +82,15 @@ class TestReplace:
         assert before.total == 3
 
         assert replace(before, a=10).total == 12
+
+    def test_that_also_holds_in_a_class_with_a_class_variable(self) -> None:
+        before = Shared(1)
+        assert before.doubled == 2
+
+        assert replace(before, a=10).doubled == 20
+
+    def test_runs_an_initializer_that_a_class_wrote_itself(self) -> None:
+        assert replace(Computed(1), a=10) == Computed(10)
 
     def test_copies_classes_with_slots_too(self) -> None:
         assert replace(Slotted(1), a=2) == Slotted(2)

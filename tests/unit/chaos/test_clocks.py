@@ -44,11 +44,6 @@ class TestClocks:
     ) -> None:
         assert Clocks(INPUT, DELAY, idles, Found()).bounds(cut) == bounds
 
-    def test_the_end_of_time_may_come_early_to_a_job_that_is_told_to_finish(self) -> None:
-        clocks = Clocks(INPUT, DELAY, False, Found())
-        clocks.finishes = True
-        assert clocks.bounds({0: 1, 1: 1}) == (90, LAST)
-
     def test_a_partition_without_event_time_where_a_run_ends_holds_nothing_back(self) -> None:
         clocks = Clocks(INPUT, DELAY, False, Found())
         clocks.reads_to({0: 1, 1: 0})

@@ -15,10 +15,10 @@ from holdfast.runtime import cluster, explain, master, status
 from holdfast.runtime import messages as m
 from holdfast.runtime.dataflow import Stream
 from holdfast.runtime.loop import WorkerLoop
-from holdfast.runtime.master import Dismiss, End
+from holdfast.runtime.master import CreateRecord, Dismiss, End
 from holdfast.runtime.spark.host import marks_of
 from holdfast.runtime.vitals import State
-from tests.unit.runtime.test_master import RULES, A, B, Run, running
+from tests.unit.runtime.test_master import RULES, A, B, Run, kinds, running
 from tests.unit.runtime.test_slow_functions import Played, Row, numbers
 
 MARK = "function: map parse"
@@ -43,6 +43,15 @@ class TestAWorkerThatIsSpokenFor:
             run.hear(vitals(A, "held"))
             run.pass_time(RULES.silent_after, alive=(B,))
         assert set(run.state.workers) == {A, B} and run.state.failures == ()
+
+    def test_is_waited_for_by_a_recovery_that_needs_it(self) -> None:
+        """Until its interpreter is free it takes no data connection: its channels break in every generation."""
+        run = running()
+        run.hear(vitals(A, "held"))
+        run.beat(B, broken=True)
+        assert CreateRecord not in kinds(run.pass_time(60.0)) and run.state.failures == ()
+        run.beat(A)
+        assert CreateRecord in kinds(run.pass_time(1.0)) and len(run.state.failures) == 1
 
     def test_is_named_with_its_function_by_status_and_explain(self) -> None:
         run = running()

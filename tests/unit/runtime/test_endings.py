@@ -37,6 +37,21 @@ def append(driver: TestDriver, rows: int, partition: int = 0) -> None:
     source.tables[partition] = pa.concat_tables([source.tables[partition], more])
 
 
+def take_back(driver: TestDriver, rows: int, partition: int) -> None:
+    """Leave only so many records where the job reads."""
+    source = driver.sources["bids"]
+    source.tables[partition] = source.tables[partition].slice(0, rows)
+
+
+def hear_of_it(driver: TestDriver, partition: int) -> int:
+    """Let the workers take what the driver has sent, and return how many records of the partition they have read."""
+    for member in driver.cluster.members.values():
+        while member.inbox:
+            member.loop.received(member.inbox.popleft())
+    positions = [at for member in driver.cluster.members.values() for at in member.loop.heartbeat().progress.positions]
+    return next(at.offset for at in positions if at.partition == partition)
+
+
 def counts(driver: TestDriver) -> dict[int, int]:
     return {row["auction"]: row["bids"] for row in driver.rows("out")}
 
@@ -151,6 +166,17 @@ class TestStopFinish:
             assert sum(counts(t).values()) == 500
 
     @SEEDS
+    def test_rows_that_their_writer_takes_back_meanwhile_are_not_waited_for(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            append(t, 500, partition=seed % 4)
+            ask(t, "stop", how="finish")
+            read = hear_of_it(t, seed % 4)
+            take_back(t, read, partition=seed % 4)
+            t.cluster.pass_time(20.0)
+            assert t.cluster.driver.outcome == ("finished", None)
+            assert sum(counts(t).values()) == read
+
+    @SEEDS
     def test_a_source_that_is_unreachable_is_asked_again_for_its_end(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:
             append(t, 500, partition=seed % 4)
@@ -241,6 +267,17 @@ class TestOnce:
                 t.cluster.crash(next(iter(t.cluster.members)))
             assert run_out(t) == "stopped"
             assert sum(counts(t).values()) == 100
+
+    @SEEDS
+    def test_rows_that_their_writer_takes_back_meanwhile_are_not_waited_for(self, seed: int) -> None:
+        with TestDriver(hot(), seed=seed) as t:
+            t.push("bids", [Bid(1) for _ in range(50)], partition=seed % 4)
+            append(t, 500, partition=seed % 4)
+            self.once(t)
+            take_back(t, 50, partition=seed % 4)
+            t.cluster.pass_time(20.0)
+            assert t.cluster.driver.outcome == ("stopped", None)
+            assert counts(t) == {1: 50}
 
     def test_nothing_new_is_a_checkpoint_and_an_end(self) -> None:
         with TestDriver(hot()) as t:

@@ -257,6 +257,32 @@ class TestFinish:
         run.pass_time(0.0)
         assert "stopping already" in refused(ask(run, "stop", how="finish"))
 
+    @pytest.mark.parametrize("once", [False, True])
+    def test_it_is_too_late_also_when_the_epoch_of_that_barrier_was_given_up(self, once: bool) -> None:
+        """The workers that have had the barrier read nothing more, so they would never reach the end."""
+        run = running(replace(RULES, until=UNTIL) if once else RULES)
+        if once:
+            for worker in (A, B):
+                run.hear(m.Heartbeat(worker, run.generation, False, False, (), m.Progress(), caught_up=True))
+        else:
+            ask(run, "stop")
+        run.pass_time(0.0)
+        run.pass_time(31.0, alive=(A, B))
+        assert run.state.given_up == 1
+        assert "stopping already" in refused(ask(run, "stop", how="finish"))
+        run.lose(B)
+        replaced(run)
+        assert ask(run, "stop", how="finish") == Answer(True, Generation(2)), "the workers of a new generation read on"
+
+    def test_it_is_not_too_late_when_the_barrier_of_a_finish_was_given_up(self) -> None:
+        run = running()
+        for worker in (A, B):
+            run.beat(worker, ended=True)
+        run.pass_time(0.0)
+        run.pass_time(31.0, alive=(A, B))
+        assert run.state.given_up == 1
+        assert ask(run, "stop", how="finish") == ACCEPTED
+
 
 class TestStopNow:
     def test_nothing_is_triggered_or_appended(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,18 @@ def made(store: MemoryObjects, name: str, age_us: int) -> None:
     store.put(f"{FOLDER}/{name}.json", json.dumps(body).encode())
 
 
+class Interrupting(MemoryObjects):
+    """A store that lets something happen while it deletes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def delete(self, path: str) -> None:
+        self.meanwhile()
+        super().delete(path)
+
+
 class TestInbox:
     def test_a_request_is_handed_out_once(self) -> None:
         store = MemoryObjects()
@@ -104,6 +117,17 @@ class TestInbox:
         (request,) = inbox.poll()
         inbox.put_back(request)
         assert inbox.poll() == [request]
+
+    def test_one_that_is_put_back_while_it_is_removed_is_removed(self) -> None:
+        """Polls and the driver's loop are two threads."""
+        store = Interrupting()
+        made(store, "late", 0)
+        inbox = Inbox(store)
+        (request,) = inbox.poll()
+        inbox._made_at[f"{FOLDER}/late"] -= KEPT_US + 1
+        store.meanwhile = lambda: inbox.put_back(request)
+        assert inbox.poll() == []
+        assert store.list(FOLDER) == []
 
     def test_a_store_that_is_away_loses_no_request(self) -> None:
         store = Flaky()
@@ -180,6 +204,20 @@ class TestEndOfARun:
         inbox.poll()
         inbox.close(lambda kind, args: "the run failed")
         assert store.list(FOLDER) == []
+
+
+    @pytest.mark.parametrize("place", range(3))
+    def test_an_answer_that_cannot_be_written_keeps_no_other_request_from_being_refused(self, place: int) -> None:
+        store = Refusing("")
+        for name in "abc":
+            made(store, name, 0)
+        inbox = Inbox(store)
+        for request in inbox.poll():
+            inbox.answer(request, {"accepted": True})
+        store.refused = f"{FOLDER}/{'abc'[place]}.reply.json"
+        inbox.close(lambda kind, args: "the run failed")
+        replies = [answer_to(store, name) for name in "abc" if name != "abc"[place]]
+        assert [reply is not None and reply["accepted"] for reply in replies] == [False, False]
 
 
 class TestOneThatCannotBeRead:

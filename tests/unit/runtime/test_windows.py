@@ -228,12 +228,15 @@ class TestClosing:
 class TestARunThatReadsToTheEndsThatItFound:
     """`run --once`."""
 
-    def run(self, records: dict[int, list[Bid]], seed: int = 0, parallelism: int = 2) -> TestDriver:
+    def run(
+        self, records: dict[int, list[Bid]], seed: int = 0, parallelism: int = 2, taken_back: int | None = None
+    ) -> TestDriver:
         t = TestDriver(app_of(), parallelism, seed)
         for partition, bids in records.items():
             rows = [asdict(each) for each in bids]
             t.sources["bids"].tables[partition] = pa.Table.from_pylist(rows, schema=COLUMNS.schema)
-        t.cluster.change_rules(until={"bids": {p: len(records.get(p, [])) for p in range(4)}})
+        ends = {p: len(records.get(p, [])) + 3 * (p == taken_back) for p in range(4)}
+        t.cluster.change_rules(until={"bids": ends})
         with t:
             t.cluster.pass_time(10)
         assert t.cluster.driver.outcome == ("stopped", None)
@@ -243,6 +246,10 @@ class TestARunThatReadsToTheEndsThatItFound:
     @pytest.mark.parametrize("seed", range(6))
     def test_partitions_without_a_record_hold_nothing_back(self, seed: int, parallelism: int) -> None:
         assert counts(self.run({1: [bid(1), bid(2), bid(12)]}, seed, parallelism)) == [(10, 2)]
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_neither_does_one_whose_records_were_taken_back_since(self, seed: int) -> None:
+        assert counts(self.run({1: [bid(1), bid(2), bid(12)]}, seed, taken_back=2)) == [(10, 2)]
 
     @pytest.mark.parametrize("seed", range(6))
     def test_a_partition_whose_end_was_reached_fires_nothing_early(self, seed: int) -> None:

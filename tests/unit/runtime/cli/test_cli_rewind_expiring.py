@@ -28,7 +28,9 @@ class Root(LocalObjects):
         if path.startswith("manifests/"):
             if self.goes_on:
                 self.goes_on -= 1
-                self.words.cluster.pass_time(5.0)
+                for _ in range(4):
+                    self.words.cluster.driver.close_epoch()
+                    self.words.cluster.pass_time(1.25)
             if path == self.lost:
                 self.delete(path)
         return super().get(path)
@@ -39,7 +41,6 @@ def words(tmp_path: Path) -> Words:
     """A job that keeps two checkpoints, one for each of its seconds."""
     job = Words(tmp_path)
     job.cluster.change_rules(retention=Retention(2, 0, 50))
-    job.cluster.closes_idle_epochs = True
     job.cluster.replace_driver()
     job.say(a=1, b=2)
     return job
