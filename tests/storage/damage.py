@@ -173,7 +173,7 @@ def make_specimen(folder: Path, seed: int) -> Specimen:
     make_folders(whole)
     lines, _ = _life(whole, folder, case, 0, Fault("kill", 10**9, below="target"), False, [])
     able = next(line["able"] for line in lines if "able" in line)
-    told, killed = _life(data, folder, case, 0, Fault("kill", able - 20, below="target"), False, [])
+    told, killed = _life(data, folder, case, 0, Fault("kill", able - 50, below="target"), False, [])
     shutil.rmtree(whole.parent)
     (folder / "told.json").write_text(json.dumps(told))
     problem = "" if killed else "the life was not killed"
