@@ -214,24 +214,29 @@ class Cut:
             open_still = is_gone(self._owner) and held == len(before) > 0
             return f"pid {self._way.owner} was killed, {held} connections beyond the proxy stay" if open_still else None
         new = [flow.received - before[key].received for key, flow in now.items() if key in before]
-        entered = bool(new) and all(new) if self._way.plane == "control" else sum(new) > 0
-        if not entered:
+        moved = [each for each in new if each]
+        all_count = self._way.plane == "control" and self._may_be_others()
+        if not moved or (all_count and 2 * len(moved) < len(new)):
             return None
         said = f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}"
         if self._kind.does not in ("bandwidth", "slicer"):
             return said
         # Of a control plane some of these may be others': the connection that is slowed took no less than the least.
-        slowed_ms = (min if self._way.plane == "control" else max)(new) * 1000 // _bytes_per_second(self._fault)
+        slowed_ms = (min if self._way.plane == "control" else max)(moved) * 1000 // _bytes_per_second(self._fault)
         return f"{said} and take {slowed_ms} ms to pass" if slowed_ms >= SLOWED_LEAST_MS else None
+
+    def _may_be_others(self) -> bool:
+        """Return whether `_flows` may hold connections of other workers' proxies."""
+        downstream = self._direction == "downstream" and self._kind.does not in CLOSING
+        return downstream != (self._kind.does == "slow_close")
 
     def _flows(self) -> dict[bytes, Connection]:
         """Return the proxy's ends at which the affected direction comes in; of a slow close, the other ones.
 
         Those that it opened to the driver cannot be told from those that other workers' proxies opened. So of these,
-        all have to show the effect.
+        all have to show the effect, but for one of two of each worker: the driver says nothing to its companion.
         """
-        downstream = self._direction == "downstream" and self._kind.does not in CLOSING
-        if downstream != (self._kind.does == "slow_close"):
+        if self._may_be_others():
             return {each.cookie: each for each in established() if each.remote == self._way.upstream}
         return {each.cookie: each for each in established() if each.local == self._way.listen}
 
