@@ -129,6 +129,11 @@ class Checks:
         self.history.triggered(generation, barrier.epoch, owner)
         self.accepted.triggered(owner, barrier.epoch, barrier.last)
 
+    def reads_until(self, ends: Mapping[str, Mapping[int, int]]) -> None:
+        """A run reads no further than to these ends."""
+        if self._windowed is not None:
+            self._windowed.clocks.let_go |= {p for of in ends.values() for p, end in of.items() if end == 0}
+
     def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """A driver answered a request."""
         self.accepted.answered(owner, kind, args, answer)

@@ -4,6 +4,8 @@ Between them the offsets of a checkpoint settle that. Without idleness a clock s
 partitions and the least of those that have more records; with it no clock is beyond the largest. On a channel time
 never goes back, and neither does the clock of a key group from one checkpoint of a lineage to the next.
 
+A run that reads only so far lets a partition go that has no record by then (docs/design/0023).
+
 Where a partition rests for long while another one goes on (`Scenario.rests`), time must not wait for it: what it brings
 in the end is late.
 
@@ -34,6 +36,8 @@ class Clocks:
 
     def __init__(self, partitions: Partitions, delay: int, idles: bool, fail: Fail) -> None:
         self._partitions, self._delay, self._idles, self._fail = partitions, delay, idles, fail
+        self.let_go: set[int] = set()
+        """Partitions that were empty when a run looked how far to read: they held nothing back in it."""
         self._said: dict[Channel, int] = {}
         self._held: dict[int, Mapping[int, int]] = {}
         """By epoch that was restored: the clock of each key group."""
@@ -49,12 +53,13 @@ class Clocks:
         marks = {p: oracle.watermark(each, cut.get(p, 0), self._delay) for p, each in enumerate(self._partitions)}
         known = [mark for mark in marks.values() if mark is not None]
         least = min(known) if known and len(known) == len(marks) else NEVER
-        left = [marks[p] for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
+        left = {p: marks[p] for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)}
         if not left:
             return least, LAST
-        if self._idles:
+        holding = [mark for p, mark in left.items() if mark is not None or p not in self.let_go]
+        if self._idles or not holding:
             return least, max(known, default=NEVER)
-        return least, min(NEVER if mark is None else mark for mark in left)
+        return least, min(NEVER if mark is None else mark for mark in holding)
 
     def restored(self, epoch: int, lineage: Sequence[int], cut: Cut, clocks: Mapping[int, int]) -> None:
         """A checkpoint was restored; `clocks` are those of all key groups, NEVER where there is none."""

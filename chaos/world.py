@@ -127,10 +127,11 @@ class World:
         partitions = scenario.sources
         parallelism = scenario.parallelisms[len(self.drivers) % len(scenario.parallelisms)]
         rules = rules_of(self.plan, parallelism, partitions, uuid, scenario.checkpoint_every)
-        once = scenario.once[len(self.drivers) % len(scenario.once)]
+        until = self._arrived() if scenario.once[len(self.drivers) % len(scenario.once)] else None
+        self.checks.reads_until(until or {})
         return replace(
             rules,
-            until=self._arrived() if once else None,
+            until=until,
             silent_after=1.0,
             epoch_deadline=scenario.epoch_deadline,
             redeploy_every=0.5,

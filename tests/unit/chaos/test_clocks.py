@@ -44,6 +44,17 @@ class TestClocks:
     ) -> None:
         assert Clocks(INPUT, DELAY, idles, Found()).bounds(cut) == bounds
 
+    @pytest.mark.parametrize(
+        ("cut", "bounds"),
+        [({0: 1}, (NEVER, 90)), ({}, (NEVER, NEVER)), ({0: 2}, (NEVER, 190)), ({0: 1, 1: 1}, (90, 90))],
+    )
+    def test_a_partition_that_a_run_found_empty_held_nothing_back(
+        self, cut: Mapping[int, int], bounds: tuple[int, int]
+    ) -> None:
+        clocks = Clocks(INPUT, DELAY, False, Found())
+        clocks.let_go = {1}
+        assert clocks.bounds(cut) == bounds
+
     def test_a_channel_on_which_time_goes_back_is_found(self) -> None:
         clocks = Clocks(INPUT, DELAY, False, found := Found())
         for at_us in (5, 7, 7):
