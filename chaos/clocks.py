@@ -34,7 +34,7 @@ class Clocks:
 
     def __init__(self, partitions: Partitions, delay: int, idles: bool, fail: Fail) -> None:
         self._partitions, self._delay, self._idles, self._fail = partitions, delay, idles, fail
-        self._left_out: set[int] = set()
+        self.let_go: set[int] = set()
         """Partitions without event time at an end that some run reads to: they hold nothing back (0023)."""
         self._said: dict[Channel, int] = {}
         self._held: dict[int, Mapping[int, int]] = {}
@@ -43,7 +43,7 @@ class Clocks:
     def reads_to(self, ends: Cut) -> None:
         """A run begins that reads no further than these offsets."""
         marks = {p: oracle.watermark(self._partitions[p], end, self._delay) for p, end in ends.items()}
-        self._left_out |= {p for p, mark in marks.items() if mark is None}
+        self.let_go |= {p for p, mark in marks.items() if mark is None}
 
     def said(self, channel: Channel, at_us: int) -> None:
         """A watermark was put into a channel."""
@@ -59,7 +59,7 @@ class Clocks:
         unread = [p for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
         if not unread:
             return least, LAST
-        left = [marks[p] for p in unread if p not in self._left_out]
+        left = [marks[p] for p in unread if p not in self.let_go]
         if self._idles or not left:
             return least, max(known, default=NEVER)
         return least, min(NEVER if mark is None else mark for mark in left)

@@ -101,6 +101,10 @@ class DriverLoop:
         """The Spark job that hosts a worker ended."""
         self._perform(*master.launch_ended(self.state, number, error, self._now()))
 
+    def judges(self, generation: int, first: Generation) -> bool:
+        """Return whether a request made for this generation gets an answer from this run by now."""
+        return master.is_judged(self.state, generation, first)
+
     def asked(self, kind: str, args: Mapping[str, Any], generation: int, first: Generation) -> Mapping[str, Any] | None:
         """Carry out a request; return its answer, None if it is for a generation not known here."""
         state, effects, answer = master.carry_out(self.state, kind, args, generation, first)

@@ -53,6 +53,7 @@ from holdfast.runtime.master_requests import (
     close_epoch,
     end_input,
     is_due,
+    is_judged,
     is_over,
     left_undone,
     named,
@@ -89,7 +90,7 @@ __all__ = [
     "Cancel", "CreateRecord", "Dismiss", "Effect", "End", "Gathering", "GoneSinks", "Hosted", "Launch", "LoadManifest",
     "Master", "Opening", "Over", "RepairTargets", "Restart", "RewindWanted", "Rules", "Running", "Send", "Step",
     "StoreManifest", "Sweep", "base_loaded", "begin", "begin_rewind", "carry_out", "close_epoch", "end", "heard",
-    "launch_ended", "left_undone", "lost", "repaired", "stop", "tick",
+    "is_judged", "launch_ended", "left_undone", "lost", "repaired", "stop", "tick",
 ]  # fmt: skip
 
 BROKEN_GRACE_S = 1.0

@@ -74,11 +74,10 @@ def carry_out(
     Returns:
         No answer if the request is for a generation that this driver has not seen, or its own is not in the log yet.
     """
+    if not is_judged(state, generation, first):
+        return state, [], None
     log = state.log.job
-    if log is None or generation > log.generation:
-        return state, [], None
-    if generation >= first and log.owner != state.log.owner and not isinstance(state.phase, Over):
-        return state, [], None
+    assert log is not None
     refusal = _refusal(state, kind, args, generation, first)
     if refusal is not None:
         return state, [], Answer(False, log.generation, refusal)
@@ -94,6 +93,14 @@ def carry_out(
     else:
         state, effects = stop(state)
     return state, effects, Answer(True, log.generation)
+
+
+def is_judged(state: Master, generation: int, first: Generation) -> bool:
+    """Return whether this driver can say yes or no by now; see carry_out."""
+    log = state.log.job
+    if log is None or generation > log.generation:
+        return False
+    return generation < first or log.owner == state.log.owner or isinstance(state.phase, Over)
 
 
 def left_undone(state: Master, kind: str, args: Mapping[str, Any]) -> str | None:

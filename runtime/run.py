@@ -24,7 +24,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, HoldfastError, Unavailable, Where
+from holdfast.errors import ConfigError, Unavailable, Where
 from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime import dlq_places, master, requests, status
@@ -39,6 +39,7 @@ from holdfast.runtime.admission import (
     refuse_second_run,
     with_identities,
 )
+from holdfast.runtime.asking import Asking
 from holdfast.runtime.clock import SystemClock
 from holdfast.runtime.driver import DriverLoop
 from holdfast.runtime.exposed import check_written_at_once, exposed
@@ -50,9 +51,6 @@ from holdfast.runtime.plan import Plan
 from holdfast.runtime.presence import boot_id, myself
 from holdfast.runtime.reading import refuse_other_sources
 from holdfast.runtime.repair import unrepairable, writers_of
-from holdfast.runtime.rewind_plan import granted
-from holdfast.runtime.rewind_sources import missing_records
-from holdfast.runtime.rewind_target import while_it_goes_on
 from holdfast.runtime.settings import Settings
 from holdfast.runtime.shape import shape_of
 from holdfast.runtime.signals import StopSignals
@@ -236,7 +234,10 @@ class _Run:
         self._loop = DriverLoop(_rules(prepared, self._host), self._owner, self, settings.heartbeat_ms / 1000)
         self._inbox = requests.Inbox(prepared.store)
         self._launched = self._warmed = 0
-        self._first_generation = 1 if prepared.job is None else prepared.job.generation + 1
+        first = Generation(1 if prepared.job is None else prepared.job.generation + 1)
+        self._asking = Asking(
+            self._inbox, self._loop, self.lane, self.repository, prepared.plan, prepared.operators, first
+        )
 
     def run(self) -> Outcome:
         with StopSignals() as signals:
@@ -256,7 +257,7 @@ class _Run:
                 self._publish()
             if now() >= next_requests:
                 next_requests = now() + REQUESTS_EVERY_S
-                self._lanes.lane("requests").submit(self._inbox.poll, self._requested)
+                self._lanes.lane("requests").submit(self._inbox.poll, self._asking.found)
             self._cancel_zombies(now())
             self._mailbox.wait(POLL_S)
         left_undone = partial(master.left_undone, loop.state)
@@ -303,44 +304,6 @@ class _Run:
 
     def _launch_ended(self, number: int, error: str | None) -> None:
         self._mailbox.post(lambda: self._loop.launch_ended(number, error))
-
-    def _requested(self, found: object) -> None:
-        if isinstance(found, Unavailable):
-            return  # the store is unreachable; polled again in a second
-        if isinstance(found, BaseException):
-            raise found
-        assert isinstance(found, list)
-        for request in found:
-            if request.kind == "rewind" and (job := self._loop.state.log.job) is not None:
-                asked, operators = request.args, self._prepared.operators
-                self._lanes.lane("targets").submit(
-                    lambda j=job, a=asked, o=operators: while_it_goes_on(  # type: ignore[misc]
-                        self.repository,
-                        j,
-                        lambda now: missing_records(self.repository, now, a.get("epoch", 0), self._prepared.plan)
-                        or granted(self.repository, now, a, self.sinks, o),
-                    ),
-                    lambda result, r=request: self._carry_out(r, result),  # type: ignore[misc]
-                )
-            else:
-                self._carry_out(request, request.args)
-
-    def _carry_out(self, request: requests.Request, found: object) -> None:
-        """Let the loop do what was found to be possible, or say why nothing is, and answer."""
-        first = Generation(self._first_generation)
-        why = found.what if isinstance(found, HoldfastError) else found
-        if isinstance(why, BaseException):
-            raise why
-        reply: Mapping[str, Any] | None = {"accepted": False, "generation": request.generation, "reason": why}
-        if isinstance(found, Mapping):
-            reply = self._loop.asked(request.kind, found, request.generation, first)
-        if reply is None:
-            self._inbox.put_back(request)
-            return
-        self._lanes.lane("requests").submit(
-            lambda: self._inbox.answer(request, reply),
-            lambda _: None,  # an answer that could not be written is written with the next poll
-        )
 
     def _flush(self, *lanes: str) -> None:
         """Wait until what was given to the lanes is done, or until it takes too long."""

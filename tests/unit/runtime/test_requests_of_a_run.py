@@ -1,0 +1,68 @@
+"""Which requests a run looks at, played with its inbox, its lanes and the driver's loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import holdfast as hf
+from holdfast.model import Generation
+from holdfast.runtime.asking import Asking
+from holdfast.runtime.cluster import InlineLanes
+from holdfast.runtime.requests import Inbox, answer_to, ask
+from holdfast.storage.objects import MemoryObjects
+from holdfast.testing import TestDriver
+
+
+@dataclass
+class Bid:
+    auction: int
+
+
+def hot() -> hf.App:
+    app = hf.App("hot", key_groups=16)
+    bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i), count=1))
+    bids.key_by("auction").agg("hot", bids=hf.count()).sink("out", hf.SQLite("unused.db", table="t", key=["auction"]))
+    return app
+
+
+class Played:
+    """A job that runs and has a checkpoint, and what a run does with its requests."""
+
+    def __init__(self, driver: TestDriver) -> None:
+        self.driver, self.store, self._lanes = driver, MemoryObjects(), InlineLanes()
+        driver.push("bids", [Bid(1)])
+        self.epoch = driver.checkpoint()
+        cluster = driver.cluster
+        self.inbox, job = Inbox(self.store), cluster.driver.state.job
+        self.asking = Asking(
+            self.inbox, cluster.driver, self._lanes.lane, cluster.repository, cluster._plan, (), Generation(1)
+        )
+        self.generation, self.timeline = job.generation, job.timeline
+
+    def rewind(self, generation: int, *accept: str) -> str:
+        args = {"epoch": self.epoch, "timeline": self.timeline, "accept": list(accept)}
+        return ask(self.store, "rewind", args, generation)
+
+    def poll(self) -> None:
+        self.asking.found(self.inbox.poll())
+        while waiting := self._lanes.waiting():
+            waiting[0].step()
+
+
+class TestARequestToRewind:
+    def test_that_names_a_sink_which_the_job_lacks_is_refused(self) -> None:
+        with TestDriver(hot()) as t:
+            played = Played(t)
+            name = played.rewind(played.generation, "new:impossible")
+            played.poll()
+            reply = answer_to(played.store, name)
+            assert reply is not None and "no sink 'new'" in reply["reason"]
+
+    def test_that_is_for_a_newer_run_is_left_to_it_whatever_this_one_lacks(self) -> None:
+        """Another process may have taken the job over with other code; this one does not know it yet."""
+        with TestDriver(hot()) as t:
+            played = Played(t)
+            name = played.rewind(played.generation + 1, "new:impossible")
+            played.poll()
+            assert answer_to(played.store, name) is None
+            assert [request.id for request in played.inbox.poll()] == [name]
