@@ -14,6 +14,7 @@ from typing import overload
 import numpy as np
 import pyarrow as pa
 
+from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.runtime.schema import describe_difference, schema_of
@@ -44,6 +45,7 @@ class Log:
         partitions: Number of partitions when a log is created.
     """
 
+    @checked("hf.Log", '("data/bids", Bid)')
     def __init__(
         self,
         path: str | os.PathLike[str],
