@@ -95,7 +95,9 @@ def row_schema(to: Any, use: Use) -> tuple[pa.Schema, type | None]:
     """
     if to is None:
         raise refused(
-            use, "no to= is given, which says what rows the function gives", "give a dataclass or a pyarrow.Schema: to=Out"
+            use,
+            "no to= is given, which says what rows the function gives",
+            "give a dataclass or a pyarrow.Schema: to=Out",
         )
     try:
         schema = schema_of(to)

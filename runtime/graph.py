@@ -111,7 +111,7 @@ class Graph:
         """
         if isinstance(name, str) and name in self.names:
             raise ConfigError(
-                f"the name {name!r} at {position()} is already that of the app's {self.names[name]}; "
+                f"the name {name!r} at {position()} is already the name of the app's {self.names[name]}; "
                 "names are the identity of state and output, so each is used once",
                 not_done="the job was not planned",
                 next_step=f"give the {what} another name",

@@ -1,9 +1,7 @@
 """Calls by a job's code whose arguments do not fit: one sentence with the place, not a traceback.
 
-`checked` is put on the functions and constructors that users call. Python's own error names an `__init__` and no line of
-the job; this one names the call as users write it, what is missing or unknown, and how the call looks.
-
-Pure but for `position`, which looks at the stack.
+`checked` is put on the functions and constructors that users call. Python's own error names an `__init__` and no line
+of the job; this one names the call as users write it, what is missing or unknown, and how the call looks.
 """
 
 from __future__ import annotations

