@@ -10,9 +10,9 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.checkpoint.manifest import SourcePosition
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import HoldfastError
+from holdfast.model import SourcePosition
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.jobfile import load

@@ -106,7 +106,10 @@ class TestTheInputOfAnAggregate:
 
     @pytest.mark.parametrize(
         "second",
-        [pl.sum_horizontal(pl.col("x") * by for by in range(100)), pl.col("x").fill_null(float("nan")).cast(pl.Float64)],
+        [
+            pl.sum_horizontal(pl.col("x") * by for by in range(100)),
+            pl.col("x").fill_null(float("nan")).cast(pl.Float64),
+        ],
         ids=["long", "nan"],
     )
     def test_what_an_expression_that_is_kept_as_a_hash_reads_is_compared_too(self, second: pl.Expr) -> None:
