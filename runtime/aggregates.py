@@ -163,7 +163,7 @@ def _aggregation(kind: Kind, column: str | None, filter: object) -> Aggregation:
         return Aggregation(kind, None)
     if not isinstance(column, str):
         raise ConfigError(
-            f"{kind}({column!r}): an aggregate takes the name of a column",
+            f"{kind}({'' if column is None else repr(column)}): an aggregate takes the name of a column",
             not_done="the job was not planned",
             next_step=f'compute the column first, with .with_columns(x=...), then {kind}("x")',
         )

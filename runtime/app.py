@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
+from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.model import KEY_GROUPS_MAX
 from holdfast.runtime.dataflow import Stream
 from holdfast.runtime.dead_letters import DEAD_LETTERS
 from holdfast.runtime.expressions import check_column_name, unknown_column
 from holdfast.runtime.functions import checked_policy
-from holdfast.runtime.graph import NOT_GIVEN, FromSource, Graph, check_name, position
+from holdfast.runtime.graph import NOT_GIVEN, FromSource, Graph, check_name
 from holdfast.runtime.plan import compile_plan
 from holdfast.runtime.settings import duration_ms
 from holdfast.runtime.sources.log import Log
@@ -46,6 +47,7 @@ class App:
         ConfigError: a value has the wrong form.
     """
 
+    @checked("hf.App", '("hot-auctions", checkpoint_every="1s")')
     def __init__(
         self,
         name: str = NOT_GIVEN,
@@ -83,6 +85,7 @@ class App:
         def __getattr__(self, name: str) -> NoReturn:
             raise no_attribute('App', name, APP, dir(type(self)))
 
+    @checked("app.source", '("bids", hf.Log("data/bids", Bid), event_time="at")')
     def source(
         self,
         name: str = NOT_GIVEN,

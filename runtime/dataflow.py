@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn
 import polars as pl
 import pyarrow as pa
 
+from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.aggregates import Aggregation, bound, refuse_unnamed
 from holdfast.runtime.expressions import Column, Use, columns_of, predicate_of, unknown_column
 from holdfast.runtime.functions import How, call_of, checked_as, row_schema, united
-from holdfast.runtime.graph import NOT_GIVEN, Graph, Node, NodeKind, ToSink, check_name, position, refused
+from holdfast.runtime.graph import NOT_GIVEN, Graph, Node, NodeKind, ToSink, check_name, refused
 from holdfast.runtime.steps import Aggregate, Call, Filter, Project, Union
 from holdfast.runtime.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.sinks.contract import Sink
@@ -59,6 +60,7 @@ class Stream:
             "use it on what .window(...).agg(...) returns, before any other step",
         )
 
+    @checked(".filter", '(pl.col("price") > 0)')
     def filter(self, predicate: Any, *, on_error: str = "fail") -> Stream:
         """Keep the rows for which a row-wise Polars expression, or a Python function of the row, is true."""
         use = self._use("filter")
@@ -85,6 +87,7 @@ class Stream:
         kept = {field.name: Column(field.name, pl.col(field.name), field, field.name) for field in self.schema}
         return self._project(tuple((kept | given).values()), use)
 
+    @checked(".map", "(fn, to=Out)")
     def map(self, fn: Callable[[Any], Any], to: type | pa.Schema = NOT_GIVEN, *, on_error: str = "fail") -> Stream:
         """Call a function with every row; it gives one row: a `to`, a dict, a tuple or an `hf.Row`.
 
@@ -100,12 +103,14 @@ class Stream:
         """
         return self._call("map", fn, row_schema(to, self._use("map")), on_error)
 
+    @checked(".flat_map", "(fn, to=Out)")
     def flat_map(
         self, fn: Callable[[Any], Any], to: type | pa.Schema = NOT_GIVEN, *, on_error: str = "fail"
     ) -> Stream:
         """Call a function with every row; it gives a list of rows, or yields them. Otherwise as `map`."""
         return self._call("flat_map", fn, row_schema(to, self._use("flat_map")), on_error)
 
+    @checked(".map_batches", "(fn, to=Out)")
     def map_batches(
         self, fn: Callable[[Any], Any], to: type | pa.Schema = NOT_GIVEN, *, on_error: str = "fail"
     ) -> Stream:
@@ -148,6 +153,7 @@ class Stream:
             ),
         )
 
+    @checked(".as_", "(Out)")
     def as_(self, to: type | pa.Schema) -> Stream:
         """Check that the columns are those of a dataclass or schema; functions behind it get the dataclass.
 
@@ -179,6 +185,7 @@ class Stream:
             raise refused(f"{use}: {error.what}", error.next_step) from error
         return Keyed(self._graph, self._node, columns)
 
+    @checked(".sink", '("out", hf.SQLite("out.db", table="hot", key=["auction"]))')
     def sink(self, name: str = NOT_GIVEN, sink: Sink = NOT_GIVEN) -> None:
         """Write the stream to a sink. Several sinks on one stream are not atomic with each other."""
         check_name(name, "sink")
@@ -294,6 +301,7 @@ class Keyed:
         node = self._graph.add(aggregate, self._node, checked, pa.schema(fields), self._keys)
         return Stream(self._graph, node)
 
+    @checked(".window", '(hf.tumbling("10s"), allowed_lateness="1m")')
     def window(self, window: object = None, *, allowed_lateness: str = "0s") -> Windowed:
         """Group rows by windows of event time as well: `.window(hf.tumbling("10s")).agg(...)`.
 

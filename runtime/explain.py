@@ -73,7 +73,8 @@ def _ended(job: str, state: str, shown: Status) -> Finding:
         case "finished":
             return Finding("finished", "it has finished: all input is read and delivered", None)
         case "stopped":
-            return Finding("stopped", f"it is stopped{reason}", "run it again: it goes on from its last checkpoint")
+            next_step = "run it again: it goes on from its last checkpoint"
+            return Finding("stopped", f"the job is stopped{reason}", next_step)
         case "failed":
             next_step = problem.get("next") or f"see holdfast events {job}"
             return Finding("failed", f"the run failed{reason}", next_step)
@@ -197,8 +198,8 @@ def _event_time(shown: Status) -> Iterator[Finding]:
             "event_time_held",
             f"event time of source {row['name']} {at}: partition {row['partition']} holds it back{silent}; another one "
             f"is at {_moment(furthest)}",
-            "windows behind it close with its next records. A partition that stays empty holds nothing back after "
-            "idle_after (app.source(..., idle_after=)) while others have records; run --once waits for no such time",
+            "windows close when this partition gets newer records. Without --once, a partition that gets none for "
+            "idle_after (app.source(..., idle_after=)) holds nothing back while others have records",
         )
 
 

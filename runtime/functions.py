@@ -93,6 +93,12 @@ def row_schema(to: Any, use: Use) -> tuple[pa.Schema, type | None]:
     Raises:
         ConfigError: it describes no columns, or a column has a name that is not allowed.
     """
+    if to is None:
+        raise refused(
+            use,
+            "no to= is given, which says what rows the function gives",
+            "give a dataclass or a pyarrow.Schema: to=Out",
+        )
     try:
         schema = schema_of(to)
     except ConfigError as error:

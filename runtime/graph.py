@@ -8,12 +8,12 @@ Invariants
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from holdfast.arguments import position
 from holdfast.errors import ConfigError
 from holdfast.runtime.dead_letters import DLQ
 from holdfast.runtime.sources.source import Source
@@ -24,6 +24,11 @@ NAME_LENGTH_MAX = 100
 NOT_GIVEN: Any = None
 """Default of arguments that have to be given: what is missing is refused like what is wrong, in one sentence."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_NAMED = {
+    "app": "it is the identity of the job, whose folder below the root has it",
+    "source": "offsets are kept under it",
+    "sink": "it is the identity of the output",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +111,7 @@ class Graph:
         """
         if isinstance(name, str) and name in self.names:
             raise ConfigError(
-                f"the name {name!r} at {position()} is already that of the app's {self.names[name]}; "
+                f"the name {name!r} at {position()} is already the name of the app's {self.names[name]}; "
                 "names are the identity of state and output, so each is used once",
                 not_done="the job was not planned",
                 next_step=f"give the {what} another name",
@@ -126,7 +131,7 @@ def check_name(name: object, what: str) -> str:
         given = "nothing is given" if name is None else f"its first argument is {name!r}"
         raise refused(
             f"{'an' if what[0] in 'aeiou' else 'a'} {what} at {position()} has no name: {given}",
-            "put a name first: it is the identity of its state or output",
+            "put a name first: " + _NAMED.get(what, "it is the identity of its state"),
         )
     if not _NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
         raise refused(
@@ -134,14 +139,6 @@ def check_name(name: object, what: str) -> str:
             f"use small letters, digits, '-' and '_', beginning with a letter or digit, at most {NAME_LENGTH_MAX}",
         )
     return name
-
-
-def position() -> str:
-    """Return file and line of the nearest caller outside Holdfast."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "holdfast":
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
 
 
 def refused(what: str, next_step: str) -> ConfigError:

@@ -185,11 +185,9 @@ class _Found:
         self.operator, self._same_polars = operator, same_polars
         self.differences: list[Difference] = []
 
-    def refuse(self, what: str) -> None:
-        self.differences.append(
-            Difference(self.operator, f"operator {self.operator!r} {what}, so it cannot read its state", None,
-                       _way_out(self.operator))
-        )  # fmt: skip
+    def refuse(self, what: str, why: str = ", so it cannot read its state") -> None:
+        what = f"operator {self.operator!r} {what}{why}"
+        self.differences.append(Difference(self.operator, what, None, _way_out(self.operator)))
 
     def allow(self, what: str, effect: str) -> None:
         self.differences.append(Difference(self.operator, f"operator {self.operator!r} {what}", effect))
@@ -256,12 +254,12 @@ def _compare_windows(found: _Found, before: Any, now: Any) -> None:
     else:
         found.compare_provenance("event time", before["time"], now["time"])
     if before["emit"] != now["emit"]:
-        found.refuse(f"had emit={before['emit']!r} and now has emit={now['emit']!r}; windows that were given already "
-                     "would be given again, or never")  # fmt: skip
+        found.refuse(f"had emit={before['emit']!r} and now has emit={now['emit']!r}",
+                     "; windows whose results are out already would be emitted again, or never")  # fmt: skip
     old, new = before["lateness_us"], now["lateness_us"]
     if new > old:
-        found.refuse(f"had allowed_lateness {span(old)} and now has {span(new)}; windows that are closed already would "
-                     "be opened again, without the rows they had")  # fmt: skip
+        found.refuse(f"had allowed_lateness {span(old)} and now has {span(new)}",
+                     "; windows that are closed already would open again, without the rows they had")  # fmt: skip
     elif new < old:
         found.allow(
             f"had allowed_lateness {span(old)} and now has {span(new)}",

@@ -11,6 +11,8 @@ Source: docs/design/0024-identity-of-state.md.
 
 from __future__ import annotations
 
+import polars as pl
+
 from holdfast.runtime.forms import Form, bounded, columns_replaced, form_of
 from holdfast.runtime.steps import INPUT, Check, Exchange, Filter, Plan, Project, Step
 
@@ -51,14 +53,14 @@ def provenance_of(plan: Plan, fragment: int, step: int, name: str) -> Form:
             case Project(columns=columns):
                 column = next(each for each in columns if each.name == name)
                 if column.passes is None:
-                    return _computed(plan, fragment, at, form_of(column.expr))
+                    return _computed(plan, fragment, at, column.expr)
                 name = column.passes
             case _:
                 return {"column": name}
         step = at.input
 
 
-def _computed(plan: Plan, fragment: int, step: Step, form: Form) -> Form:
+def _computed(plan: Plan, fragment: int, step: Step, expr: pl.Expr) -> Form:
     def replaced(name: str) -> Form:
         match provenance_of(plan, fragment, step.input, name):
             case {"column": column}:
@@ -68,4 +70,8 @@ def _computed(plan: Plan, fragment: int, step: Step, form: Form) -> Form:
             case hashed:
                 return hashed
 
+    form = form_of(expr)
+    if isinstance(form, dict) and set(form) == {"sha256"}:  # it names the columns that it reads, and hides them
+        inputs = {name: replaced(name) for name in sorted(set(expr.meta.root_names()))}
+        return bounded({"expr": form | {"inputs": inputs}})
     return bounded({"expr": columns_replaced(form, replaced)})

@@ -195,7 +195,7 @@ def refuse_other_sources(
                 not_done=f"no record was read; job {job!r} stands at its last checkpoint, at offset {at.offset} of "
                 f"partition {at.partition}, and its state and output are untouched",
                 next_step="restore the source as it was; or, if it was restored from an older copy, go back to before "
-                f"that copy ends: holdfast rewind {job} --to-offset {source}:{at.partition}:OFFSET; or, to read the "
+                f"that copy ends: holdfast rewind JOB.py --to-offset {source}:{at.partition}:OFFSET; or, to read the "
                 "present records from the first one on, give the job another name",
                 where=Where(job=job, source=source, partition=at.partition, offset=at.offset),
             )

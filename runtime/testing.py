@@ -180,7 +180,7 @@ class TestDriver:
 
     def advance(self, duration: str) -> None:
         """Let virtual time pass, such as "5m"; everything due happens."""
-        self.cluster.pass_time(duration_ms(duration, "duration") / 1000)
+        self.cluster.pass_time(duration_ms(duration, "the time to advance by", "no time passed") / 1000)
         self._check()
 
     def checkpoint(self) -> Epoch:
@@ -230,7 +230,9 @@ class TestDriver:
             raise ConfigError(
                 f"the job was not rewound: {answer['reason']}",
                 not_done="state and output are untouched",
-                next_step=f"give one of the epochs {[each.body.epoch for each in job.completed]}",
+                next_step=f"give one of the epochs {[each.body.epoch for each in job.completed]}"
+                if job.completed
+                else "complete one first: epoch = t.checkpoint()",
             )
         while self.cluster.driver.state.job.timeline == job.timeline:
             self.cluster.pass_time(0.25)
@@ -353,6 +355,8 @@ def _check_key(operator: OperatorSpec, parts: tuple[object, ...]) -> None:
     fields = zip(key.names, key.types, key.nullable, strict=True)
     schema = pa.schema([pa.field(name, kind, nullable) for name, kind, nullable in fields])
     try:
+        if len(parts) != len(key.names):
+            raise WrongRow(f"it has {len(parts)} of {len(key.names)} columns")
         batch_of_rows(schema, [parts])
     except WrongRow as error:
         columns = ", ".join(key.names)

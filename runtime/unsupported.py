@@ -91,6 +91,8 @@ ELSEWHERE: Mapping[str, str] = {
     "sum": 'use .agg(name, total=hf.sum("column"))',
 }
 """Names from other libraries, with what is meant here."""
+OF_A_RESULT = ("filter", "late", "map", "select", "sink", "union", "with_columns")
+"""Names that a stream has and a stream that is only grouped, by key or window, lacks."""
 
 
 class NotInThisVersion(ConfigError, AttributeError):
@@ -110,6 +112,8 @@ def no_attribute(owner: str, name: str, lacking: Mapping[str, str], known: Itera
             f"{owner}.{name} is not in this version", not_done="the job was not planned", next_step=lacking[name]
         )
     hint = "" if owner == "hf" else ELSEWHERE.get(name, "")
+    if owner in ("Keyed", "Windowed") and name in OF_A_RESULT:
+        hint = f"aggregate first: .agg(name, n=hf.count()).{name}"
     if not hint and (close := get_close_matches(name, [each for each in known if not each.startswith("_")], 1)):
         hint = f"did you mean {close[0]!r}?"
     return AttributeError(f"{owner} has no attribute {name!r}" + (f"; {hint}" if hint else ""))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Never, NoReturn
 
 import pyarrow as pa
 
+from holdfast.arguments import position
 from holdfast.runtime.aggregates import Aggregation, bound, refuse_unnamed
 from holdfast.runtime.dataflow import Stream
-from holdfast.runtime.graph import NOT_GIVEN, Graph, Node, check_name, position, refused
+from holdfast.runtime.graph import NOT_GIVEN, Graph, Node, check_name, refused
 from holdfast.runtime.settings import duration_ms
 from holdfast.runtime.steps import Late, WindowAggregate
 from holdfast.runtime.unsupported import no_attribute

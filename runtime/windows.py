@@ -14,7 +14,7 @@ Source: API.md (windows); docs/design/0006-watermarks.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.model import NEVER_US
 from holdfast.runtime.settings import duration_ms
@@ -105,6 +106,7 @@ def not_held(at_us: int) -> str:
     )
 
 
+@checked("hf.tumbling", '("1h", offset="15m")')
 def tumbling(size: str, offset: str = "0s") -> Tumbling:
     """Windows of this size, aligned to 1970 plus the offset: `tumbling("1h", offset="15m")`.
 
@@ -121,24 +123,25 @@ def tumbling(size: str, offset: str = "0s") -> Tumbling:
     return Tumbling(size_us, offset_us)
 
 
-def hopping(size: str, every: str) -> NoReturn:
+def hopping(*given: object, **named: object) -> NoReturn:
     """Overlapping windows. Not supported so far: always raises ConfigError."""
-    _unsupported(f"hopping({size!r}, every={every!r})")
+    _unsupported("hopping", given, named)
 
 
-def session(gap: str) -> NoReturn:
+def session(*given: object, **named: object) -> NoReturn:
     """Windows that end after a gap without records. Not supported so far: always raises ConfigError."""
-    _unsupported(f"session({gap!r})")
+    _unsupported("session", given, named)
 
 
-def calendar(unit: str, tz: str) -> NoReturn:
+def calendar(*given: object, **named: object) -> NoReturn:
     """Days, weeks or months of a time zone. Not supported so far: always raises ConfigError."""
-    _unsupported(f"calendar({unit!r}, {tz!r})")
+    _unsupported("calendar", given, named)
 
 
-def _unsupported(what: str) -> NoReturn:
+def _unsupported(called: str, given: tuple[object, ...], named: Mapping[str, object]) -> NoReturn:
+    arguments = [*map(repr, given), *(f"{name}={value!r}" for name, value in named.items())]
     raise ConfigError(
-        f"{what} is not supported by this version; tumbling windows are",
+        f"{called}({', '.join(arguments)}) is not supported by this version; tumbling windows are",
         not_done="the job was not planned",
         next_step='use hf.tumbling(size), for example hf.tumbling("10s")',
     )

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from holdfast.arguments import checked
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Tag, Timeline, Writer
 from holdfast.sinks import sql_values, sqlite_audit, sqlite_owners, tags
@@ -103,6 +104,7 @@ class SQLite:
     key: tuple[str, ...] | None
     delivery: str
 
+    @checked("hf.SQLite", '("out.db", table="hot", key=["auction"])')
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -264,7 +264,7 @@ def _partitioner(args: argparse.Namespace, meta: LogMeta) -> Callable[[pa.Table]
     if meta.partitions == 1:
         return lambda rows: {0: rows}
     raise _wrong(
-        f"the log has {meta.partitions} partitions and no key", nothing, "say --key COLUMNS or --partition NUMBER"
+        f"the log has {meta.partitions} partitions and no key", nothing, "give --key COLUMNS or --partition NUMBER"
     )
 
 

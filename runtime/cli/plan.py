@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import HoldfastError
+from holdfast.model import SourcePosition
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.jobfile import load
@@ -52,7 +54,7 @@ def handle(args: argparse.Namespace) -> int:
         plan = with_operator_ids(plan, {operator.name: operator.id for operator in manifest.operators})
     against = plan_changes.changes(plan, settings, job, manifest, repository.records)
     if job is None or not job.finished:  # one that has finished is not started again, whatever is wrong
-        against["refused"] += obstacles(plan, settings)
+        against["refused"] += obstacles(plan, settings, () if manifest is None else manifest.positions)
     if args.json:
         print_json({**describe(plan), "settings": settings.describe(), "changes": against})
         return 0
@@ -64,8 +66,14 @@ def handle(args: argparse.Namespace) -> int:
     return 0
 
 
-def obstacles(plan: Plan, settings: Settings) -> list[dict[str, str]]:
-    """Return why a run would be refused, or end at once, for what is outside of the code: root, master, sources."""
+def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition] = ()) -> list[dict[str, str]]:
+    """Return why a run would be refused, or end at once, for what is outside of the code: root, master, sources.
+
+    Args:
+        positions: Where the last checkpoint stands in the sources.
+    """
+    from holdfast.runtime.reading import refuse_other_sources
+
     found = []
     store = open_objects(join(settings.root, plan.app), writable=False)
     if isinstance(store, LocalObjects):
@@ -80,6 +88,8 @@ def obstacles(plan: Plan, settings: Settings) -> list[dict[str, str]]:
     for spec in plan.sources:
         try:
             spec.source.check()
+            with closing(spec.source.open()) as opened:
+                refuse_other_sources(plan.app, positions, {spec.name: opened})
         except HoldfastError as error:
             found.append({"what": error.what, "next": error.next_step})
     return found

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from holdfast.arguments import checked
 from holdfast.errors import ConfigError, HoldfastError, JobFailed, Where
 from holdfast.ports import Clock
 from holdfast.runtime.clock import SystemClock
@@ -50,6 +51,7 @@ class Generator:
         ConfigError: an argument is out of range, or the schema cannot be used.
     """
 
+    @checked("hf.Generator", "(Bid, lambda i: Bid(i, 1.0), count=1_000)")
     def __init__(
         self,
         schema: type | pa.Schema,

@@ -14,6 +14,7 @@ from typing import overload
 import numpy as np
 import pyarrow as pa
 
+from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.runtime.schema import describe_difference, schema_of
@@ -44,6 +45,7 @@ class Log:
         partitions: Number of partitions when a log is created.
     """
 
+    @checked("hf.Log", '("data/bids", Bid)')
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -157,8 +159,22 @@ class Log:
             raise ConfigError(
                 f"the log at {self.path} does not have the columns that the job expects: {difference}",
                 not_done="the source was not opened",
-                next_step="correct the job's schema, or create another log and copy the rows into it",
+                next_step=self._way_out(meta.schema),
             )
+
+    def _way_out(self, has: pa.Schema) -> str:
+        """Return what to do about columns that do not agree; those that are only missing can be added."""
+        assert self._expected is not None
+        missing = [field for field in self._expected if field.name not in has.names]
+        if not missing:
+            return "correct the job's schema, or create another log and copy the rows into it"
+        columns = ",".join(describe_column(field.with_nullable(True)) for field in missing)
+        strict = [field.name for field in missing if not field.nullable]
+        nulls = f", and let {', '.join(strict)} be null in the job (| None), as in the rows so far" if strict else ""
+        return (
+            "correct the job's schema, or add what is missing: "
+            f'holdfast log add-columns {self.path} --schema "{columns}"{nulls}'
+        )
 
 
 class OpenLog:

@@ -218,7 +218,7 @@ def _no_spark(error: Exception) -> Unavailable:
     java = "JAVA_GATEWAY_EXITED" in str(error) or "Java" in str(error)
     return Unavailable(
         f"Spark did not start: {_first_line(error).rstrip('.')}",
-        not_done="no record was read; targets that were missing are there now, empty",
+        not_done="no record was read; missing targets were created and are empty",
         next_step=(
             "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless) and check JAVA_HOME"
             if java

@@ -36,7 +36,7 @@ def addresses(master: str) -> list[tuple[str, int]] | None:
     if None in found:
         raise ConfigError(
             f"{master!r} does not say where a Spark master listens",
-            not_done="no record was read; targets that were missing are there now, empty",
+            not_done="no record was read; missing targets were created and are empty",
             next_step="give it as spark://HOST:PORT, such as spark://master:7077",
         )
     return [each for each in found if each is not None]
@@ -68,7 +68,7 @@ def check(master: str) -> None:
     if master.startswith("spark://") and (why := unreached(master)) is not None:
         raise Unavailable(
             f"the Spark master {master} takes no connection ({why})",
-            not_done="no record was read; targets that were missing are there now, empty",
+            not_done="no record was read; missing targets were created and are empty",
             next_step="start it, or correct --master, HOLDFAST_MASTER or spark.master; "
             f"to look again: holdfast doctor --master {master}",
         )

@@ -42,7 +42,8 @@ class HoldfastError(Exception):
         super().__init__(what, not_done, next_step, where)
 
     def __str__(self) -> str:
-        return f"{self.what}.\nNot done: {self.not_done}.\nNext: {self.next_step}"
+        end = "" if self.what.endswith((".", "?")) else "."
+        return f"{self.what}{end}\nNot done: {self.not_done}.\nNext: {self.next_step}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.not_done, self.next_step, self.where)

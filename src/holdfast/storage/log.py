@@ -357,7 +357,7 @@ def _added(schema: pa.Schema, columns: pa.Schema) -> list[pa.Field]:
     if other := [c for c in columns if c.name in schema.names and schema.field(c.name).type != c.type]:
         problem = f"the log has the column {other[0].name!r} with the type {schema.field(other[0].name).type}"
     elif strict := [column.name for column in new if not column.nullable]:
-        problem = f"column {strict[0]!r} is to allow no null, but the rows that the log has so far have none"
+        problem = f"column {strict[0]!r} may not be null, but the rows that the log has so far have no value for it"
     elif not new and not columns.names:
         problem = "no column was given"
     elif len(set(columns.names)) < len(columns.names) or any(pa.types.is_dictionary(c.type) for c in new):

@@ -12,7 +12,7 @@ Invariants
       newer: it would read those rows. Until then a log is written byte for byte as format 1.
     - `void` names the newest commit of that kind, and that one lists every void range of the log.
     - `owners` holds, per job and sink, the owner of the job that appended last; commits from the first one on that has
-      any are of format 4, which an older release refuses: it would drop them.
+      any are of format 5, which an older release refuses: it would drop them.
     - A commit of kind `compact` and all after it are of format 3: rows that it replaced are read from its segments
       (compacted.py), and an older release would look for objects that are deleted. It is the one kind that may follow
       a seal; `seal` then says that there is one.

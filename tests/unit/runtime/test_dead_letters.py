@@ -278,7 +278,7 @@ class TestTheDlq:
         assert told in caught.value.what
 
     def test_its_name_is_taken(self) -> None:
-        with pytest.raises(ConfigError, match="'dlq'.* is already that of the app's dead letter queue"):
+        with pytest.raises(ConfigError, match="'dlq'.* is already the name of the app's dead letter queue"):
             lines_of(hf.App("words")).sink("dlq", MemorySink())
 
     def test_a_source_cannot_ask_for_a_dlq_that_the_app_does_not_have(self) -> None:

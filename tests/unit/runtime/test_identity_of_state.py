@@ -104,6 +104,25 @@ class TestTheInputOfAnAggregate:
                                           .with_columns(x=pl.col("y") * 2)))  # fmt: skip
         assert allowed(one, two) == []
 
+    @pytest.mark.parametrize(
+        "second",
+        [
+            pl.sum_horizontal(pl.col("x") * by for by in range(100)),
+            pl.col("x").fill_null(float("nan")).cast(pl.Float64),
+        ],
+        ids=["long", "nan"],
+    )
+    def test_what_an_expression_that_is_kept_as_a_hash_reads_is_compared_too(self, second: pl.Expr) -> None:
+        def computed(by: float, other: int) -> Build:
+            return lambda stream: sums("y")(
+                stream.with_columns(x=pl.col("v") * by, z=pl.col("u") * other).with_columns(y=second)
+            )
+
+        assert "'y', the input of aggregate 'total', by another expression" in refusal(
+            plan_of(computed(2.0, 1)), plan_of(computed(3.0, 1))
+        )
+        assert allowed(plan_of(computed(2.0, 1)), plan_of(computed(2.0, 5))) == []
+
     def test_an_expression_that_another_polars_wrote_down_otherwise_is_not_known_to_be_another(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

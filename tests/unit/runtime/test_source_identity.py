@@ -134,7 +134,8 @@ class TestALogThatIsNotTheOneThatWasRead:
         totals.sink("out", hf.SQLite(str(tmp_path / "new.db"), table="totals", key=["word"]))
         with pytest.raises(Damaged, match="another log") as caught:
             prepare(app.plan(), resolve(app))
-        assert "restore" in caught.value.next_step and "holdfast rewind words" in caught.value.next_step
+        next_step = caught.value.next_step
+        assert "restore" in next_step and "holdfast rewind JOB.py --to-offset rows:" in next_step
         assert words.store.list("log") == records
 
     def test_a_rewind_to_a_checkpoint_from_before_the_copy_is_possible_and_no_other(self, words: Words) -> None:

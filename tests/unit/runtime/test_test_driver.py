@@ -181,7 +181,7 @@ class TestWrongUse:
     @pytest.mark.parametrize(
         ("key", "says"),
         [
-            ("a", "keeps its state by window_end, word, and 'a' is no such key: a tuple has 1 values for 2 columns"),
+            ("a", "keeps its state by window_end, word, and 'a' is no such key: it has 1 of 2 columns"),
             ((NOON, 7), "column 'word' takes string, not int 7"),
             ((datetime(2026, 1, 1, 13), "a"), "is a datetime without a time zone"),
             ((None, "a"), "column 'window_end' is null"),

@@ -82,7 +82,7 @@ class TestNamesThatExistNowhere:
             (lambda: stream().print, "Stream has no attribute 'print'; to see rows, use .sink("),
             (lambda: stream().group_by, "Stream has no attribute 'group_by'; use .key_by(...)"),
             (lambda: stream().key_by("v").sum, "Keyed has no attribute 'sum'; use .agg(name, total="),
-            (lambda: stream().key_by("v").window(hf.tumbling("1s")).sink, "Windowed has no attribute 'sink'"),
+            (lambda: stream().key_by("v").window(hf.tumbling("1s")).sink, "'sink'; aggregate first: .agg("),
             (lambda: hf.App("hot").sources, "App has no attribute 'sources'; did you mean 'source'?"),  # type: ignore[attr-defined]
         ],
     )
@@ -108,8 +108,8 @@ class TestForgottenArguments:
             (lambda: stream().key_by("v").window().agg("n", n=hf.count()), "None is not a window"),
             (lambda: stream().key_by("v").window(hf.tumbling("1s")).agg(n=hf.count()), "an operator at"),
             (lambda: stream().key_by("v").window(hf.tumbling("1s")).agg("n", hf.sum("v")), "sum('v') has no name"),
-            (lambda: stream().map(lambda row: row), "None is neither a dataclass nor a pyarrow.Schema"),
-            (lambda: hf.sum(), "an aggregate takes the name of a column"),
+            (lambda: stream().map(lambda row: row), "no to= is given, which says what rows the function gives"),
+            (lambda: hf.sum(), "sum(): an aggregate takes the name of a column"),
             (lambda: hf.count(filter=1), "count(..., filter=) is not in this version"),  # type: ignore[arg-type]
             (lambda: planned(mode="microbatch"), "uses mode='microbatch', which this version does not support"),
             (lambda: planned(changelog=1), "uses changelog=1, which"),
@@ -118,6 +118,41 @@ class TestForgottenArguments:
     )
     def test_are_refused_in_one_sentence(self, call: Callable[[], object], says: str) -> None:
         assert says in said(call).what
+
+
+class TestArgumentsThatDoNotFit:
+    @pytest.mark.parametrize(
+        ("call", "says", "shows"),
+        [
+            (lambda: hf.SQLite("x"), "hf.SQLite at test_unsupported.py:{} lacks 'table'", "hf.SQLite("),  # type: ignore[call-arg]
+            (lambda: hf.SQLite(), "hf.SQLite at test_unsupported.py:{} lacks 'path' and 'table'", "hf.SQLite("),  # type: ignore[call-arg]
+            (lambda: hf.SQLite("x", tabel="t"), "has no argument 'tabel'", "did you mean 'table'?"),  # type: ignore[call-arg]
+            (lambda: hf.tumbling(), "hf.tumbling at test_unsupported.py:{} lacks 'size'", 'hf.tumbling("1h"'),  # type: ignore[call-arg]
+            (lambda: hf.tumbling("1h", "0s", "5m"), "is given too much: 3 arguments by position", "hf.tumbling("),  # type: ignore[call-arg]
+            (lambda: hf.Log(), "hf.Log at test_unsupported.py:{} lacks 'path'", "hf.Log("),  # type: ignore[call-arg]
+            (lambda: hf.Log("x", partition=3), "has no argument 'partition'", "did you mean 'partitions'?"),  # type: ignore[call-arg]
+            (lambda: hf.Generator(), "hf.Generator at test_unsupported.py:{} lacks 'schema' and 'fn'", "count="),  # type: ignore[call-arg]
+            (lambda: hf.App("hot", checkpoint_evry="1s"), "has no argument 'checkpoint_evry'", "'checkpoint_every'?"),  # type: ignore[call-arg]
+            (lambda: stream().filter(), ".filter at test_unsupported.py:{} lacks 'predicate'", "pl.col("),
+            (lambda: stream().map(), ".map at test_unsupported.py:{} lacks 'fn'", "to=Out"),
+            (lambda: stream().key_by("v").window(size="1h"), "has no argument 'size'", "hf.tumbling("),
+            (lambda: hf.hopping(), "hopping() is not supported by this version", "hf.tumbling(size)"),
+        ],
+    )
+    def test_are_refused_in_one_sentence_with_the_place(
+        self, call: Callable[[], object], says: str, shows: str
+    ) -> None:
+        error = said(call)
+        assert says.format(call.__code__.co_firstlineno) in error.what and shows in error.next_step
+
+    def test_are_type_errors_too(self) -> None:
+        with pytest.raises(TypeError):
+            hf.tumbling()  # type: ignore[call-arg]
+
+    def test_a_type_error_of_the_call_itself_stays_what_it_is(self) -> None:
+        with pytest.raises(TypeError) as found:
+            hf.Log(3)  # type: ignore[arg-type]
+        assert not isinstance(found.value, hf.ConfigError)
 
 
 def planned(**arguments: Any) -> object:

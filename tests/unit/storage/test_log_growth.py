@@ -135,7 +135,7 @@ class TestColumnsThatWereAdded:
     @pytest.mark.parametrize(
         ("columns", "says"),
         [
-            (pa.schema([SIZE.with_nullable(False)]), "allow no null"),
+            (pa.schema([SIZE.with_nullable(False)]), "may not be null"),
             (pa.schema([pa.field("word", pa.int64())]), "with the type string"),
             (pa.schema([SIZE, SIZE]), "twice"),
             (pa.schema([]), "no column was given"),

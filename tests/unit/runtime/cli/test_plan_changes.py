@@ -9,6 +9,7 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import msgspec
@@ -189,6 +190,13 @@ class TestWhatPlanShows:
         changes, _ = orders.plan(capsys)
         assert changes["operators"] == {"added": ["sums"], "removed": ["totals"]}
         assert "state is kept for totals, which the app no longer has" in changes["refused"][0]["what"]
+
+    def test_a_source_log_that_was_recreated_is_refused_before_the_start(self, orders: Orders, capsys: Capture) -> None:
+        rmtree(orders.folder / "orders")
+        create_log(LocalObjects(str(orders.folder / "orders")), ROWS)
+        (refused,) = orders.plan(capsys)[0]["refused"]
+        assert "source 'orders'" in refused["what"] and "holds another log" in refused["what"]
+        assert "holdfast rewind JOB.py --to-offset orders:" in refused["next"]
 
     def test_what_an_older_version_did_not_keep_is_not_known(
         self, orders: Orders, capsys: Capture, monkeypatch: pytest.MonkeyPatch

@@ -108,6 +108,8 @@ class TestSourcesThatAreNotThere:
         message = refused(holdfast, 'app.source("bids", hf.Log("data", Bid)).sink("out", table())')
         assert "price: expected double, but it is missing" in message
         assert " n: " not in message, "a log may have more columns than the job declares"
+        assert 'data --schema "price:double?,at:timestamp[us, tz=UTC]?"' in message
+        assert "holdfast log add-columns" in message and "let price, at be null in the job" in message
 
 
 class TestTargets:
