@@ -54,7 +54,7 @@ from holdfast.runtime.loop import WorkerLoop
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.window import WindowOperator
 from holdfast.sinks import delivery
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Outcome
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Outcome, already
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.state import marker
 from holdfast.state.store import Identity, StateStore
@@ -278,6 +278,16 @@ def _guards_by_generation(_: Right) -> Right:
     return deliver
 
 
+def _guards_by_last(_: Right) -> Right:
+    def deliver(table: SharedTable, job_uuid: str, writer: Writer, epochs: Sequence[EpochOutput], *_: Any) -> Outcome:
+        standing = table.delivered(job_uuid, writer)
+        if standing is not None and standing >= epochs[-1].tag:
+            return already("the table", epochs[-1].tag, standing)
+        return _publish(table, job_uuid, writer, epochs)
+
+    return deliver
+
+
 MUTANTS = (
     Mutant("unfinished-epoch-drops-its-delta", "P8", "a freeze holds only what changed since the last barrier",
            (Swap(Table, "freeze", _freezes_only_new),)),
@@ -307,6 +317,8 @@ MUTANTS = (
            (Swap(Repository, "store_manifest", wrong_writes.stores_manifest_hastily),)),
     Mutant("check-then-write", "P17", "a delivery looks at the tag first and writes without a guard",
            (Swap(SharedTable, "deliver_together", lambda _: _publish),), first=50),
+    Mutant("several-guarded-by-last", "P17", "a delivery of several epochs compares the tag with the last of them",
+           (Swap(SharedTable, "deliver_together", _guards_by_last),)),
     Mutant("out-of-order-delivery", "P18", "the newest epoch is delivered first",
            (Swap(delivery, "_go_on", _newest_first),), first=20),
     Mutant("pending-not-carried", "P18", "a manifest names only its own epoch's output",

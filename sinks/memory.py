@@ -316,7 +316,7 @@ class MemorySink:
         for n, (tag, rows) in enumerate(epochs):
             if n:
                 self.fault("between_epochs")
-            self._apply(draft, job_uuid, writer, tag, rows)
+            self._draft(draft, job_uuid, writer, tag, rows)
         self.fault("before_commit")
         self._before += draft.images
         self._numbered, self._names = draft.numbered, draft.names
@@ -327,7 +327,7 @@ class MemorySink:
             else:
                 self._kept[key] = row
 
-    def _apply(self, draft: Draft, job_uuid: str, writer: Writer, tag: Tag, rows: list[Row]) -> None:
+    def _draft(self, draft: Draft, job_uuid: str, writer: Writer, tag: Tag, rows: list[Row]) -> None:
         if self._key is None:
             first, last = draft.numbered + 1, draft.numbered + len(rows)
             if rows:

@@ -396,7 +396,7 @@ def together(target: Target, *epochs: tuple[int, list[pa.RecordBatch]], known: T
 
 
 DAN, ANNA = (4, 4.5, "dan"), (1, 9.0, "anna")
-THREE = ((2, [added(BEA), added(CAT)]), (3, []), (5, [added(DAN)]))
+THREE: tuple[tuple[int, list[pa.RecordBatch]], ...] = ((2, [added(BEA), added(CAT)]), (3, []), (5, [added(DAN)]))
 
 
 class TestSeveralEpochs:
