@@ -21,7 +21,7 @@ Source: DESIGN section 10; research section 2b (I1 to I15); PROTOCOL P2, P6, P13
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -149,21 +149,36 @@ class Checks:
             self.fail("P13", f"{name} finished without a record of it")
         self.accepted.over(owner, name, outcome)
 
-    def delivered(self, writer: Writer, job_uuid: JobUuid, tag: Tag, batches: list[pa.RecordBatch]) -> None:
-        """A transaction of a writer committed in its target."""
-        before = self._tags.get((job_uuid, writer))
-        if before is not None and tag <= before:
-            self.fail("I6 tags", f"{writer} went from {before} to {tag}")
-        self._tags[job_uuid, writer] = tag
-        cut = self.history.cuts.get(tag.epoch)
-        self._audited.delivered(writer, tag, batches)
-        if cut is None:
-            self.fail("I5 visible", f"output of {writer} became visible, but epoch {tag.epoch} is not completed")
-        elif writer.sink == ADDED:
-            self._added.look(writer, tag, cut, self._tables[ADDED].rows())
-        elif self._windowed is not None and writer.sink == WINDOWS:
-            self._windowed.look(writer, tag, cut, self._tables[WINDOWS].rows())
-        elif self._windowed is not None and writer.sink == LATE:
+    def delivered(
+        self, writer: Writer, job_uuid: JobUuid, epochs: Sequence[tuple[Tag, list[pa.RecordBatch]]]
+    ) -> None:
+        """A transaction of a writer committed in its target, with one epoch or several."""
+        for n, (tag, batches) in enumerate(epochs):
+            before = self._tags.get((job_uuid, writer))
+            if before is not None and tag <= before:
+                self.fail("I6 tags", f"{writer} went from {before} to {tag}")
+            self._tags[job_uuid, writer] = tag
+            self._audited.delivered(writer, tag, batches)
+            cut = self.history.cuts.get(tag.epoch)
+            if cut is None:
+                self.fail("I5 visible", f"output of {writer} became visible, but epoch {tag.epoch} is not completed")
+            elif writer.sink in (ADDED, WINDOWS):
+                # What each epoch added can be told apart in these tables, as if it had been delivered alone.
+                later = sum(batch.num_rows for _, more in epochs[n + 1 :] for batch in more)
+                rows = self._tables[writer.sink].rows()
+                self._look_at_added(writer, tag, cut, rows[: len(rows) - later])
+            elif n + 1 == len(epochs):
+                self._look(writer, tag, cut, [batch for _, each in epochs for batch in each])
+
+    def _look_at_added(self, writer: Writer, tag: Tag, cut: Cut, rows: Sequence[Mapping[str, Any]]) -> None:
+        if writer.sink == ADDED:
+            self._added.look(writer, tag, cut, rows)
+        elif self._windowed is not None:
+            self._windowed.look(writer, tag, cut, rows)
+
+    def _look(self, writer: Writer, tag: Tag, cut: Cut, batches: list[pa.RecordBatch]) -> None:
+        """Compare what is visible with the last epoch of a transaction; the batches are those of all of them."""
+        if self._windowed is not None and writer.sink == LATE:
             self._windowed.look_late(self._tables[LATE].rows())
         elif self._regrouped is not None and writer.sink == REGROUPED:
             # Only what it wrote just now: other writers may show a later epoch already (P25).

@@ -8,7 +8,7 @@ Source: PROTOCOL, list of mutants; research section 2b, checker validation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,7 @@ from holdfast.runtime.loop import WorkerLoop
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.window import WindowOperator
 from holdfast.sinks import delivery
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Outcome, already
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.state import marker
 from holdfast.state.store import Identity, StateStore
@@ -260,19 +260,30 @@ def _newest_first(right: Right) -> Right:
     return go_on
 
 
-def _publish(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any, *_: Any) -> Outcome:
-    rows = [row for batch in batches for row in batch.to_pylist()]
+def _publish(table: SharedTable, job_uuid: str, writer: Writer, epochs: Sequence[EpochOutput], *_: Any) -> Outcome:
+    read = [(epoch.tag, [row for batch in epoch.batches for row in batch.to_pylist()]) for epoch in epochs]
     table.fault("before_begin")
-    table._publish(job_uuid, writer, tag, rows)
-    return Delivered(len(rows))
+    table.publish(job_uuid, writer, read)
+    table._tags[job_uuid, writer] = epochs[-1].tag
+    return Delivered(sum(len(rows) for _, rows in read))
 
 
 def _guards_by_generation(_: Right) -> Right:
-    def deliver(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any, *_: Any) -> Outcome:
+    def deliver(table: SharedTable, job_uuid: str, writer: Writer, epochs: Sequence[EpochOutput], *_: Any) -> Outcome:
         if table.generation < table.newest.get(writer, Generation(0)):
-            return AlreadyDelivered(tag)
+            return AlreadyDelivered(epochs[-1].tag)
         table.newest[writer] = table.generation
-        return _publish(table, job_uuid, writer, tag, batches)
+        return _publish(table, job_uuid, writer, epochs)
+
+    return deliver
+
+
+def _guards_by_last(_: Right) -> Right:
+    def deliver(table: SharedTable, job_uuid: str, writer: Writer, epochs: Sequence[EpochOutput], *_: Any) -> Outcome:
+        standing = table.delivered(job_uuid, writer)
+        if standing is not None and standing >= epochs[-1].tag:
+            return already("the table", epochs[-1].tag, standing)
+        return _publish(table, job_uuid, writer, epochs)
 
     return deliver
 
@@ -291,7 +302,7 @@ MUTANTS = (
     Mutant("fence-skipped", "P6", "an overtaken driver appends on",
            (Swap(append, "occupied", _goes_on_overtaken),)),
     Mutant("sink-guards-by-generation", "P17", "a target refuses older generations only",
-           (Swap(SharedTable, "deliver", _guards_by_generation),), first=29),
+           (Swap(SharedTable, "deliver_together", _guards_by_generation),), first=29),
     Mutant("stale-batches", "P2", "channels are not bound to a generation",
            (Swap(network, "belongs", _takes_any_connection),), first=52),
     Mutant("abandon-while-in-doubt", "P4", "an epoch is given up although its record was sent",
@@ -305,7 +316,9 @@ MUTANTS = (
     Mutant("commit-before-manifest", "DESIGN 4.5", "the record is appended before its manifest is stored",
            (Swap(Repository, "store_manifest", wrong_writes.stores_manifest_hastily),)),
     Mutant("check-then-write", "P17", "a delivery looks at the tag first and writes without a guard",
-           (Swap(SharedTable, "deliver", lambda _: _publish),), first=50),
+           (Swap(SharedTable, "deliver_together", lambda _: _publish),), first=50),
+    Mutant("several-guarded-by-last", "P17", "a delivery of several epochs compares the tag with the last of them",
+           (Swap(SharedTable, "deliver_together", _guards_by_last),)),
     Mutant("out-of-order-delivery", "P18", "the newest epoch is delivered first",
            (Swap(delivery, "_go_on", _newest_first),), first=20),
     Mutant("pending-not-carried", "P18", "a manifest names only its own epoch's output",
@@ -327,7 +340,7 @@ MUTANTS = (
            first=740),
     Mutant("uuid-missing-from-tag", "P1", "tags are kept by sink and writer alone",
            (Swap(SharedTable, "delivered", wrong_writes.without_uuid),
-            Swap(SharedTable, "deliver", wrong_writes.without_uuid))),
+            Swap(SharedTable, "deliver_together", wrong_writes.without_uuid))),
     Mutant("barrier-does-not-pause", "DESIGN 4.3", "a channel whose barrier came early goes on",
            (Swap(subtask.SubtaskRun, "pause", _never_pauses),)),
     Mutant("output-closed-with-last-fragment", "DESIGN 4.4", "a sink's epoch ends when the last fragment closes",
@@ -370,7 +383,7 @@ MUTANTS = (
     Mutant("repair-before-fence", "P21", "a target takes rows back in one transaction and moves the tags in the next",
            (Swap(SharedTable, "repair", wrong.fences_afterwards),), needs="rewinds", first=311),
     Mutant("epoch-without-timeline", "P17", "a target compares epochs and leaves the timeline out",
-           (Swap(SharedTable, "deliver", wrong.compares_epochs_alone),), needs="rewinds", first=29),
+           (Swap(SharedTable, "deliver_together", wrong.compares_epochs_alone),), needs="rewinds", first=29),
     Mutant("repair-not-made-up-for", "P21", "a start after a rewind that was cut short repairs nothing",
            (Swap(joblog.Job, "repair_due", wrong.repairs_once),), needs="rewinds", first=550),
     Mutant("deployed-unrepaired", "P21", "a rewind goes on without taking output back",

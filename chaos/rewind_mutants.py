@@ -5,7 +5,7 @@ Source: PROTOCOL, list of mutants; P6, P14, P16, P17, P21.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from holdfast.checkpoint import append, joblog
 from holdfast.errors import Unavailable
 from holdfast.model import Generation, Tag, Timeline, Writer
 from holdfast.runtime.deliveries import Deliveries
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome, Repair, Rewinding
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Outcome, Repair, Rewinding
 
 Right = Callable[..., Any]
 """The function that a mutant replaces."""
@@ -61,13 +61,14 @@ def fences_afterwards(right: Right) -> Right:
 
 
 def compares_epochs_alone(_: Right) -> Right:
-    def deliver(table: SharedTable, job_uuid: str, writer: Writer, tag: Tag, batches: Any, *_: Any) -> Outcome:
+    def deliver(table: SharedTable, job_uuid: str, writer: Writer, epochs: Sequence[EpochOutput], *_: Any) -> Outcome:
         standing = table.delivered(job_uuid, writer)
-        if standing is not None and standing.epoch >= tag.epoch:
+        if standing is not None and standing.epoch >= epochs[0].tag.epoch:
             return AlreadyDelivered(standing)
-        rows = [row for batch in batches for row in batch.to_pylist()]
-        table._publish(job_uuid, writer, tag, rows)
-        return Delivered(len(rows))
+        read = [(epoch.tag, [row for batch in epoch.batches for row in batch.to_pylist()]) for epoch in epochs]
+        table.publish(job_uuid, writer, read)
+        table._tags[job_uuid, writer] = epochs[-1].tag
+        return Delivered(sum(len(rows) for _, rows in read))
 
     return deliver
 

@@ -12,7 +12,7 @@ Source: PROTOCOL P17, P24; research F18.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -24,13 +24,24 @@ from holdfast.chaos.schedule import Process
 from holdfast.chaos.stores import LATE_S
 from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Generation, JobUuid, Tag, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint, Outcome, Repair, Rewinding, already
+from holdfast.sinks.contract import (
+    AlreadyDelivered,
+    Delivered,
+    EpochOutput,
+    FaultPoint,
+    Outcome,
+    Repair,
+    Rewinding,
+    already,
+)
 from holdfast.sinks.memory import MemorySink, MemoryTarget
 from holdfast.sinks.owners import Claim
 
 if TYPE_CHECKING:
     from holdfast.chaos.world import World
 
+Epochs = list[tuple[Tag, list[pa.RecordBatch]]]
+"""What one transaction delivers."""
 Table = TypeVar("Table", bound=MemorySink)
 
 
@@ -140,11 +151,15 @@ class ProcessTarget:
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
+        return self.deliver_together([EpochOutput(tag, batches)], known)
+
+    def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
+        """See MergingTarget.deliver_together."""
         standing = self._target.delivered()
-        if standing is not None and standing >= tag:
-            return already("the table", tag, standing)
-        rows = list(batches)
-        return self._process.call(lambda: self._send(tag, rows, known), lambda: self._at(tag))
+        if standing is not None and standing >= epochs[0].tag:
+            return already("the table", epochs[0].tag, standing)
+        read = [(epoch.tag, list(epoch.batches)) for epoch in epochs]
+        return self._process.call(lambda: self._send(read, known), lambda: self._at(epochs[0].tag))
 
     def forget(self, through: Tag) -> None:
         """See Target.forget."""
@@ -161,21 +176,21 @@ class ProcessTarget:
         self._say(f"reads tag {_shown(tag)}")
         return tag
 
-    def _send(self, tag: Tag, rows: list[pa.RecordBatch], known: Tag | None) -> Outcome:
-        faults, at = self._world.faults, partial(self._at, tag)
+    def _send(self, epochs: Epochs, known: Tag | None) -> Outcome:
+        faults, at = self._world.faults, partial(self._at, epochs[0][0])
         if is_refused(faults, at):
-            raise self._unavailable(f"deliver {_shown(tag)}: refused")
+            raise self._unavailable(f"deliver {_range(epochs)}: refused")
         generation = self._world.generation_of(self._process)
         if faults.strikes(Fault.SINK_LATE, at):
             delay = self._world.random.choice(LATE_S)
             what = f"{self._writer.sink}/{self._writer.subtask}: {self._process.name}'s delivery lands late"
-            self._world.schedule.land(delay, what, lambda: self._land_unheard(tag, rows, known, generation))
-            raise self._unavailable(f"deliver {_shown(tag)}: no reply, it lands in {delay} s")
+            self._world.schedule.land(delay, what, lambda: self._land_unheard(epochs, known, generation))
+            raise self._unavailable(f"deliver {_range(epochs)}: no reply, it lands in {delay} s")
         if faults.strikes(Fault.SINK_ROLLED_BACK, at):
-            return self._roll_back(tag, rows, known, generation)
-        outcome = self._land(tag, rows, known, generation)
+            return self._roll_back(epochs, known, generation)
+        outcome = self._land(epochs, known, generation)
         if faults.strikes(Fault.SINK_REPLY_LOST, at):
-            raise self._unavailable(f"deliver {_shown(tag)}: done, but the reply is lost")
+            raise self._unavailable(f"deliver {_range(epochs)}: done, but the reply is lost")
         return outcome
 
     def _at(self, tag: Tag) -> tuple[Point, ...]:
@@ -184,37 +199,39 @@ class ProcessTarget:
         return (Point.DELIVER, Point.RECOVER) if tag.epoch < first else (Point.DELIVER,)
 
     def _land(
-        self, tag: Tag, rows: list[pa.RecordBatch], known: Tag | None, generation: Generation
+        self, epochs: Epochs, known: Tag | None, generation: Generation
     ) -> Outcome:
         self._table.generation = generation
-        outcome = self._target.deliver(tag, rows, known)
+        outcome = self._target.deliver_together([EpochOutput(tag, batches) for tag, batches in epochs], known)
         done = "commits" if isinstance(outcome, Delivered) else "refuses"
-        self._say(f"{done} {_shown(tag)}, {sum(batch.num_rows for batch in rows)} rows")
+        self._say(f"{done} {_range(epochs)}, {sum(batch.num_rows for _, batches in epochs for batch in batches)} rows")
         if not isinstance(outcome, AlreadyDelivered):
-            self._world.checks.delivered(self._writer, self._job_uuid, tag, rows)
+            self._world.checks.delivered(self._writer, self._job_uuid, epochs)
         return outcome
 
     def _land_unheard(
-        self, tag: Tag, rows: list[pa.RecordBatch], known: Tag | None, generation: Generation
+        self, epochs: Epochs, known: Tag | None, generation: Generation
     ) -> None:
         try:
-            self._land(tag, rows, known, generation)
+            self._land(epochs, known, generation)
         except Fenced:
             self._say("refuses a writer of an older timeline, or of an older driver")
 
     def _roll_back(
-        self, tag: Tag, rows: list[pa.RecordBatch], known: Tag | None, generation: Generation
+        self, epochs: Epochs, known: Tag | None, generation: Generation
     ) -> Outcome:
         """Fail inside the transaction, at a step of the table's own."""
         point = self._world.random.choice(("before_begin", "after_tag", "before_commit"))
+        if point == "after_tag" and len(epochs) > 1:
+            point = "between_epochs"
 
         def fail(here: FaultPoint) -> None:
             if here == point:
-                raise self._unavailable(f"deliver {_shown(tag)}: rolled back at {point}")
+                raise self._unavailable(f"deliver {_range(epochs)}: rolled back at {point}")
 
         self._table.fault = fail
         try:
-            return self._land(tag, rows, known, generation)
+            return self._land(epochs, known, generation)
         finally:
             self._table.fault = lambda _point: None
 
@@ -252,3 +269,8 @@ def _unheard(land: Callable[[], object]) -> None:
 
 def _shown(tag: Tag | None) -> str:
     return "none" if tag is None else f"{tag.timeline}.{tag.epoch}"
+
+
+def _range(epochs: Epochs) -> str:
+    first, last = epochs[0][0], epochs[-1][0]
+    return _shown(first) if first == last else f"{_shown(first)} to {_shown(last)}"

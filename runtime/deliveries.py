@@ -8,9 +8,11 @@ Source: PROTOCOL P17, P18, P24.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from holdfast.checkpoint.manifest import Confirmed
 from holdfast.checkpoint.repository import read_verified
@@ -20,7 +22,7 @@ from holdfast.runtime.immediate import ImmediateWrites
 from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
 from holdfast.sinks import delivery
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, Target
+from holdfast.sinks.contract import AlreadyDelivered, EpochOutput, MergingTarget, Target
 from holdfast.sinks.owners import Claim
 from holdfast.sinks.staging import decode
 
@@ -125,9 +127,9 @@ class Deliveries:
             match effect:
                 case delivery.Open():
                     self._submit(writer, lambda: self._target(writer).delivered(), self._opened)
-                case delivery.Attempt(pending):
+                case delivery.Attempt(epochs):
                     assert isinstance(machine, delivery.Delivering)
-                    attempt = partial(self._attempt, pending, machine.floor)
+                    attempt = partial(self._attempt, writer, epochs, machine.floor)
                     self._submit(writer, attempt, self._attempted)
                 case delivery.Confirm(_, tag):
                     self._confirmed[writer] = tag
@@ -167,10 +169,20 @@ class Deliveries:
         if writer in self._targets:
             self._targets[writer].close()
 
-    def _attempt(self, pending: Pending, known: Tag | None) -> object:
-        store = self._ports.store
-        batches = (batch for part in pending.staged.parts for batch in decode(read_verified(store, part)))
-        return self._target(pending.writer).deliver(pending.tag, batches, known)
+    def _attempt(self, writer: Writer, epochs: tuple[Pending, ...], known: Tag | None) -> delivery.Event:
+        target = self._target(writer)
+        if len(epochs) > 1 and isinstance(target, MergingTarget):
+            outputs = [EpochOutput(pending.tag, self._staged(pending)) for pending in epochs]
+            outcome, last = target.deliver_together(outputs, known), epochs[-1]
+        else:
+            outcome, last = target.deliver(epochs[0].tag, self._staged(epochs[0]), known), epochs[0]
+        if isinstance(outcome, AlreadyDelivered):
+            return delivery.AlreadyThere(outcome.tag)
+        return delivery.Succeeded(last.tag)
+
+    def _staged(self, pending: Pending) -> Iterator[pa.RecordBatch]:
+        for part in pending.staged.parts:
+            yield from decode(read_verified(self._ports.store, part))
 
     def _opened(self, writer: Writer, result: object) -> None:
         if isinstance(result, BaseException):
@@ -181,12 +193,8 @@ class Deliveries:
 
     def _attempted(self, writer: Writer, result: object) -> None:
         match result:
-            case Delivered():
-                machine = self._machines[writer]
-                assert isinstance(machine, delivery.Delivering)
-                self._step(writer, delivery.Succeeded(machine.queue[0].tag))
-            case AlreadyDelivered(tag):
-                self._step(writer, delivery.AlreadyThere(tag))
+            case delivery.Succeeded() | delivery.AlreadyThere():
+                self._step(writer, result)
             case BaseException():
                 self._failed(writer, result)
             case _:

@@ -11,15 +11,18 @@ column `_op` last: 0 puts the row, 1 deletes the row with its key.
 Invariants
     - Output of an epoch is visible if and only if the target's tag is at or past the epoch.
     - A tag only moves forward on (timeline, epoch); whoever does not move it changes nothing.
+    - Epochs that are delivered together apply one after the other, each with before-images under its own tag, and only
+      if the target stands below the first of them.
     - What `accept` lets through, `deliver` can write: a row that the target can never take is
       refused before the epoch is committed, not after, when it could no longer be taken back.
 
-Pure: no clock, thread or I/O. PROTOCOL P17, P21, P24; docs/design/0021-owned-targets.md.
+Pure: no clock, thread or I/O. PROTOCOL P17, P21, P24; docs/design/0021-owned-targets.md,
+0030-epochs-in-one-transaction.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -44,20 +47,28 @@ class Delivered:
 
 @dataclass(frozen=True)
 class AlreadyDelivered:
-    """The target stands at this tag, at or past the one delivered; nothing was changed."""
+    """The target stands at this tag, at or past the first one delivered; nothing was changed."""
 
     tag: Tag
 
 
 Outcome = Delivered | AlreadyDelivered
 
-FaultPoint = Literal["before_begin", "after_tag", "before_commit", "after_commit"]
+FaultPoint = Literal["before_begin", "after_tag", "between_epochs", "before_commit", "after_commit"]
 """The steps of a delivery where a test may fail it. Before `after_commit` a failure undoes all."""
 Fault = Callable[[FaultPoint], None]
 
 
 def no_fault(point: FaultPoint) -> None:
     """Go on: what every target does outside of tests."""
+
+
+@dataclass(frozen=True)
+class EpochOutput:
+    """One writer's output of one epoch. The batches can be read once."""
+
+    tag: Tag
+    batches: Iterable[pa.RecordBatch]
 
 
 class Target(Protocol):
@@ -97,6 +108,23 @@ class Target(Protocol):
 
     def close(self) -> None:
         """Release the connection; an unfinished delivery is undone."""
+
+
+@runtime_checkable
+class MergingTarget(Protocol):
+    """A target that also takes several epochs of its writer in one transaction, when the writer has fallen behind."""
+
+    def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
+        """Make the rows of all epochs visible together with the last tag, or change nothing; else as `Target.deliver`.
+
+        Args:
+            epochs: At least one, of one timeline, in order. The transaction changes nothing unless the target stands
+                below the first of them: what it holds of them already is for the caller to leave out.
+            known: As for `Target.deliver`.
+
+        Returns:
+            Delivered with the rows of all epochs, or where the target stands, which may be between the epochs.
+        """
 
 
 class Sink(Protocol):

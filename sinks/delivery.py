@@ -2,12 +2,14 @@
 
 Commit decides that an epoch's output will be delivered; delivery may then take as long as the
 target is down. The machine keeps what is decided and not yet in, tries the oldest, and never goes
-on past it. A reply that did not come says nothing: before the next attempt the target's own tag
-is read, and what the tag covers is not tried again.
+on past it. A writer that has fallen behind attempts several epochs in one transaction, if its target
+can take them; the size of an attempt is bounded, since other writers of the target wait meanwhile. A
+reply that did not come says nothing: before the next attempt the target's own tag is read, and what
+the tag covers is not tried again.
 
 Invariants
     - At most one request, attempt or timer is under way per writer.
-    - The queue's tags strictly increase; only its head is ever attempted.
+    - The queue's tags strictly increase; only its first ones are ever attempted, in order and without a gap.
     - `floor` never goes back, and everything at or below it is in the target.
     - A state that has nothing to do, and only such a state, is Ready.
 
@@ -16,7 +18,7 @@ The caller keeps one machine per writer through recoveries, and drops it at a re
 writers of a sink only when the older writers' backlog is empty (P20).
 
 Pure: no clock, thread or I/O. Driven by runtime/loop.py and chaos/simulator.py.
-Source: PROTOCOL P17, P18, P24.
+Source: PROTOCOL P17, P18, P24; docs/design/0030-epochs-in-one-transaction.md.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ RETRY_FIRST_MS = 50
 RETRY_MAX_MS = 5_000
 BACKLOG_EPOCHS_MAX = 128
 BACKLOG_BYTES_MAX = 256 * 2**20
+TOGETHER_EPOCHS_MAX = 16
+TOGETHER_BYTES_MAX = 2**20
+TOGETHER_ROWS_MAX = 50_000
+"""What one attempt holds at most; a single epoch may hold more."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +70,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Delivering:
-    """The head of the queue is being attempted."""
+    """The first ones of the queue are being attempted."""
 
     writer: Writer
     floor: Tag | None
     queue: tuple[Pending, ...]
     failures: int
+    together: int = 1
+    """How many."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class Succeeded:
-    """The attempt put its rows and this tag into the target."""
+    """The attempt put the rows of its epochs up to this tag, and the tag, into the target."""
 
     tag: Tag
 
@@ -144,9 +152,12 @@ class Open:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Deliver this; answer with Succeeded, AlreadyThere or Failed."""
+    """Deliver these epochs in one transaction; answer with Succeeded, AlreadyThere or Failed.
 
-    pending: Pending
+    A target that takes one epoch at a time is given the first, and the answer is about that one.
+    """
+
+    epochs: tuple[Pending, ...]
 
 
 @dataclass(frozen=True)
@@ -194,13 +205,16 @@ def step(state: Delivery, event: Event) -> tuple[Delivery, list[Effect]]:
             assert isinstance(state, Opening), "no tag was asked for"
             return _opened(state, delivered, confirmed, completed)
         case Succeeded(tag):
-            assert isinstance(state, Delivering) and tag == state.queue[0].tag, "another attempt was under way"
+            assert isinstance(state, Delivering), "no attempt was under way"
+            assert tag in [pending.tag for pending in state.queue[: state.together]], "another attempt was under way"
             return _delivered(state, tag)
         case AlreadyThere(tag):
             assert isinstance(state, Delivering) and tag >= state.queue[0].tag, "the tag does not cover the attempt"
             return _delivered(state, tag)
         case Failed(error, permanent, kind):
             assert isinstance(state, Opening | Delivering), "nothing was under way"
+            if permanent and kind != "fenced" and isinstance(state, Delivering) and state.together > 1:
+                return _attempt(state, 1)  # What comes before the epoch that cannot be delivered is delivered.
             return _stop(state, error, kind) if permanent else _retry(state)
         case RetryDue():
             assert isinstance(state, Waiting), "no timer was asked for"
@@ -227,7 +241,7 @@ def _queue(state: Opening | Waiting | Ready | Delivering, pending: Pending) -> t
     if state.floor is not None and pending.tag <= state.floor:
         return state, []
     if isinstance(state, Ready):
-        return Delivering(state.writer, state.floor, (pending,), failures=0), [Attempt(pending)]
+        return _attempt(Delivering(state.writer, state.floor, (pending,), failures=0), 1)
     same = [queued for queued in state.queue if queued.tag == pending.tag]
     if same:
         assert same == [pending], "one epoch was staged in two ways"
@@ -264,7 +278,25 @@ def _go_on(
     rest = tuple(pending for pending in queue if floor is None or pending.tag > floor)
     if not rest:
         return Ready(writer, floor), effects
-    return Delivering(writer, floor, rest, failures), [*effects, Attempt(rest[0])]
+    state, attempt = _attempt(Delivering(writer, floor, rest, failures), _together(rest, failures))
+    return state, [*effects, *attempt]
+
+
+def _attempt(state: Delivering, together: int) -> tuple[Delivery, list[Effect]]:
+    return replace(state, together=together), [Attempt(state.queue[:together])]
+
+
+def _together(queue: tuple[Pending, ...], failures: int) -> int:
+    """Return how many epochs the next attempt holds. Each failure halves them: it may be their number that fails."""
+    size = rows = 0
+    for count, pending in enumerate(queue[: max(1, TOGETHER_EPOCHS_MAX >> failures)]):
+        size += sum(part.size for part in pending.staged.parts)
+        rows += pending.staged.rows
+        if count and (
+            size > TOGETHER_BYTES_MAX or rows > TOGETHER_ROWS_MAX or pending.tag.timeline != queue[0].tag.timeline
+        ):
+            return count
+    return min(len(queue), max(1, TOGETHER_EPOCHS_MAX >> failures))
 
 
 def _retry(state: Opening | Delivering) -> tuple[Delivery, list[Effect]]:

@@ -15,8 +15,8 @@ Source: PROTOCOL P17, P21; the conformance suite holds this and every real targe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -29,6 +29,7 @@ from holdfast.sinks.contract import (
     OP,
     AlreadyDelivered,
     Delivered,
+    EpochOutput,
     Fault,
     Outcome,
     Repair,
@@ -68,6 +69,20 @@ class BeforeImage:
     n: int
     key: Row
     before: Row | None
+
+
+@dataclass
+class Draft:
+    """What a delivery is about to change, aside from the contents."""
+
+    numbered: int
+    names: tuple[str, ...]
+    images: list[BeforeImage] = field(default_factory=list)
+    added: dict[int, Row] = field(default_factory=dict)
+    changed: list[tuple[Key, Row | None]] = field(default_factory=list)
+    """In order; None: the row is deleted."""
+    newest: dict[Key, Row | None] = field(default_factory=dict)
+    """The last change of each key."""
 
 
 class MemorySink:
@@ -157,29 +172,39 @@ class MemorySink:
         claim: Claim | None = None,
     ) -> Outcome:
         """See Target.deliver."""
+        return self.deliver_together(job_uuid, writer, [EpochOutput(tag, batches)], known, claim)
+
+    def deliver_together(
+        self,
+        job_uuid: str,
+        writer: Writer,
+        epochs: Sequence[EpochOutput],
+        known: Tag | None = None,
+        claim: Claim | None = None,
+    ) -> Outcome:
+        """See MergingTarget.deliver_together."""
+        first, last = epochs[0].tag, epochs[-1].tag
         where = f"memory sink {writer.sink!r}, writer {writer.subtask}"
         self.check_claim(job_uuid, writer.sink, claim)
         standing = self.delivered(job_uuid, writer)
-        if standing is not None and standing >= tag:
-            return already(where, tag, standing)
-        incoming: list[Row] = []
-        for batch in batches:
-            self.accept(batch)
-            incoming += batch.to_pylist()
+        if standing is not None and standing >= first:
+            return already(where, first, standing)
+        incoming = [(epoch.tag, self._read(epoch.batches)) for epoch in epochs]
         self.fault("before_begin")
         with self._lock:
             self.check_claim(job_uuid, writer.sink, claim)
-            refused = self._advance(where, job_uuid, writer, tag)
+            refused = self._advance(where, job_uuid, writer, first)
             if refused is not None:
                 return refused
             standing = self._tags.get((job_uuid, writer))
             if known is not None and (standing is None or standing < known):
                 raise went_back(where, standing, known)
             self.fault("after_tag")
-            self._publish(job_uuid, writer, tag, incoming)
+            self.publish(job_uuid, writer, incoming)
+            self._tags[job_uuid, writer] = last
             self.take_over(job_uuid, writer.sink, claim)
         self.fault("after_commit")
-        return Delivered(len(incoming))
+        return Delivered(sum(len(rows) for _, rows in incoming))
 
     def forget(self, job_uuid: str, writer: Writer, through: Tag) -> None:
         """See Target.forget."""
@@ -278,32 +303,51 @@ class MemorySink:
         standing = self._tags.get((job_uuid, writer))
         return already(where, tag, standing) if standing is not None and standing >= tag else None
 
-    def _publish(self, job_uuid: str, writer: Writer, tag: Tag, incoming: list[Row]) -> None:
-        if self._key is None:
-            first, last = self._numbered + 1, self._numbered + len(incoming)
-            self.fault("before_commit")
-            if incoming:
-                self._before.append(BeforeImage(job_uuid, writer, tag, 0, {"first": first, "last": last}, None))
-                self._added.update(enumerate(incoming, first))
-                self._numbered = last
-        else:
-            latest: dict[Key, Row] = {tuple(row[name] for name in self._key): row for row in incoming}
-            images = [
-                BeforeImage(job_uuid, writer, tag, n, dict(zip(self._key, key, strict=True)), self._value(key))
-                for n, key in enumerate(sorted(latest))
-            ]
-            self.fault("before_commit")
-            self._before += images
-            self._names = next((tuple(name for name in row if name != OP) for row in incoming), self._names)
-            for key, row in latest.items():
-                if row.get(OP) == DELETE:
-                    self._kept.pop(key, None)
-                else:
-                    self._kept[key] = {name: value for name, value in row.items() if name != OP}
-        self._tags[job_uuid, writer] = tag
+    def _read(self, batches: Iterable[pa.RecordBatch]) -> list[Row]:
+        rows: list[Row] = []
+        for batch in batches:
+            self.accept(batch)
+            rows += batch.to_pylist()
+        return rows
 
-    def _value(self, key: Key) -> Row | None:
-        row = self._kept.get(key)
+    def publish(self, job_uuid: str, writer: Writer, epochs: Sequence[tuple[Tag, list[Row]]]) -> None:
+        """Apply rows and before-images of these epochs in order; the tag is for the caller to move."""
+        draft = Draft(self._numbered, self._names)
+        for n, (tag, rows) in enumerate(epochs):
+            if n:
+                self.fault("between_epochs")
+            self._draft(draft, job_uuid, writer, tag, rows)
+        self.fault("before_commit")
+        self._before += draft.images
+        self._numbered, self._names = draft.numbered, draft.names
+        self._added.update(draft.added)
+        for key, row in draft.changed:
+            if row is None:
+                self._kept.pop(key, None)
+            else:
+                self._kept[key] = row
+
+    def _draft(self, draft: Draft, job_uuid: str, writer: Writer, tag: Tag, rows: list[Row]) -> None:
+        if self._key is None:
+            first, last = draft.numbered + 1, draft.numbered + len(rows)
+            if rows:
+                draft.images.append(BeforeImage(job_uuid, writer, tag, 0, {"first": first, "last": last}, None))
+                draft.added.update(enumerate(rows, first))
+                draft.numbered = last
+            return
+        latest: dict[Key, Row] = {tuple(row[name] for name in self._key): row for row in rows}
+        draft.images += [
+            BeforeImage(job_uuid, writer, tag, n, dict(zip(self._key, key, strict=True)), self._value(draft, key))
+            for n, key in enumerate(sorted(latest))
+        ]
+        draft.names = next((tuple(name for name in row if name != OP) for row in rows), draft.names)
+        for key, row in latest.items():
+            gone = row.get(OP) == DELETE
+            draft.newest[key] = None if gone else {name: value for name, value in row.items() if name != OP}
+            draft.changed.append((key, draft.newest[key]))
+
+    def _value(self, draft: Draft, key: Key) -> Row | None:
+        row = draft.newest[key] if key in draft.newest else self._kept.get(key)
         return None if row is None else {name: value for name, value in row.items() if name not in (self._key or ())}
 
 
@@ -329,6 +373,10 @@ class MemoryTarget:
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
         return self._sink.deliver(self._job, self._writer, tag, batches, known, self._claim)
+
+    def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
+        """See MergingTarget.deliver_together."""
+        return self._sink.deliver_together(self._job, self._writer, epochs, known, self._claim)
 
     def forget(self, through: Tag) -> None:
         """See Target.forget."""

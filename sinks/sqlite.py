@@ -2,7 +2,8 @@
 
 A delivery first loads its rows into a temporary table of its own connection, which locks nobody
 out. Then one short transaction on the file moves the tag, writes the before-images of every key
-it touches, and puts and deletes the rows set-wise.
+it touches, and puts and deletes the rows set-wise. Several epochs of a writer that has fallen behind
+are loaded into a table each, and applied in order by one transaction.
 
 Several workers write to one file, so each waits briefly for the lock and then says Unavailable. The journal mode is
 left as it is found: SQLite's default rollback journal. Write-ahead logging would be quicker, but several processes that
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ from holdfast.sinks.contract import (
     PUT,
     AlreadyDelivered,
     Delivered,
+    EpochOutput,
     Fault,
     Outcome,
     Repair,
@@ -241,7 +243,8 @@ class SQLiteTarget:
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._columns: tuple[str, ...] = ()
-        self._row_tags = RowTags(sink.table, sink.key or (), INCOMING, job_uuid, writer) if sink.tags_rows else None
+        self._loadable: set[str] = set()
+        """The temporary tables of the connection."""
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
@@ -250,25 +253,34 @@ class SQLiteTarget:
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
+        return self.deliver_together([EpochOutput(tag, batches)], known)
+
+    def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
+        """See MergingTarget.deliver_together."""
+        first, last = epochs[0].tag, epochs[-1].tag
         with self._session() as db:
             standing = self._look(db)
-            if standing is not None and standing >= tag:
-                return already(self._where, tag, standing)
-            rows = self._load(db, batches)
+            if standing is not None and standing >= first:
+                return already(self._where, first, standing)
+            rows = [self._load(db, _incoming(n), epoch.batches) for n, epoch in enumerate(epochs)]
             self._fault("before_begin")
             begin(db, self._sink.path, BUSY_TIMEOUT_MS)
-            if not self._moved(db, tag, known):
+            if not self._moved(db, first, last, known):
                 db.execute("ROLLBACK")
-                return self._refused(db, tag, known)
+                return self._refused(db, first, known)
             self._take_over(db)
             self._fault("after_tag")
-            if rows:
-                self._apply(db, tag)
+            for n, epoch in enumerate(epochs):
+                if n:
+                    self._fault("between_epochs")
+                if rows[n]:
+                    self._apply(db, _incoming(n), epoch.tag)
             self._fault("before_commit")
             db.execute("COMMIT")
             self._fault("after_commit")
-            db.execute(f"DELETE FROM {INCOMING}")
-            return Delivered(rows)
+            for n in range(len(epochs)):
+                db.execute(f"DELETE FROM {_incoming(n)}")
+            return Delivered(sum(rows))
 
     def forget(self, through: Tag) -> None:
         """See Target.forget."""
@@ -277,8 +289,8 @@ class SQLiteTarget:
             self._check_owner(db)
             db.execute(tags.note_horizon(), tags.tag_row(self._job, self._writer, through))
             db.execute(tags.forget(), tags.tag_row(self._job, self._writer, through))
-            if self._row_tags is not None:
-                self._row_tags.forget(db, through)
+            if self._sink.tags_rows:
+                self._row_tags(INCOMING).forget(db, through)
             db.execute("COMMIT")
 
     def close(self) -> None:
@@ -316,10 +328,11 @@ class SQLiteTarget:
         if self._db is None:
             self._db = in_turn(self._sink.path, lambda: connect(self._sink.path, "rw"))
             self._file = status.st_dev, status.st_ino
-            self._create_incoming(self._db)
+            self._loadable = set()
+            self._create_incoming(self._db, INCOMING)
         return self._db
 
-    def _create_incoming(self, db: sqlite3.Connection) -> None:
+    def _create_incoming(self, db: sqlite3.Connection, incoming: str) -> None:
         tag_column = TAG_COLUMN if self._sink.tags_rows else None
         found = [column for column in table_columns(db, self._sink.table) if column[0] != tag_column]
         if not found:
@@ -331,10 +344,11 @@ class SQLiteTarget:
         self._columns = tuple(name for name, _, _ in found)
         columns = [f"{quoted(name)} {declared}" for name, declared, _ in found] + [f"{OP} INTEGER NOT NULL"]
         if self._sink.key is None:
-            db.execute(f"CREATE TABLE {INCOMING} ({', '.join(columns)})")
+            db.execute(f"CREATE TABLE {incoming} ({', '.join(columns)})")
         else:
             columns.append(f"PRIMARY KEY ({listed(self._sink.key)})")
-            db.execute(f"CREATE TABLE {INCOMING} ({', '.join(columns)}) WITHOUT ROWID")
+            db.execute(f"CREATE TABLE {incoming} ({', '.join(columns)}) WITHOUT ROWID")
+        self._loadable.add(incoming)
 
     def _look(self, db: sqlite3.Connection) -> Tag | None:
         """Compare the owner and read the tag, before anything is loaded or written."""
@@ -355,13 +369,18 @@ class SQLiteTarget:
     def _take_over(self, db: sqlite3.Connection) -> None:
         sqlite_owners.take_over(db, self._where, self._job, self._writer.sink, self._claim)
 
-    def _moved(self, db: sqlite3.Connection, tag: Tag, known: Tag | None) -> bool:
-        """Move the tag, if it grows and still stands at or past what is known to be in the target."""
+    def _moved(self, db: sqlite3.Connection, first: Tag, last: Tag, known: Tag | None) -> bool:
+        """Move the tag to the last, if it stands below the first and at or past what is known to be in the target."""
+        below = first.timeline, first.epoch
         if known is None:
-            return db.execute(tags.advance(), tags.tag_row(self._job, self._writer, tag)).rowcount == 1
-        forward = tag.timeline, tag.epoch
-        row = (*forward, *tags.writer_row(self._job, self._writer), *forward, known.timeline, known.epoch)
+            row: tuple[str | int, ...] = (*tags.tag_row(self._job, self._writer, last), *below)
+            return db.execute(tags.advance_over(), row).rowcount == 1
+        ours = tags.writer_row(self._job, self._writer)
+        row = (last.timeline, last.epoch, *ours, *below, known.timeline, known.epoch)
         return db.execute(tags.advance_from(), row).rowcount == 1
+
+    def _row_tags(self, incoming: str) -> RowTags:
+        return RowTags(self._sink.table, self._sink.key or (), incoming, self._job, self._writer)
 
     def _refused(self, db: sqlite3.Connection, tag: Tag, known: Tag | None) -> AlreadyDelivered:
         self._check_owner(db)
@@ -376,13 +395,15 @@ class SQLiteTarget:
             )
         return already(self._where, tag, standing)
 
-    def _load(self, db: sqlite3.Connection, batches: Iterable[pa.RecordBatch]) -> int:
-        """Fill the temporary table; in a keyed one the last row of a key replaces the others."""
+    def _load(self, db: sqlite3.Connection, incoming: str, batches: Iterable[pa.RecordBatch]) -> int:
+        """Fill a temporary table; in a keyed one the last row of a key replaces the others."""
         rows = 0
         verb = "INSERT" if self._sink.key is None else "INSERT OR REPLACE"
-        into = f"{verb} INTO {INCOMING} ({listed(self._columns)}, {OP}) VALUES ({'?, ' * len(self._columns)}?)"
+        into = f"{verb} INTO {incoming} ({listed(self._columns)}, {OP}) VALUES ({'?, ' * len(self._columns)}?)"
+        if incoming not in self._loadable:
+            self._create_incoming(db, incoming)
         db.execute("BEGIN")
-        db.execute(f"DELETE FROM {INCOMING}")
+        db.execute(f"DELETE FROM {incoming}")
         for batch in batches:
             assert set(sql_values.columns_of(batch.schema)) == set(self._columns), "the batch has other columns"
             self._sink.accept(batch)
@@ -393,31 +414,31 @@ class SQLiteTarget:
         db.execute("COMMIT")
         return rows
 
-    def _apply(self, db: sqlite3.Connection, tag: Tag) -> None:
+    def _apply(self, db: sqlite3.Connection, incoming: str, tag: Tag) -> None:
         table, columns, key = quoted(self._sink.table), listed(self._columns), self._sink.key
         if key is None:
-            add_rows(db, self._sink.table, self._columns, INCOMING, tags.tag_row(self._job, self._writer, tag))
+            add_rows(db, self._sink.table, self._columns, incoming, tags.tag_row(self._job, self._writer, tag))
             return
-        if self._row_tags is not None:
-            self._row_tags.leave_out_older(db, tag)
-            self._row_tags.bury(db, tag)
-        self._record_before(db, tag, key)
-        deleted = f"SELECT {listed(key)} FROM {INCOMING} WHERE {OP} = {DELETE}"
+        if self._sink.tags_rows:
+            self._row_tags(incoming).leave_out_older(db, tag)
+            self._row_tags(incoming).bury(db, tag)
+        self._record_before(db, incoming, tag, key)
+        deleted = f"SELECT {listed(key)} FROM {incoming} WHERE {OP} = {DELETE}"
         db.execute(f"DELETE FROM main.{table} WHERE ({listed(key)}) IN ({deleted})")
         values = [quoted(name) for name in self._columns if name not in key]
         given: tuple[str, ...] = ()
         into, from_ = columns, columns
-        if self._row_tags is not None:
+        if self._sink.tags_rows:
             values, given = [*values, TAG_COLUMN], (row_tag(self._job, tag),)
             into, from_ = f"{columns}, {TAG_COLUMN}", f"{columns}, ?"
         replace = f"DO UPDATE SET {', '.join(f'{v} = excluded.{v}' for v in values)}" if values else "DO NOTHING"
         db.execute(
-            f"INSERT INTO main.{table} ({into}) SELECT {from_} FROM {INCOMING} WHERE {OP} = {PUT} "
+            f"INSERT INTO main.{table} ({into}) SELECT {from_} FROM {incoming} WHERE {OP} = {PUT} "
             f"ORDER BY {listed(key)} ON CONFLICT ({listed(key)}) {replace}",
             given,
         )
 
-    def _record_before(self, db: sqlite3.Connection, tag: Tag, key: tuple[str, ...]) -> None:
+    def _record_before(self, db: sqlite3.Connection, incoming: str, tag: Tag, key: tuple[str, ...]) -> None:
         """Write one before-image per key of the delivery, in key order; NULL where there was no row."""
         before = json_object("t", (name for name in self._columns if name not in key))
         same = " AND ".join(f"t.{quoted(name)} = i.{quoted(name)}" for name in key)
@@ -426,6 +447,11 @@ class SQLiteTarget:
             f"INSERT INTO {tags.UNDO} ({tags.UNDO_COLUMNS}) "
             f"SELECT ?, ?, ?, ?, ?, row_number() OVER (ORDER BY {order}) - 1, {json_object('i', key)}, "
             f"CASE WHEN t.{quoted(key[0])} IS NULL THEN NULL ELSE {before} END "
-            f"FROM {INCOMING} i LEFT JOIN main.{quoted(self._sink.table)} t ON {same} ORDER BY {order}",
+            f"FROM {incoming} i LEFT JOIN main.{quoted(self._sink.table)} t ON {same} ORDER BY {order}",
             tags.tag_row(self._job, self._writer, tag),
         )
+
+
+def _incoming(n: int) -> str:
+    """Return the temporary table for the n-th of the epochs that are delivered together."""
+    return INCOMING if n == 0 else f"{INCOMING}_{n}"

@@ -261,7 +261,7 @@ class _Connection(SQLiteTarget):
 
     def load(self, db: sqlite3.Connection, batches: Iterable[pa.RecordBatch]) -> None:
         """Fill the temporary table."""
-        self._load(db, batches)
+        self._load(db, INCOMING, batches)
 
     @property
     def columns(self) -> tuple[str, ...]:

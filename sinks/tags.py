@@ -8,9 +8,10 @@ one row per sink: the driver that last took the target over (see owners.py).
 
 Advancing the tag is the first statement of the delivery transaction. It takes the row lock, and
 it changes one row only if (timeline, epoch) grows; with any other count the transaction is rolled
-back and the tag is read again. That needs no generation: a zombie that holds an epoch already
-delivered changes nothing, and one that holds the next epoch delivers exactly what its successor
-would have.
+back and the tag is read again. Where one transaction delivers several epochs, the tag moves to the
+last of them, and only from below the first. That needs no generation: a zombie that holds an epoch
+already delivered changes nothing, and one that holds the next epoch delivers exactly what its
+successor would have.
 
 Invariants
     - Statements hold values as parameters only; no text of a user's is ever pasted in.
@@ -97,8 +98,19 @@ def advance(mark: str = "?") -> str:
     return _forward(PROGRESS, f"VALUES ({_marks(mark, 5)})")
 
 
+def advance_over(mark: str = "?") -> str:
+    """Move the tag over several epochs, if it stands below the first: parameters are `tag_row` of the last, the first.
+
+    Compared with the last alone, epochs that the target holds already would be delivered again.
+    """
+    return _forward(PROGRESS, f"VALUES ({_marks(mark, 5)})", f"({_marks(mark, 2)})")
+
+
 def advance_from(mark: str = "?") -> str:
-    """Move the tag forward, if it stands at or past another one: parameters are timeline, epoch, `writer_row`, both."""
+    """Move the tag over one epoch or several, if it stands at or past another tag.
+
+    Parameters are timeline and epoch of the last epoch, `writer_row`, the first epoch, the other tag.
+    """
     return (
         f"UPDATE {PROGRESS} SET timeline = {mark}, epoch = {mark} WHERE job = {mark} AND sink = {mark} "
         f"AND writer = {mark} AND (timeline, epoch) < ({mark}, {mark}) AND (timeline, epoch) >= ({mark}, {mark})"
@@ -153,11 +165,11 @@ def forget(mark: str = "?") -> str:
     )
 
 
-def _forward(table: str, source: str) -> str:
+def _forward(table: str, source: str, below: str = "(excluded.timeline, excluded.epoch)") -> str:
     return (
         f"INSERT INTO {table} (job, sink, writer, timeline, epoch) {source} "
         f"ON CONFLICT (job, sink, writer) DO UPDATE SET timeline = excluded.timeline, epoch = excluded.epoch "
-        f"WHERE ({table}.timeline, {table}.epoch) < (excluded.timeline, excluded.epoch)"
+        f"WHERE ({table}.timeline, {table}.epoch) < {below}"
     )
 
 

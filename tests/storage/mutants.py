@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import pyarrow as pa
 
 from holdfast.checkpoint import joblog, repository
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.model import ObjectRef, Tag
 from holdfast.ports import ObjectStore
 from holdfast.runtime import compaction, deliveries
-from holdfast.sinks.contract import Outcome
+from holdfast.sinks.contract import EpochOutput, Outcome
 from holdfast.sinks.sqlite import SQLiteTarget
 from holdfast.state import directory
 from holdfast.storage import local
@@ -89,11 +87,9 @@ def damaged_folder_taken_again() -> None:
 
 def tag_before_its_rows() -> None:
     """SQLite commits the tag first, and then the rows."""
-    real = SQLiteTarget.deliver
+    real = SQLiteTarget.deliver_together
 
-    def deliver(
-        self: SQLiteTarget, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None
-    ) -> Outcome:
+    def deliver(self: SQLiteTarget, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
         def fault(point: Any) -> None:
             if point == "after_tag":
                 db = self._db
@@ -102,9 +98,9 @@ def tag_before_its_rows() -> None:
                 db.execute("BEGIN IMMEDIATE")
 
         self._fault = fault
-        return real(self, tag, batches, known)
+        return real(self, epochs, known)
 
-    SQLiteTarget.deliver = deliver  # type: ignore[method-assign]
+    SQLiteTarget.deliver_together = deliver  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

@@ -100,6 +100,16 @@ class TestAWriterThatGaveUp:
         assert host.deliveries.confirmed() == () and host.sink.delivered("j", OUT) is None
 
 
+class TestAWriterThatHasFallenBehind:
+    def test_its_backlog_is_one_transaction(self, tmp_path: Path) -> None:
+        host, points = Host(tmp_path), list[str]()
+        host.sink.fault = points.append
+        host.deploy(1, 5, 6, 7)
+        assert points.count("after_commit") == 1
+        assert host.sink.delivered("j", OUT) == tag(7)
+        assert host.deliveries.confirmed() == (Confirmed(OUT, tag(7)),)
+
+
 class TestATargetBelowWhatTheManifestConfirmed:
     def test_delivery_stops_before_anything_is_written(self, tmp_path: Path) -> None:
         host = Host(tmp_path)

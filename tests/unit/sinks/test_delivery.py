@@ -10,6 +10,9 @@ from holdfast.model import Epoch, ObjectRef, Pending, Staged, Subtask, Tag, Time
 from holdfast.sinks.delivery import (
     RETRY_FIRST_MS,
     RETRY_MAX_MS,
+    TOGETHER_BYTES_MAX,
+    TOGETHER_EPOCHS_MAX,
+    TOGETHER_ROWS_MAX,
     AlreadyThere,
     Attempt,
     Confirm,
@@ -43,9 +46,9 @@ def tag(epoch: int, timeline: int = 1) -> Tag:
     return Tag(Timeline(timeline), Epoch(epoch))
 
 
-def pending(epoch: int, size: int = 10, timeline: int = 1) -> Pending:
+def pending(epoch: int, size: int = 10, timeline: int = 1, rows: int = 1) -> Pending:
     part = ObjectRef(f"staged/1/{epoch}/out-3/0", size, "0" * 64)
-    return Pending(WRITER, tag(epoch, timeline), Staged((part,), rows=1))
+    return Pending(WRITER, tag(epoch, timeline), Staged((part,), rows=rows))
 
 
 FIVE, SIX, SEVEN = pending(5), pending(6), pending(7)
@@ -66,12 +69,12 @@ class TestOpening:
 
     def test_a_fresh_target_gets_the_oldest_output_first(self) -> None:
         assert play(Queue(FIVE), Queue(SIX), Opened(None)) == (
-            Delivering(WRITER, None, (FIVE, SIX), 0),
-            [Attempt(FIVE)],
+            Delivering(WRITER, None, (FIVE, SIX), 0, together=2),
+            [Attempt((FIVE, SIX))],
         )
 
     def test_what_the_target_holds_already_is_confirmed_and_not_attempted(self) -> None:
-        assert play(Queue(FIVE), Queue(SIX), Opened(tag(5)))[1] == [Confirm(WRITER, tag(5)), Attempt(SIX)]
+        assert play(Queue(FIVE), Queue(SIX), Opened(tag(5)))[1] == [Confirm(WRITER, tag(5)), Attempt((SIX,))]
 
     def test_a_target_that_holds_everything_is_ready(self) -> None:
         assert play(Queue(FIVE), Opened(tag(5), confirmed_by_manifest=tag(4))) == (
@@ -95,25 +98,25 @@ class TestOpening:
 
     def test_a_new_timeline_is_above_every_epoch_of_the_old_one(self) -> None:
         later = pending(6, timeline=2)
-        assert play(Queue(later), Opened(tag(50)))[1] == [Confirm(WRITER, tag(50)), Attempt(later)]
+        assert play(Queue(later), Opened(tag(50)))[1] == [Confirm(WRITER, tag(50)), Attempt((later,))]
 
 
 class TestDelivering:
     def test_the_next_begins_when_the_one_before_is_in(self) -> None:
         assert play(Opened(None), Queue(FIVE), Queue(SIX), Succeeded(tag(5)))[1] == [
             Confirm(WRITER, tag(5)),
-            Attempt(SIX),
+            Attempt((SIX,)),
         ]
 
     def test_output_that_comes_to_an_idle_writer_is_attempted_at_once(self) -> None:
-        assert play(Opened(None), Queue(FIVE)) == (Delivering(WRITER, None, (FIVE,), 0), [Attempt(FIVE)])
+        assert play(Opened(None), Queue(FIVE)) == (Delivering(WRITER, None, (FIVE,), 0), [Attempt((FIVE,))])
 
     def test_the_last_one_leaves_the_writer_ready(self) -> None:
         assert play(Opened(None), Queue(FIVE), Succeeded(tag(5)))[0] == Ready(WRITER, tag(5))
 
     def test_a_target_further_on_than_the_attempt_drops_all_it_covers(self) -> None:
         events = (Opened(None), Queue(FIVE), Queue(SIX), Queue(SEVEN), AlreadyThere(tag(6)))
-        assert play(*events)[1] == [Confirm(WRITER, tag(6)), Attempt(SEVEN)]
+        assert play(*events)[1] == [Confirm(WRITER, tag(6)), Attempt((SEVEN,))]
 
     def test_output_queued_again_by_a_recovery_is_ignored(self) -> None:
         before = play(Opened(None), Queue(FIVE), Queue(SIX), Succeeded(tag(5)))[0]
@@ -132,6 +135,73 @@ class TestDelivering:
             play(Opened(None), Queue(FIVE), Succeeded(tag(4)))
 
 
+def attempted(*queue: Pending, after: tuple[Event, ...] = (Opened(None),)) -> list[int]:
+    """Return the epochs of the attempt that follows these events."""
+    match play(*map(Queue, queue), *after)[1]:
+        case [*_, Attempt(epochs)]:
+            return [each.tag.epoch for each in epochs]
+        case effects:
+            pytest.fail(f"{effects}")
+
+
+class TestAWriterThatHasFallenBehind:
+    def test_all_that_came_meanwhile_is_attempted_in_one_transaction(self) -> None:
+        events = (Opened(None), Queue(FIVE), Queue(SIX), Queue(SEVEN), Succeeded(tag(5)))
+        assert play(*events) == (
+            Delivering(WRITER, tag(5), (SIX, SEVEN), 0, together=2),
+            [Confirm(WRITER, tag(5)), Attempt((SIX, SEVEN))],
+        )
+        assert play(*events, Succeeded(tag(7))) == (Ready(WRITER, tag(7)), [Confirm(WRITER, tag(7))])
+
+    def test_what_comes_during_an_attempt_is_not_taken_for_part_of_it(self) -> None:
+        events = (Queue(FIVE), Queue(SIX), Opened(None), Queue(SEVEN))
+        assert play(*events, Succeeded(tag(6)))[1] == [Confirm(WRITER, tag(6)), Attempt((SEVEN,))]
+        with pytest.raises(AssertionError, match="another attempt"):
+            play(*events, Succeeded(tag(7)))
+
+    def test_a_target_that_takes_one_at_a_time_goes_on_with_the_rest(self) -> None:
+        events = (Queue(FIVE), Queue(SIX), Queue(SEVEN), Opened(None), Succeeded(tag(5)))
+        assert play(*events)[1] == [Confirm(WRITER, tag(5)), Attempt((SIX, SEVEN))]
+
+    def test_a_target_that_stands_between_the_epochs_is_given_the_rest(self) -> None:
+        events = (Queue(FIVE), Queue(SIX), Queue(SEVEN), Opened(None), AlreadyThere(tag(6)))
+        assert play(*events)[1] == [Confirm(WRITER, tag(6)), Attempt((SEVEN,))]
+
+    def test_an_attempt_is_bounded_in_epochs_bytes_and_rows(self) -> None:
+        assert attempted(*map(pending, range(1, 31))) == list(range(1, TOGETHER_EPOCHS_MAX + 1))
+        half = TOGETHER_BYTES_MAX // 2
+        assert attempted(*(pending(n, half) for n in range(1, 5))) == [1, 2]
+        assert attempted(*(pending(n, rows=TOGETHER_ROWS_MAX // 2) for n in range(1, 5))) == [1, 2]
+
+    def test_an_epoch_beyond_the_bounds_is_attempted_alone(self) -> None:
+        assert attempted(pending(1, TOGETHER_BYTES_MAX + 1), pending(2)) == [1]
+        assert attempted(pending(1, rows=TOGETHER_ROWS_MAX + 1), pending(2)) == [1]
+        assert attempted(pending(1), pending(2, TOGETHER_BYTES_MAX + 1)) == [1]
+
+    def test_epochs_of_two_timelines_are_not_attempted_together(self) -> None:
+        assert attempted(FIVE, SIX, pending(6, timeline=2)) == [5, 6]
+
+    def test_each_failure_halves_the_epochs_of_the_next_attempt(self) -> None:
+        """Their number may be what keeps the target from taking them."""
+        queue, again = tuple(map(pending, range(1, 31))), (LOST, RetryDue(), Opened(None))
+        counts = [len(attempted(*queue, after=(Opened(None), *again * failures))) for failures in range(6)]
+        assert counts == [16, 8, 4, 2, 1, 1]
+
+    def test_epochs_before_one_that_can_never_be_delivered_are_delivered(self) -> None:
+        refusal = Failed("duplicate key", permanent=True, kind="config")
+        events: tuple[Event, ...] = (Queue(FIVE), Queue(SIX), Opened(None), refusal)
+        assert play(*events) == (Delivering(WRITER, None, (FIVE, SIX), 0), [Attempt((FIVE,))])
+        assert play(*events, Succeeded(tag(5)))[1] == [Confirm(WRITER, tag(5)), Attempt((SIX,))]
+        assert play(*events, Succeeded(tag(5)), refusal)[1] == [Fail(WRITER, "duplicate key", "config")]
+        assert play(*events, refusal)[1] == [Fail(WRITER, "duplicate key", "config")]
+
+    def test_a_fenced_writer_does_not_try_again(self) -> None:
+        fenced = Failed("another driver owns it", permanent=True, kind="fenced")
+        assert play(Queue(FIVE), Queue(SIX), Opened(None), fenced)[1] == [
+            Fail(WRITER, "another driver owns it", "fenced")
+        ]
+
+
 class TestFailure:
     def test_the_tag_is_read_again_before_the_next_attempt(self) -> None:
         assert play(Opened(None), Queue(FIVE), LOST) == (
@@ -139,7 +209,7 @@ class TestFailure:
             [RetryAfter(WRITER, RETRY_FIRST_MS)],
         )
         assert play(Opened(None), Queue(FIVE), LOST, RetryDue())[1] == [Open(WRITER)]
-        assert play(Opened(None), Queue(FIVE), LOST, RetryDue(), Opened(None))[1] == [Attempt(FIVE)]
+        assert play(Opened(None), Queue(FIVE), LOST, RetryDue(), Opened(None))[1] == [Attempt((FIVE,))]
 
     def test_a_lost_reply_to_a_delivery_that_took_place_is_not_repeated(self) -> None:
         events = (Opened(None), Queue(FIVE), LOST, RetryDue(), Opened(tag(5)))
@@ -193,7 +263,8 @@ class World:
     stands: Tag | None = None
     visible: list[int] = field(default_factory=list)
     confirmed: Tag | None = None
-    stragglers: list[Pending] = field(default_factory=list)
+    stragglers: list[tuple[Pending, ...]] = field(default_factory=list)
+    merges: bool = True
 
     def __post_init__(self) -> None:
         self.state, self.todo = start(WRITER)
@@ -202,11 +273,11 @@ class World:
         self.state, effects = step(self.state, event)
         self.todo += effects
 
-    def apply(self, attempt: Pending) -> bool:
-        if self.stands is not None and self.stands >= attempt.tag:
+    def apply(self, attempt: tuple[Pending, ...]) -> bool:
+        if self.stands is not None and self.stands >= attempt[0].tag:
             return False
-        self.stands = attempt.tag
-        self.visible.append(attempt.tag.epoch)
+        self.stands = attempt[-1].tag
+        self.visible += [each.tag.epoch for each in attempt]
         return True
 
     def commit(self) -> None:
@@ -221,7 +292,7 @@ class World:
 
     def crash(self) -> None:
         """The process dies with its machine; an attempt under way may still arrive later."""
-        self.stragglers += [effect.pending for effect in self.todo if isinstance(effect, Attempt)]
+        self.stragglers += [effect.epochs for effect in self.todo if isinstance(effect, Attempt)]
         self.state, self.todo = start(WRITER)
         self.queue_again()
 
@@ -236,21 +307,21 @@ class World:
                 self.take(RetryDue())
             case Open():
                 self.take(LOST if fate != "works" else Opened(self.stands, self.confirmed))
-            case Attempt(attempted):
-                self.attempt(attempted, fate)
+            case Attempt(epochs):
+                self.attempt(epochs if self.merges else epochs[:1], fate)
             case Fail():
                 pytest.fail(f"stopped: {effect}")
 
-    def attempt(self, attempted: Pending, fate: str) -> None:
+    def attempt(self, epochs: tuple[Pending, ...], fate: str) -> None:
         if fate == "works":
-            moved = self.apply(attempted)
+            moved = self.apply(epochs)
             assert self.stands is not None
-            self.take(Succeeded(attempted.tag) if moved else AlreadyThere(self.stands))
+            self.take(Succeeded(epochs[-1].tag) if moved else AlreadyThere(self.stands))
             return
         if fate == "reply lost":
-            self.apply(attempted)
+            self.apply(epochs)
         if fate == "late":
-            self.stragglers.append(attempted)
+            self.stragglers.append(epochs)
         self.take(LOST)
 
 
@@ -259,10 +330,11 @@ class TestEveryOrderOfEvents:
         st.lists(
             st.sampled_from(["commit", "works", "works", "reply lost", "refused", "late", "land", "crash", "again"]),
             max_size=120,
-        )
+        ),
+        st.booleans(),
     )
-    def test_each_epoch_becomes_visible_once_and_in_order(self, script: list[str]) -> None:
-        world = World(epochs=12)
+    def test_each_epoch_becomes_visible_once_and_in_order(self, script: list[str], merges: bool) -> None:
+        world = World(epochs=12, merges=merges)
         for action in script:
             match action:
                 case "commit":

@@ -27,6 +27,26 @@ class TestAdvance:
             ]
         db.close()
 
+    @given(st.lists(st.tuples(TAGS, TAGS).map(sorted), min_size=1), st.booleans())
+    def test_several_epochs_move_it_only_from_below_the_first(self, attempts: list[list[Tag]], known: bool) -> None:
+        db = sqlite3.connect(":memory:")
+        db.execute(tags.CREATE_PROGRESS)
+        stands = Tag(Timeline(0), Epoch(1))
+        db.execute(tags.advance(), tags.tag_row("job", WRITER, stands))
+        for first, last in attempts:
+            below = first.timeline, first.epoch
+            if known:
+                row = (last.timeline, last.epoch, *tags.writer_row("job", WRITER), *below, 0, 1)
+                moved = db.execute(tags.advance_from(), row).rowcount
+            else:
+                moved = db.execute(tags.advance_over(), (*tags.tag_row("job", WRITER, last), *below)).rowcount
+            assert moved == (1 if stands < first else 0)
+            stands = last if stands < first else stands
+            assert db.execute(tags.read_tag(), tags.writer_row("job", WRITER)).fetchall() == [
+                (stands.timeline, stands.epoch)
+            ]
+        db.close()
+
     def test_the_parameter_mark_is_the_only_difference_between_databases(self) -> None:
         assert tags.advance("%s").replace("%s", "?") == tags.advance("?")
         assert tags.advance("%s").count("%s") == 5
