@@ -21,7 +21,7 @@ from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Target
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.owners import NEVER, Claim
 from holdfast.sinks.staging import decode
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Deliveries:
                     self._submit(writer, lambda: self._target(writer).delivered(), self._opened)
                 case delivery.Attempt(pending):
                     assert isinstance(machine, delivery.Delivering)
-                    attempt = partial(self._attempt, pending, machine.floor)
+                    attempt = partial(self._attempt, pending, machine.floor or NEVER)
                     self._submit(writer, attempt, self._attempted)
                 case delivery.Confirm(_, tag):
                     self._confirmed[writer] = tag
@@ -167,7 +167,7 @@ class Deliveries:
         if writer in self._targets:
             self._targets[writer].close()
 
-    def _attempt(self, pending: Pending, known: Tag | None) -> object:
+    def _attempt(self, pending: Pending, known: Tag) -> object:
         store = self._ports.store
         batches = (batch for part in pending.staged.parts for batch in decode(read_verified(store, part)))
         return self._target(pending.writer).deliver(pending.tag, batches, known)

@@ -38,7 +38,7 @@ from holdfast.sinks.contract import (
     check_null_keys,
     no_fault,
 )
-from holdfast.sinks.owners import Claim, Held, Holding, went_back
+from holdfast.sinks.owners import Claim, Held, Holding, check_continues
 from holdfast.sinks.undo import (
     SAMPLE_MAX,
     Change,
@@ -173,8 +173,8 @@ class MemorySink:
             if refused is not None:
                 return refused
             standing = self._tags.get((job_uuid, writer))
-            if known is not None and (standing is None or standing < known):
-                raise went_back(where, standing, known)
+            if known is not None:
+                check_continues(where, standing, known)
             self.fault("after_tag")
             self._publish(job_uuid, writer, tag, incoming)
             self.take_over(job_uuid, writer.sink, claim)

@@ -8,6 +8,7 @@ that its own log knows, and from none; any other token belongs to a history that
 Invariants
     - A delivery, a write, a repair and a drop of before-images compare the token in their own transaction.
     - A token that the job's log does not know changes nothing in the target, and is reported as `Fenced`.
+    - A delivery continues exactly the tag that its writer knows: a copy of the job may deliver until it is fenced.
     - A target without a token was written by an earlier version: it is taken over if its tags fit.
 
 Pure: no clock, thread or I/O.
@@ -18,8 +19,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.errors import Damaged, Fenced
-from holdfast.model import Generation, Tag
+from holdfast.errors import Damaged, Fenced, Unavailable
+from holdfast.model import NO_EPOCH, Generation, Tag, Timeline
+
+NEVER = Tag(Timeline(-1), NO_EPOCH)
+"""Where a writer stands that has not delivered yet."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,25 @@ def not_ours(where: str, held: Held) -> NotOurs:
         next_step="run one of the two jobs, or give the other a target of its own; to move the target to this job: "
         "holdfast run JOB.py --adopt-targets SINK, or holdfast rewind JOB.py ... --adopt-targets SINK",
     )
+
+
+def check_continues(where: str, standing: Tag | None, known: Tag) -> None:
+    """Refuse a delivery that would not continue what its writer knows of the target.
+
+    Raises:
+        Damaged: the target is below it.
+        Unavailable: it is above; reading the tag tells whether that was output of this history.
+    """
+    stands = standing or NEVER
+    if stands < known:
+        raise went_back(where, standing, known)
+    if stands > known:
+        raise Unavailable(
+            f"{where}: the target stands at timeline {stands.timeline}, epoch {stands.epoch}, which another process "
+            "delivered since the tag was read",
+            not_done="nothing was delivered",
+            next_step="nothing: delivery reads the tag and tries again",
+        )
 
 
 def went_back(where: str, standing: Tag | None, known: Tag) -> Damaged:

@@ -57,7 +57,7 @@ from holdfast.sinks.contract import (
     no_fault,
 )
 from holdfast.sinks.immediate import ImmediateSink
-from holdfast.sinks.owners import Claim, Holding, went_back
+from holdfast.sinks.owners import NEVER, Claim, Holding, check_continues
 from holdfast.sinks.sqlite_added import add_rows
 from holdfast.sinks.sqlite_file import (
     BUSY_TIMEOUT_MS,
@@ -354,19 +354,20 @@ class SQLiteTarget:
         sqlite_owners.take_over(db, self._where, self._job, self._writer.sink, self._claim)
 
     def _moved(self, db: sqlite3.Connection, tag: Tag, known: Tag | None) -> bool:
-        """Move the tag, if it grows and still stands at or past what is known to be in the target."""
-        if known is None:
-            return db.execute(tags.advance(), tags.tag_row(self._job, self._writer, tag)).rowcount == 1
-        forward = tag.timeline, tag.epoch
-        row = (*forward, *tags.writer_row(self._job, self._writer), *forward, known.timeline, known.epoch)
+        """Move the tag, if it grows and still stands where the writer knows it."""
+        if known is None or known == NEVER:
+            move = tags.advance() if known is None else tags.advance_first()
+            return db.execute(move, tags.tag_row(self._job, self._writer, tag)).rowcount == 1
+        assert known < tag
+        row = (tag.timeline, tag.epoch, *tags.writer_row(self._job, self._writer), known.timeline, known.epoch)
         return db.execute(tags.advance_from(), row).rowcount == 1
 
     def _refused(self, db: sqlite3.Connection, tag: Tag, known: Tag | None) -> AlreadyDelivered:
         self._check_owner(db)
         standing = self._standing(db)
-        if known is not None and (standing is None or standing < known):
-            raise went_back(self._where, standing, known)
         if standing is None or standing < tag:
+            if known is not None:
+                check_continues(self._where, standing, known)
             raise Unavailable(
                 f"{self._where}: the tag did not move and yet stands at {standing}; another process removed it",
                 not_done="nothing was delivered",

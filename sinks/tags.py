@@ -97,11 +97,16 @@ def advance(mark: str = "?") -> str:
     return _forward(PROGRESS, f"VALUES ({_marks(mark, 5)})")
 
 
+def advance_first(mark: str = "?") -> str:
+    """Note the tag of a writer that has none; parameters are `tag_row`."""
+    return f"INSERT INTO {PROGRESS} (job, sink, writer, timeline, epoch) VALUES ({_marks(mark, 5)}) ON CONFLICT DO NOTHING"
+
+
 def advance_from(mark: str = "?") -> str:
-    """Move the tag forward, if it stands at or past another one: parameters are timeline, epoch, `writer_row`, both."""
+    """Move the tag, if it stands at another one: parameters are the new timeline and epoch, `writer_row`, the old."""
     return (
         f"UPDATE {PROGRESS} SET timeline = {mark}, epoch = {mark} WHERE job = {mark} AND sink = {mark} "
-        f"AND writer = {mark} AND (timeline, epoch) < ({mark}, {mark}) AND (timeline, epoch) >= ({mark}, {mark})"
+        f"AND writer = {mark} AND (timeline, epoch) = ({mark}, {mark})"
     )
 
 

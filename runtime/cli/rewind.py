@@ -308,6 +308,7 @@ def _command(args: argparse.Namespace, shown: Mapping[str, Any]) -> str:
     words = ["holdfast", "rewind", args.job, "--to-epoch", str(shown["to"]["epoch"]), "--apply"]
     words += ["--plan", shown["plan_id"], *(["--stop"] if args.stop else [])]
     words += [word for what in shown["accept"] for word in ("--accept", what)]
+    words += [word for sink in args.adopt_targets for word in ("--adopt-targets", sink)]
     words += [word for flag in ("root", "app") if (at := getattr(args, flag)) is not None for word in (f"--{flag}", at)]
     return shlex.join(words)
 

@@ -286,3 +286,27 @@ class TestLogCutShort:
         with pytest.raises(hf.Damaged, match="cut short") as refused:
             tagged.prepare()
         assert "rewind" in refused.value.next_step
+
+
+class TestCopyThatIsStartedWhileTheOriginalRuns:
+    def test_what_the_original_delivers_before_it_is_fenced_does_not_come_twice(self, tagged: Site) -> None:
+        first = tagged.start()
+        tagged.say(first)
+        tagged.copy_root("staging")
+        second = tagged.start("staging")
+        tagged.say(first)
+        assert tagged.numbers() == list(range(6))
+        second.pass_time(12)
+        how, kind, what = outcome(second)
+        assert (how, kind) == ("failed", "damaged") and "the job log ends at" in what
+        assert tagged.numbers() == list(range(6)) and first.driver.outcome is None
+        tagged.say(first)
+        assert tagged.numbers() == list(range(9))
+
+    def test_nor_does_its_very_first_output(self, tagged: Site) -> None:
+        first = tagged.start()
+        tagged.copy_root("staging")
+        second = tagged.start("staging")
+        tagged.say(first)
+        second.pass_time(12)
+        assert outcome(second)[1] == "damaged" and tagged.numbers() == list(range(3))
