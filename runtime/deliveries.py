@@ -61,7 +61,7 @@ class Deliveries:
         """A generation begins: deliver first what earlier ones left behind. On a new timeline all machines are new."""
         self.immediate.deploy(deploy)
         self._job_uuid = deploy.job_uuid
-        self._claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners))
+        self._claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners), deploy.first_epoch)
         self._completed = Tag(deploy.timeline, deploy.base_epoch)
         if deploy.timeline != self._timeline:
             self._timeline = deploy.timeline

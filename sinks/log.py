@@ -256,7 +256,9 @@ class LogTarget:
     def _admit(self, tail: Commit, known: Tag | None = None, tag: Tag | None = None) -> None:
         """Refuse to append behind a commit that says that another history owns the log, or that it was restored."""
         if self._claim is not None:
-            self._claim.must_take_over(self._where, held(tail, self._job, self._writer.sink))
+            owner = held(tail, self._job, self._writer.sink)
+            self._claim.must_take_over(self._where, owner)
+            self._claim.check_stands(self._where, owner, tail.tag_of(self._name))
         standing = tail.tag_of(self._name)
         if known is not None and not (standing is not None and tag is not None and standing >= tag):
             check_continues(self._where, standing, known)

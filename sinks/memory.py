@@ -142,6 +142,15 @@ class MemorySink:
         held = self._owners.get((job_uuid, sink))
         return claim is not None and claim.must_take_over(f"memory sink {sink!r}", held)
 
+    def compared(self, job_uuid: str, writer: Writer, claim: Claim | None) -> Tag | None:
+        """Return the writer's tag, if it is one of this history. Raises Fenced."""
+        self.check_claim(job_uuid, writer.sink, claim)
+        standing = self._tags.get((job_uuid, writer))
+        if claim is not None:
+            held = self._owners.get((job_uuid, writer.sink))
+            claim.check_stands(f"memory sink {writer.sink!r}", held, standing)
+        return standing
+
     def take_over(self, job_uuid: str, sink: str, claim: Claim | None) -> None:
         """Note the owner, after `check_claim`."""
         if claim is not None:
@@ -158,8 +167,7 @@ class MemorySink:
     ) -> Outcome:
         """See Target.deliver."""
         where = f"memory sink {writer.sink!r}, writer {writer.subtask}"
-        self.check_claim(job_uuid, writer.sink, claim)
-        standing = self.delivered(job_uuid, writer)
+        standing = self.compared(job_uuid, writer, claim)
         if standing is not None and standing >= tag:
             return already(where, tag, standing)
         incoming: list[Row] = []
@@ -168,7 +176,7 @@ class MemorySink:
             incoming += batch.to_pylist()
         self.fault("before_begin")
         with self._lock:
-            self.check_claim(job_uuid, writer.sink, claim)
+            self.compared(job_uuid, writer, claim)
             refused = self._advance(where, job_uuid, writer, tag)
             if refused is not None:
                 return refused
@@ -323,8 +331,7 @@ class MemoryTarget:
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
-        self._sink.check_claim(self._job, self._writer.sink, self._claim)
-        return self._sink.delivered(self._job, self._writer)
+        return self._sink.compared(self._job, self._writer, self._claim)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.errors import Damaged, Fenced, Unavailable
-from holdfast.model import NO_EPOCH, Generation, Tag, Timeline
+from holdfast.model import NO_EPOCH, Epoch, Generation, Tag, Timeline
 
 NEVER = Tag(Timeline(-1), NO_EPOCH)
 """Where a writer stands that has not delivered yet."""
@@ -42,11 +42,24 @@ class Claim:
         owner: Its token.
         generation: The one it starts with; for people.
         known: Tokens of earlier drivers of the same history, from which it may take over.
+        since: The first epoch of its generation: no earlier driver delivers it, or a later one. None: not compared.
     """
 
     owner: str
     generation: Generation
     known: frozenset[str] = frozenset()
+    since: Epoch | None = None
+
+    def check_stands(self, where: str, held: Held | None, standing: Tag | None) -> None:
+        """Refuse a tag that only this driver can have delivered, and that another one has.
+
+        Raises:
+            Fenced: a copy of the job numbers its epochs as this one does, and was first.
+        """
+        if held is None or standing is None or self.since is None or held.owner == self.owner:
+            return
+        if standing.epoch >= self.since:
+            raise not_ours(where, held)
 
     def must_take_over(self, where: str, held: Held | None) -> bool:
         """Return whether the target has to note this claim before it is written to.
@@ -80,7 +93,8 @@ def not_ours(where: str, held: Held) -> NotOurs:
     """Return the error for a target that another history of the job has taken over."""
     return NotOurs(
         f"{where}: it was taken over by another run, in generation {held.generation} (owner {held.owner[:12]}), that "
-        "the log of this job does not know: the job's folder was copied or restored, and both copies write here",
+        "the log of this job does not know, or in epochs that it does not know: the job's folder was copied or "
+        "restored, and both copies write here",
         not_done="nothing was written to the target",
         next_step="run one of the two jobs, or give the other a target of its own; to move the target to this job: "
         "holdfast run JOB.py --adopt-targets SINK, or holdfast rewind JOB.py ... --adopt-targets SINK",

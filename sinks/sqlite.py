@@ -339,13 +339,21 @@ class SQLiteTarget:
 
         def look() -> Tag | None:
             self._check_owner(db)
-            return self._standing(db)
+            return self._compared(db)
 
         return read(db, self._sink.path, BUSY_TIMEOUT_MS, look)
 
     def _standing(self, db: sqlite3.Connection) -> Tag | None:
         row = db.execute(tags.read_tag(), tags.writer_row(self._job, self._writer)).fetchone()
         return None if row is None else Tag(Timeline(row[0]), Epoch(row[1]))
+
+    def _compared(self, db: sqlite3.Connection) -> Tag | None:
+        """Return the standing tag, if it is one of this history. Raises Fenced."""
+        standing = self._standing(db)
+        if self._claim is not None:
+            held = sqlite_owners.held(db, self._job, self._writer.sink)
+            self._claim.check_stands(self._where, held, standing)
+        return standing
 
     def _check_owner(self, db: sqlite3.Connection) -> None:
         sqlite_owners.check(db, self._where, self._job, self._writer.sink, self._claim)
@@ -364,7 +372,7 @@ class SQLiteTarget:
 
     def _refused(self, db: sqlite3.Connection, tag: Tag, known: Tag | None) -> AlreadyDelivered:
         self._check_owner(db)
-        standing = self._standing(db)
+        standing = self._compared(db)
         if standing is None or standing < tag:
             if known is not None:
                 check_continues(self._where, standing, known)

@@ -99,7 +99,8 @@ def advance(mark: str = "?") -> str:
 
 def advance_first(mark: str = "?") -> str:
     """Note the tag of a writer that has none; parameters are `tag_row`."""
-    return f"INSERT INTO {PROGRESS} (job, sink, writer, timeline, epoch) VALUES ({_marks(mark, 5)}) ON CONFLICT DO NOTHING"
+    row = f"INSERT INTO {PROGRESS} (job, sink, writer, timeline, epoch) VALUES ({_marks(mark, 5)})"
+    return f"{row} ON CONFLICT DO NOTHING"
 
 
 def advance_from(mark: str = "?") -> str:

@@ -310,3 +310,16 @@ class TestCopyThatIsStartedWhileTheOriginalRuns:
         tagged.say(first)
         second.pass_time(12)
         assert outcome(second)[1] == "damaged" and tagged.numbers() == list(range(3))
+
+    def test_an_epoch_of_the_same_number_is_not_taken_for_its_own(self, tagged: Site) -> None:
+        first = tagged.start()
+        tagged.say(first)
+        tagged.copy_root("staging")
+        second = tagged.start("staging")
+        first.crash(next(iter(first.members)))
+        tagged.say(first)
+        tagged.say(second)
+        assert first.driver.state.job.base_epoch == second.driver.state.job.base_epoch == 102
+        assert outcome(second)[1] == "fenced" and tagged.numbers() == list(range(6))
+        tagged.say(first)
+        assert tagged.numbers() == list(range(12))
