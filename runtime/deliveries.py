@@ -23,7 +23,7 @@ from holdfast.runtime.messages import Deploy
 from holdfast.runtime.plan import Plan
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, EpochOutput, MergingTarget, Target
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.owners import NEVER, Claim
 from holdfast.sinks.staging import decode
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Deliveries:
         """A generation begins: deliver first what earlier ones left behind. On a new timeline all machines are new."""
         self.immediate.deploy(deploy)
         self._job_uuid = deploy.job_uuid
-        self._claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners))
+        self._claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners), deploy.first_epoch)
         self._completed = Tag(deploy.timeline, deploy.base_epoch)
         if deploy.timeline != self._timeline:
             self._timeline = deploy.timeline
@@ -129,7 +129,7 @@ class Deliveries:
                     self._submit(writer, lambda: self._target(writer).delivered(), self._opened)
                 case delivery.Attempt(epochs):
                     assert isinstance(machine, delivery.Delivering)
-                    attempt = partial(self._attempt, writer, epochs, machine.floor)
+                    attempt = partial(self._attempt, writer, epochs, machine.floor or NEVER)
                     self._submit(writer, attempt, self._attempted)
                 case delivery.Confirm(_, tag):
                     self._confirmed[writer] = tag
@@ -169,7 +169,7 @@ class Deliveries:
         if writer in self._targets:
             self._targets[writer].close()
 
-    def _attempt(self, writer: Writer, epochs: tuple[Pending, ...], known: Tag | None) -> delivery.Event:
+    def _attempt(self, writer: Writer, epochs: tuple[Pending, ...], known: Tag) -> delivery.Event:
         target = self._target(writer)
         if len(epochs) > 1 and isinstance(target, MergingTarget):
             outputs = [EpochOutput(pending.tag, self._staged(pending)) for pending in epochs]

@@ -7,6 +7,7 @@ in that transaction (sinks/owners.py).
 Invariants
     - A target whose owner the job's log does not know is refused, unless the user names its sink.
     - A target that stands beyond every epoch that the log completed is refused; only a rewind takes it back.
+    - A target is not adopted at an epoch that its other owner may have delivered under the same number.
 
 Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
 """
@@ -15,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.joblog import Completed, Job
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, HoldfastError, Unavailable, Where
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable, Where
 from holdfast.model import Tag
 from holdfast.runtime.steps import SinkSpec
 from holdfast.sinks.contract import HeldSink
@@ -44,6 +45,8 @@ def check_targets(
     found = read_holdings(job, specs)
     now = repository.read_log() or job
     adopted = adopted_from(now, specs, found, adopt)
+    if now.completed:
+        check_adopted(repository, now, now.completed[-1], specs, found, adopt)
     for name, holding in found.items():
         where = named(specs, name)
         if holding.held is not None and holding.held.owner not in (*now.owners, *adopted):
@@ -94,6 +97,59 @@ def adopted_from(
         if held is not None and held.owner not in job.owners:
             owners.append(held.owner)
     return tuple(owners)
+
+
+def check_adopted(
+    repository: Repository,
+    job: Job,
+    to: Completed,
+    specs: Sequence[SinkSpec],
+    found: Mapping[str, Holding],
+    adopt: Collection[str],
+) -> None:
+    """Refuse to adopt a target at a checkpoint whose output another history may have delivered in this job's place.
+
+    Copies of a job number their epochs alike. What a manifest confirms, or a job that has ended, this job delivered
+    itself: another owner's deliveries come later. Of the rest the tag does not say whose it is.
+
+    Args:
+        to: The checkpoint that the job goes on from.
+
+    Raises:
+        Damaged: going on from there would take the other's output for the job's own.
+    """
+    foreign = [
+        (name, one.newest)
+        for name, one in found.items()
+        if name in adopt and one.newest is not None and one.held is not None and one.held.owner not in job.owners
+    ]
+    if not foreign or job.ended is not None:
+        return
+    there = repository.load_manifest(to.body.manifest)
+    confirmed = {done.writer: done.tag for done in repository.load_manifest(job.completed[-1].body.manifest).confirmed}
+    for name, newest in foreign:
+        doubtful = [
+            item.tag
+            for item in there.pending
+            if item.writer.sink == name
+            and item.tag <= newest
+            and (item.writer not in confirmed or confirmed[item.writer] < item.tag)
+        ]
+        if doubtful:
+            raise _whose(job, named(specs, name), name, min(doubtful))
+
+
+def _whose(job: Job, where: str, sink: str, doubtful: Tag) -> Damaged:
+    safe = [each.body.epoch for each in job.completed if each.body.epoch < doubtful.epoch]
+    restore = "restore the target from a backup, or give the sink another target"
+    back = f"holdfast rewind JOB.py --to-epoch {safe[-1]} --adopt-targets {sink}; or " if safe else ""
+    return Damaged(
+        f"{where}: another run owns the target, and which of the two delivered epoch {doubtful.epoch} is not known: "
+        "copies of a job number their epochs alike",
+        not_done=f"{NOT_STARTED}; the target was not adopted",
+        next_step=back + restore,
+        where=Where(job=job.name),
+    )
 
 
 def beyond(job: Job, where: str, newest: Tag | None) -> HoldfastError | None:

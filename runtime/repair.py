@@ -25,7 +25,7 @@ from holdfast.model import Generation, Subtask, Tag, Writer
 from holdfast.ports import Lane
 from holdfast.runtime.plan import SinkSpec
 from holdfast.sinks.contract import Repair, RepairableSink, Rewinding
-from holdfast.sinks.owners import Claim, went_back
+from holdfast.sinks.owners import NEVER, Claim, went_back
 from holdfast.sinks.staging import decode
 
 RETRY_S = 0.5
@@ -193,7 +193,8 @@ def _deliver_left(repository: Repository, spec: SinkSpec, order: Order) -> None:
             for item in sorted((item for item in pending if item.writer == writer), key=lambda item: item.tag):
                 if standing is None or standing < item.tag:
                     rows = (batch for part in item.staged.parts for batch in decode(repository.read(part)))
-                    target.deliver(item.tag, rows, standing)
+                    target.deliver(item.tag, rows, standing or NEVER)
+                    standing = item.tag
         finally:
             target.close()
 

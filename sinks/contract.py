@@ -89,8 +89,9 @@ class Target(Protocol):
         and not at all if the target stands at the tag already.
 
         Args:
-            known: The writer's newest tag that is known to be in the target. The transaction looks at it again: a
-                target below it was restored from a backup.
+            known: The tag at which the writer knows the target to stand, `owners.NEVER` if it has none. The
+                transaction looks at it again: a target below it was restored from a backup, and one above it, but below
+                `tag`, was written to by a copy of the job. None looks at nothing: for tests, and for a fence.
 
         Raises:
             Unavailable: the outcome is unknown, or the target is busy: read the tag, then try again.

@@ -100,8 +100,8 @@ class Opened:
     confirmed_by_manifest: Tag | None = None
     """What a manifest says is in; a target below it was restored from a backup."""
     completed: Tag | None = None
-    """The newest checkpoint that the job is known to have completed; None: not known. A target beyond it and beyond
-    the queue holds output of another history."""
+    """The newest checkpoint that the job is known to have completed; None: not known. A target beyond it that
+    stands at no epoch of the queue holds output of another history."""
 
 
 @dataclass(frozen=True)
@@ -257,8 +257,8 @@ def _opened(
     if known and (delivered is None or delivered < max(known)):
         return _stop(state, str(went_back(_named(state.writer), delivered, max(known))), "damaged")
     if completed is not None and delivered is not None:
-        newest = max([completed, *known, *(pending.tag for pending in state.queue)])
-        if delivered > newest:
+        newest = max([completed, *known])
+        if delivered > newest and all(pending.tag != delivered for pending in state.queue):
             # On a newer timeline it may be a rewind of this very job, which the master tells by the kind.
             kind = "fenced" if delivered.timeline > newest.timeline else "damaged"
             return _stop(state, str(stands_beyond(_named(state.writer), delivered, newest)), kind)

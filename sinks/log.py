@@ -37,7 +37,7 @@ from holdfast.ports import ObjectStore
 from holdfast.sinks import log_audit
 from holdfast.sinks.audited import Asked, Shown
 from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Outcome, Repair, Rewinding, already
-from holdfast.sinks.owners import Claim, Held, Holding, went_back
+from holdfast.sinks.owners import Claim, Held, Holding, check_continues
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
 from holdfast.storage.commits import Commits
 from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
@@ -209,21 +209,21 @@ class LogTarget:
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
         tail = self._log().newest()
-        self._admit(tail, None)
+        self._admit(tail)
         return tail.tag_of(self._name)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""
         log = self._log()
         tail = log.newest()
-        self._admit(tail, known)
+        self._admit(tail, known, tag)
         standing = tail.tag_of(self._name)
         if standing is not None and standing >= tag:
             return already(self._where, tag, standing)
         rows = list(batches)
         placed = spread(log.meta, rows, self._writer.subtask + tag.epoch)
         owned = owned_by(self._job, self._writer.sink, self._claim)
-        admit = lambda tail: self._admit(tail, known)
+        admit = lambda tail: self._admit(tail, known, tag)
         if log.append_tagged(placed, self._name, tag, owned=owned, admit=admit) is None:
             return self._refused(log, tag)
         return Delivered(sum(batch.num_rows for batch in rows))
@@ -253,13 +253,15 @@ class LogTarget:
             self._opened = store, log
         return log
 
-    def _admit(self, tail: Commit, known: Tag | None) -> None:
+    def _admit(self, tail: Commit, known: Tag | None = None, tag: Tag | None = None) -> None:
         """Refuse to append behind a commit that says that another history owns the log, or that it was restored."""
         if self._claim is not None:
-            self._claim.must_take_over(self._where, held(tail, self._job, self._writer.sink))
+            owner = held(tail, self._job, self._writer.sink)
+            self._claim.must_take_over(self._where, owner)
+            self._claim.check_stands(self._where, owner, tail.tag_of(self._name))
         standing = tail.tag_of(self._name)
-        if known is not None and (standing is None or standing < known):
-            raise went_back(self._where, standing, known)
+        if known is not None and not (standing is not None and tag is not None and standing >= tag):
+            check_continues(self._where, standing, known)
 
     def _refused(self, log: LogWriter, tag: Tag) -> AlreadyDelivered:
         standing = log.tag_of(self._name)

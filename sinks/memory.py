@@ -39,7 +39,7 @@ from holdfast.sinks.contract import (
     check_null_keys,
     no_fault,
 )
-from holdfast.sinks.owners import Claim, Held, Holding, went_back
+from holdfast.sinks.owners import Claim, Held, Holding, check_continues
 from holdfast.sinks.undo import (
     SAMPLE_MAX,
     Change,
@@ -157,6 +157,15 @@ class MemorySink:
         held = self._owners.get((job_uuid, sink))
         return claim is not None and claim.must_take_over(f"memory sink {sink!r}", held)
 
+    def compared(self, job_uuid: str, writer: Writer, claim: Claim | None) -> Tag | None:
+        """Return the writer's tag, if it is one of this history. Raises Fenced."""
+        self.check_claim(job_uuid, writer.sink, claim)
+        standing = self._tags.get((job_uuid, writer))
+        if claim is not None:
+            held = self._owners.get((job_uuid, writer.sink))
+            claim.check_stands(f"memory sink {writer.sink!r}", held, standing)
+        return standing
+
     def take_over(self, job_uuid: str, sink: str, claim: Claim | None) -> None:
         """Note the owner, after `check_claim`."""
         if claim is not None:
@@ -185,20 +194,19 @@ class MemorySink:
         """See MergingTarget.deliver_together."""
         first, last = epochs[0].tag, epochs[-1].tag
         where = f"memory sink {writer.sink!r}, writer {writer.subtask}"
-        self.check_claim(job_uuid, writer.sink, claim)
-        standing = self.delivered(job_uuid, writer)
+        standing = self.compared(job_uuid, writer, claim)
         if standing is not None and standing >= first:
             return already(where, first, standing)
         incoming = [(epoch.tag, self._read(epoch.batches)) for epoch in epochs]
         self.fault("before_begin")
         with self._lock:
-            self.check_claim(job_uuid, writer.sink, claim)
+            self.compared(job_uuid, writer, claim)
             refused = self._advance(where, job_uuid, writer, first)
             if refused is not None:
                 return refused
             standing = self._tags.get((job_uuid, writer))
-            if known is not None and (standing is None or standing < known):
-                raise went_back(where, standing, known)
+            if known is not None:
+                check_continues(where, standing, known)
             self.fault("after_tag")
             self.publish(job_uuid, writer, incoming)
             self._tags[job_uuid, writer] = last
@@ -367,8 +375,7 @@ class MemoryTarget:
 
     def delivered(self) -> Tag | None:
         """See Target.delivered."""
-        self._sink.check_claim(self._job, self._writer.sink, self._claim)
-        return self._sink.delivered(self._job, self._writer)
+        return self._sink.compared(self._job, self._writer, self._claim)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """See Target.deliver."""

@@ -8,6 +8,7 @@ that its own log knows, and from none; any other token belongs to a history that
 Invariants
     - A delivery, a write, a repair and a drop of before-images compare the token in their own transaction.
     - A token that the job's log does not know changes nothing in the target, and is reported as `Fenced`.
+    - A delivery continues exactly the tag that its writer knows: a copy of the job may deliver until it is fenced.
     - A target without a token was written by an earlier version: it is taken over if its tags fit.
 
 Pure: no clock, thread or I/O.
@@ -18,8 +19,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.errors import Damaged, Fenced
-from holdfast.model import Generation, Tag
+from holdfast.errors import Damaged, Fenced, Unavailable
+from holdfast.model import NO_EPOCH, Epoch, Generation, Tag, Timeline
+
+NEVER = Tag(Timeline(-1), NO_EPOCH)
+"""Where a writer stands that has not delivered yet."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,24 @@ class Claim:
         owner: Its token.
         generation: The one it starts with; for people.
         known: Tokens of earlier drivers of the same history, from which it may take over.
+        since: The first epoch of its generation: no earlier driver delivers it, or a later one. None: not compared.
     """
 
     owner: str
     generation: Generation
     known: frozenset[str] = frozenset()
+    since: Epoch | None = None
+
+    def check_stands(self, where: str, held: Held | None, standing: Tag | None) -> None:
+        """Refuse a tag that only this driver can have delivered, and that another one has.
+
+        Raises:
+            Fenced: a copy of the job numbers its epochs as this one does, and was first.
+        """
+        if held is None or standing is None or self.since is None or held.owner == self.owner:
+            return
+        if standing.epoch >= self.since:
+            raise not_ours(where, held)
 
     def must_take_over(self, where: str, held: Held | None) -> bool:
         """Return whether the target has to note this claim before it is written to.
@@ -76,11 +93,31 @@ def not_ours(where: str, held: Held) -> NotOurs:
     """Return the error for a target that another history of the job has taken over."""
     return NotOurs(
         f"{where}: it was taken over by another run, in generation {held.generation} (owner {held.owner[:12]}), that "
-        "the log of this job does not know: the job's folder was copied or restored, and both copies write here",
+        "the log of this job does not know, or in epochs that it does not know: the job's folder was copied or "
+        "restored, and both copies write here",
         not_done="nothing was written to the target",
         next_step="run one of the two jobs, or give the other a target of its own; to move the target to this job: "
         "holdfast run JOB.py --adopt-targets SINK, or holdfast rewind JOB.py ... --adopt-targets SINK",
     )
+
+
+def check_continues(where: str, standing: Tag | None, known: Tag) -> None:
+    """Refuse a delivery that would not continue what its writer knows of the target.
+
+    Raises:
+        Damaged: the target is below it.
+        Unavailable: it is above; reading the tag tells whether that was output of this history.
+    """
+    stands = standing or NEVER
+    if stands < known:
+        raise went_back(where, standing, known)
+    if stands > known:
+        raise Unavailable(
+            f"{where}: the target stands at timeline {stands.timeline}, epoch {stands.epoch}, which another process "
+            "delivered since the tag was read",
+            not_done="nothing was delivered",
+            next_step="nothing: delivery reads the tag and tries again",
+        )
 
 
 def went_back(where: str, standing: Tag | None, known: Tag) -> Damaged:

@@ -60,7 +60,7 @@ from holdfast.sinks.contract import (
     no_fault,
 )
 from holdfast.sinks.immediate import ImmediateSink
-from holdfast.sinks.owners import Claim, Holding, went_back
+from holdfast.sinks.owners import NEVER, Claim, Holding, check_continues
 from holdfast.sinks.sqlite_added import add_rows
 from holdfast.sinks.sqlite_file import (
     BUSY_TIMEOUT_MS,
@@ -355,13 +355,21 @@ class SQLiteTarget:
 
         def look() -> Tag | None:
             self._check_owner(db)
-            return self._standing(db)
+            return self._compared(db)
 
         return read(db, self._sink.path, BUSY_TIMEOUT_MS, look)
 
     def _standing(self, db: sqlite3.Connection) -> Tag | None:
         row = db.execute(tags.read_tag(), tags.writer_row(self._job, self._writer)).fetchone()
         return None if row is None else Tag(Timeline(row[0]), Epoch(row[1]))
+
+    def _compared(self, db: sqlite3.Connection) -> Tag | None:
+        """Return the standing tag, if it is one of this history. Raises Fenced."""
+        standing = self._standing(db)
+        if self._claim is not None:
+            held = sqlite_owners.held(db, self._job, self._writer.sink)
+            self._claim.check_stands(self._where, held, standing)
+        return standing
 
     def _check_owner(self, db: sqlite3.Connection) -> None:
         sqlite_owners.check(db, self._where, self._job, self._writer.sink, self._claim)
@@ -370,13 +378,15 @@ class SQLiteTarget:
         sqlite_owners.take_over(db, self._where, self._job, self._writer.sink, self._claim)
 
     def _moved(self, db: sqlite3.Connection, first: Tag, last: Tag, known: Tag | None) -> bool:
-        """Move the tag to the last, if it stands below the first and at or past what is known to be in the target."""
-        below = first.timeline, first.epoch
+        """Move the tag to the last, if it stands where the writer knows it, or else below the first."""
+        row: tuple[str | int, ...] = tags.tag_row(self._job, self._writer, last)
         if known is None:
-            row: tuple[str | int, ...] = (*tags.tag_row(self._job, self._writer, last), *below)
-            return db.execute(tags.advance_over(), row).rowcount == 1
+            return db.execute(tags.advance_over(), (*row, first.timeline, first.epoch)).rowcount == 1
+        if known == NEVER:
+            return db.execute(tags.advance_first(), row).rowcount == 1
+        assert known < first
         ours = tags.writer_row(self._job, self._writer)
-        row = (last.timeline, last.epoch, *ours, *below, known.timeline, known.epoch)
+        row = (last.timeline, last.epoch, *ours, known.timeline, known.epoch)
         return db.execute(tags.advance_from(), row).rowcount == 1
 
     def _row_tags(self, incoming: str) -> RowTags:
@@ -384,10 +394,10 @@ class SQLiteTarget:
 
     def _refused(self, db: sqlite3.Connection, tag: Tag, known: Tag | None) -> AlreadyDelivered:
         self._check_owner(db)
-        standing = self._standing(db)
-        if known is not None and (standing is None or standing < known):
-            raise went_back(self._where, standing, known)
+        standing = self._compared(db)
         if standing is None or standing < tag:
+            if known is not None:
+                check_continues(self._where, standing, known)
             raise Unavailable(
                 f"{self._where}: the tag did not move and yet stands at {standing}; another process removed it",
                 not_done="nothing was delivered",

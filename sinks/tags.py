@@ -106,14 +106,17 @@ def advance_over(mark: str = "?") -> str:
     return _forward(PROGRESS, f"VALUES ({_marks(mark, 5)})", f"({_marks(mark, 2)})")
 
 
-def advance_from(mark: str = "?") -> str:
-    """Move the tag over one epoch or several, if it stands at or past another tag.
+def advance_first(mark: str = "?") -> str:
+    """Note the tag of a writer that has none; parameters are `tag_row`."""
+    row = f"INSERT INTO {PROGRESS} (job, sink, writer, timeline, epoch) VALUES ({_marks(mark, 5)})"
+    return f"{row} ON CONFLICT DO NOTHING"
 
-    Parameters are timeline and epoch of the last epoch, `writer_row`, the first epoch, the other tag.
-    """
+
+def advance_from(mark: str = "?") -> str:
+    """Move the tag, if it stands at another one: parameters are the new timeline and epoch, `writer_row`, the old."""
     return (
         f"UPDATE {PROGRESS} SET timeline = {mark}, epoch = {mark} WHERE job = {mark} AND sink = {mark} "
-        f"AND writer = {mark} AND (timeline, epoch) < ({mark}, {mark}) AND (timeline, epoch) >= ({mark}, {mark})"
+        f"AND writer = {mark} AND (timeline, epoch) = ({mark}, {mark})"
     )
 
 

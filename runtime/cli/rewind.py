@@ -17,7 +17,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,9 @@ def handle(args: argparse.Namespace) -> int:
     while not done:  # again only if the driver that was asked is dead: it is then not asked any more
         opened = open_job(root, name)
         adopted = _adopted(opened, plan, args.adopt_targets)
-        stored, base, shown, repairs_s = planned(opened, wanted, plan, stop=args.stop, adopted=adopted)
+        stored, base, shown, repairs_s = planned(
+            opened, wanted, plan, stop=args.stop, adopted=adopted, adopt=args.adopt_targets
+        )
         if not args.apply:
             print_json(shown) if args.json else print(render(shown))
             advise(f"\nNothing was changed. {_next(args, stored, plan, shown)}")
@@ -106,17 +108,27 @@ def handle(args: argparse.Namespace) -> int:
 
 
 def planned(
-    stored: Stored, wanted: Wanted, plan: Plan | None, *, stop: bool, adopted: tuple[str, ...] = ()
+    stored: Stored,
+    wanted: Wanted,
+    plan: Plan | None,
+    *,
+    stop: bool,
+    adopted: tuple[str, ...] = (),
+    adopt: Collection[str] = (),
 ) -> tuple[Stored, Completed, dict[str, Any], float | None]:
     """Return the job as it was when the plan was made, the checkpoint to go back to, the plan, and what repairs take.
 
     The last in seconds; None if it is unknown.
     """
+    from holdfast.runtime.holdings import check_adopted, read_holdings
     from holdfast.runtime.rewind_plan import worked_out
     from holdfast.runtime.rewind_target import target_of, while_it_goes_on
 
     def made(job: Job) -> tuple[Stored, Completed, dict[str, Any], float | None]:
         base = target_of(stored.repository, job, wanted)
+        if plan is not None and adopt:
+            found = read_holdings(job, plan.sinks)
+            check_adopted(stored.repository, job, base, plan.sinks, found, adopt)
         return replace(stored, job=job), base, *worked_out(
             stored.repository, job, base, plan, stop=stop, clock=SystemClock(), adopted=adopted
         )
@@ -296,6 +308,7 @@ def _command(args: argparse.Namespace, shown: Mapping[str, Any]) -> str:
     words = ["holdfast", "rewind", args.job, "--to-epoch", str(shown["to"]["epoch"]), "--apply"]
     words += ["--plan", shown["plan_id"], *(["--stop"] if args.stop else [])]
     words += [word for what in shown["accept"] for word in ("--accept", what)]
+    words += [word for sink in args.adopt_targets for word in ("--adopt-targets", sink)]
     words += [word for flag in ("root", "app") if (at := getattr(args, flag)) is not None for word in (f"--{flag}", at)]
     return shlex.join(words)
 

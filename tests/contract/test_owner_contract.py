@@ -15,14 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from holdfast.errors import Damaged, Fenced
+from holdfast.errors import Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
 from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
-from holdfast.sinks.owners import Claim, Held
+from holdfast.sinks.owners import NEVER, Claim, Held
 from holdfast.sinks.sqlite import SQLite
 from holdfast.storage.log import LogReader
 from holdfast.storage.objects import LocalObjects
@@ -239,12 +239,17 @@ class TestRestoredTarget:
             target.deliver(tag(3), meanwhile(), known=tag(2))
         assert world.numbers() == [1]
 
-    def test_a_target_above_what_is_known_takes_the_delivery(self, world: World) -> None:
-        """Another process of the same driver delivered in between."""
+    def test_a_target_above_what_is_known_is_looked_at_again_first(self, world: World) -> None:
+        """Another process delivered in between: a worker that this driver replaced, or a copy of the job."""
         target = world.sink.open(JOB, LEFT, FIRST)
         target.deliver(tag(1), rows(1))
         target.deliver(tag(2), rows(2))
-        assert target.deliver(tag(3), rows(3), known=tag(1)) == Delivered(1)
+        for known in (NEVER, tag(1)):
+            with pytest.raises(Unavailable, match="another process delivered"):
+                target.deliver(tag(3), rows(3), known=known)
+            assert world.numbers() == [1, 2]
+            assert target.deliver(tag(2), rows(2), known=known) == AlreadyDelivered(tag(2))
+        assert target.deliver(tag(3), rows(3), known=tag(2)) == Delivered(1)
         assert target.deliver(tag(3), rows(3), known=tag(2)) == AlreadyDelivered(tag(3))
 
 

@@ -23,7 +23,9 @@ from holdfast.checkpoint.timeline import Rewind
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.runtime.cluster import Cluster
 from holdfast.runtime.holdings import adopted_from, beyond, read_holdings
+from holdfast.runtime.immediate_plan import is_immediate
 from holdfast.runtime.master import RewindWanted
+from holdfast.runtime.plan import Plan
 from holdfast.runtime.rewind_run import rewind_stopped
 from holdfast.runtime.run import Prepared, prepare
 from holdfast.runtime.schema import schema_of
@@ -46,14 +48,14 @@ class Site:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
-        key = ["n"] if kind == "sqlite at once" else None
-        create_log(LocalObjects(folder / "input"), schema_of(Said), partitions=1, key=key)
+        self._key = ["n"] if kind == "sqlite at once" else None
+        create_log(LocalObjects(folder / "input"), schema_of(Said), partitions=1, key=self._key)
         self._input = LogWriter(LocalObjects(folder / "input"))
         self._said = self._started = 0
 
     def app(self, root: str) -> hf.App:
         app = hf.App("words", root=str(self.folder / root))
-        rows = app.source("rows", hf.Log(self.folder / "input", Said))
+        rows = app.source("rows", hf.Log(self.folder / "input", Said, key=self._key))
         if self.kind == "log":
             rows.sink("copy", hf.Log(self.folder / "copy"))
         else:
@@ -65,7 +67,9 @@ class Site:
     def prepare(self, root: str = "root", adopt: Sequence[str] = ()) -> Prepared:
         app = self.app(root)
         given: dict[str, Any] = {"adopt_targets": adopt} if adopt else {}
-        return prepare(app.plan(), resolve(app), takeover=True, **given)
+        plan = app.plan()
+        assert is_immediate(plan.sinks[0]) == (self.kind == "sqlite at once")
+        return prepare(plan, resolve(app), takeover=True, **given)
 
     def start(self, root: str = "root", adopt: Sequence[str] = ()) -> Cluster:
         started = self.prepare(root, adopt)
@@ -83,12 +87,15 @@ class Site:
         self._input.append({0: pa.Table.from_pylist(rows, schema=schema_of(Said))})
         cluster.pass_time(4)
 
-    def rewind(self) -> None:
-        """Take the root back to its newest checkpoint as `holdfast rewind --adopt-targets copy` does."""
-        store = open_objects(str(self.folder / "root" / "words"))
-        repository, plan = Repository(store), self.app("root").plan()
+    def prepare_for_rewind(self) -> tuple[joblog.Job, Plan, Repository]:
+        repository = Repository(open_objects(str(self.folder / "root" / "words")))
         job = repository.read_log()
         assert job is not None
+        return job, self.app("root").plan(), repository
+
+    def rewind(self) -> None:
+        """Take the root back to its newest checkpoint as `holdfast rewind --adopt-targets copy` does."""
+        job, plan, repository = self.prepare_for_rewind()
         adopted = adopted_from(job, plan.sinks, read_holdings(job, plan.sinks), ["copy"])
         rewind_stopped(
             repository, job, RewindWanted(job.base_epoch, True), plan.sinks, 60.0, lambda _told: None, adopted
@@ -279,3 +286,40 @@ class TestLogCutShort:
         with pytest.raises(hf.Damaged, match="cut short") as refused:
             tagged.prepare()
         assert "rewind" in refused.value.next_step
+
+
+class TestCopyThatIsStartedWhileTheOriginalRuns:
+    def test_what_the_original_delivers_before_it_is_fenced_does_not_come_twice(self, tagged: Site) -> None:
+        first = tagged.start()
+        tagged.say(first)
+        tagged.copy_root("staging")
+        second = tagged.start("staging")
+        tagged.say(first)
+        assert tagged.numbers() == list(range(6))
+        second.pass_time(12)
+        how, kind, what = outcome(second)
+        assert (how, kind) == ("failed", "damaged") and "the job log ends at" in what
+        assert tagged.numbers() == list(range(6)) and first.driver.outcome is None
+        tagged.say(first)
+        assert tagged.numbers() == list(range(9))
+
+    def test_nor_does_its_very_first_output(self, tagged: Site) -> None:
+        first = tagged.start()
+        tagged.copy_root("staging")
+        second = tagged.start("staging")
+        tagged.say(first)
+        second.pass_time(12)
+        assert outcome(second)[1] == "damaged" and tagged.numbers() == list(range(3))
+
+    def test_an_epoch_of_the_same_number_is_not_taken_for_its_own(self, tagged: Site) -> None:
+        first = tagged.start()
+        tagged.say(first)
+        tagged.copy_root("staging")
+        second = tagged.start("staging")
+        first.crash(next(iter(first.members)))
+        tagged.say(first)
+        tagged.say(second)
+        assert first.driver.state.job.base_epoch == second.driver.state.job.base_epoch == 102
+        assert outcome(second)[1] == "fenced" and tagged.numbers() == list(range(6))
+        tagged.say(first)
+        assert tagged.numbers() == list(range(12))

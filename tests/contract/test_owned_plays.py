@@ -1,0 +1,134 @@
+"""Plays of the production loop in which a target is restored under a job, or two roots of a job run at the same time.
+
+A seed chooses what happens in which order: records, kills of a worker or of the driver, the backup, the restore, the
+copy of the root. All records are in one partition, so what a target may show is known at every moment: the first
+records, each exactly once. Wrong versions of the rules have to be caught by the same plays.
+
+Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from holdfast.chaos.mutation import Mutant, Swap, applied
+from holdfast.runtime.cluster import Cluster
+from holdfast.sinks import memory
+from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.owners import Claim, Held
+from tests.unit.runtime.test_owned_targets import Said, Site
+
+SEEDS = range(6)
+STEPS = 8
+
+
+class MemorySite(Site):
+    """A target in memory that all jobs of the site share."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "memory")
+        self.table = MemorySink()
+
+    def app(self, root: str) -> hf.App:
+        app = hf.App("words", root=str(self.folder / root))
+        app.source("rows", hf.Log(self.folder / "input", Said)).sink("copy", self.table)
+        return app
+
+    def numbers(self) -> list[int]:
+        return [int(row["n"]) for row in self.table.rows()]
+
+    def back_up(self) -> Callable[[], None]:
+        names = ("_added", "_tags", "_before", "_owners", "_horizon", "_numbered")
+        kept = {name: copy.deepcopy(getattr(self.table, name)) for name in names}
+        return lambda: vars(self.table).update(copy.deepcopy(kept))
+
+    def check(self) -> None:
+        assert self.numbers() == list(range(len(self.numbers()))), "a record is missing or there twice"
+
+
+def disturb(chance: random.Random, cluster: Cluster) -> None:
+    if cluster.driver.outcome is None and chance.random() < 0.5:
+        if chance.random() < 0.3:
+            cluster.replace_driver()
+        elif cluster.members:
+            cluster.crash(chance.choice(list(cluster.members)))
+
+
+def restored(folder: Path, seed: int) -> str:
+    """Play a target that is restored under its job; return how the job ended."""
+    chance, site = random.Random(seed), MemorySite(folder)
+    cluster = site.start()
+    backed_up, restored_at = sorted(chance.sample(range(1, STEPS - 1), 2))
+    restore: Callable[[], None] = lambda: None
+    for step in range(STEPS):
+        if step == backed_up:
+            restore = site.back_up()
+        if step == restored_at:
+            restore()
+        disturb(chance, cluster)
+        site.say(cluster)
+        site.check()
+    return "runs" if cluster.driver.outcome is None else str((cluster.driver.outcome[1] or {}).get("kind"))
+
+
+def copied(folder: Path, seed: int) -> list[str]:
+    """Play two roots of one job against one target; return how each ended."""
+    chance, site = random.Random(seed), MemorySite(folder)
+    clusters = [site.start()]
+    copied_at = chance.randrange(1, 4)
+    for step in range(STEPS):
+        if step == copied_at:
+            site.copy_root("staging")
+            clusters.append(site.start("staging"))
+        chance.shuffle(clusters)
+        for cluster in clusters:
+            disturb(chance, cluster)
+            site.say(cluster, 2)
+            site.check()
+    return ["runs" if c.driver.outcome is None else str((c.driver.outcome[1] or {}).get("kind")) for c in clusters]
+
+
+MUTANTS = [
+    (
+        Mutant("owner-of-a-target-ignored", "P1, P17", "any owner of a target is taken over from",
+               (Swap(Claim, "must_take_over", lambda _: _takes_any_over),
+                Swap(Claim, "check_stands", lambda _: lambda *_args: None))),
+        copied,
+    ),
+    (
+        Mutant("standing-tag-not-compared", "P24", "a delivery moves the tag from wherever it stands",
+               (Swap(memory, "check_continues", lambda _: lambda *_args: None),)),
+        restored,
+    ),
+]  # fmt: skip
+
+
+def _takes_any_over(claim: Claim, _where: str, held: Held | None) -> bool:
+    return held is None or held.owner != claim.owner
+
+
+class TestTargetRestoredWhileTheJobRuns:
+    def test_it_never_shows_a_gap_and_the_job_ends(self, tmp_path: Path) -> None:
+        endings = [restored(tmp_path / str(seed), seed) for seed in SEEDS]
+        assert set(endings) <= {"damaged", "runs"} and "damaged" in endings
+
+
+class TestTwoRootsOfOneJob:
+    def test_one_of_them_ends_and_no_record_is_lost_or_comes_twice(self, tmp_path: Path) -> None:
+        for seed in SEEDS:
+            endings = copied(tmp_path / str(seed), seed)
+            assert max(endings) == "runs" and set(endings) & {"fenced", "damaged"}, f"seed {seed}: {endings}"
+
+
+class TestWrongVersions:
+    @pytest.mark.parametrize(("mutant", "play"), MUTANTS, ids=[f"{m.name}-{play.__name__}" for m, play in MUTANTS])
+    def test_are_caught(self, tmp_path: Path, mutant: Mutant, play: Callable[[Path, int], object]) -> None:
+        with applied(mutant), pytest.raises(AssertionError, match="missing or there twice"):
+            for seed in SEEDS:
+                play(tmp_path / str(seed), seed)
