@@ -135,3 +135,4 @@ class TestNothingIsKeptPerEpoch:
         assert read_meta(store) == meta
         for each in (writer._commits, follower, reader._commits):
             assert len(each._cached) <= 8
+            assert each._hashes.keys() == each._cached.keys()
