@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -304,10 +305,19 @@ class TestPendingHandshakes:
             served.append(hello)
             both.release()
 
+        looks = threading.Semaphore(0)
+
+        def monotonic() -> float:
+            looks.release()
+            return time.monotonic()
+
+        monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
         serve_each(listener, "young", SECRET, serve)
         slow = socket.create_connection(listener.getsockname())
         theirs = exactly(slow, 32)
+        assert looks.acquire(timeout=PATIENCE_S)  # it was given the only place
         quick = Peer(lambda: connect(listener.getsockname(), SECRET, b"quick").close())
+        assert looks.acquire(timeout=PATIENCE_S)  # and the next one looks for how long it has had that
         message = NONCE + proof(b"connect", theirs, NONCE, b"slow") + b"slow"
         slow.sendall(struct.pack("<BQ", 0, len(message)) + message)
         assert both.acquire(timeout=PATIENCE_S) and both.acquire(timeout=PATIENCE_S)
