@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Damaged, Unavailable
+from holdfast.runtime import requests
 from holdfast.runtime.requests import FOLDER, KEPT_US, UNREADABLE_AFTER, Inbox, answer_to, ask
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import MemoryObjects
@@ -151,6 +152,28 @@ class TestInbox:
         store.put(f"{FOLDER}/gone.reply.json", b"{}")
         Inbox(store).poll()
         assert store.list(FOLDER) == []
+
+
+    def test_nothing_is_kept_of_one_that_was_removed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = MemoryObjects()
+        inbox = Inbox(store)
+        ask(store, "stop", {}, 1)
+        (request,) = inbox.poll()
+        inbox.answer(request, {"accepted": True})
+        later = time.time_ns() + KEPT_US * 1000 + 10**9
+        monkeypatch.setattr(requests.time, "time_ns", lambda: later)
+        assert inbox.poll() == [] and store.list("") == []
+        assert (inbox._made_at, inbox._accepted, inbox._owed) == ({}, {}, {})
+
+    def test_one_that_is_withdrawn_while_it_is_read_is_none(self) -> None:
+        class Withdrawing(MemoryObjects):
+            def get(self, path: str) -> bytes:
+                self.delete(path)
+                return super().get(path)
+
+        store = Withdrawing()
+        ask(store, "stop", {}, 1)
+        assert Inbox(store).poll() == []
 
 
 class TestEndOfARun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import logging
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -347,6 +349,50 @@ class TestPendingHandshakes:
         assert all(served.acquire(timeout=PATIENCE_S) for _ in streams)
 
 
+class TestAShortage:
+    """Of file descriptors or threads: connections are refused meanwhile, and taken again afterwards."""
+
+    def test_of_file_descriptors_ends_no_listener(
+        self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Short:
+            left = 2
+
+            def accept(self) -> tuple[socket.socket, Any]:
+                self.left -= 1
+                if self.left >= 0:
+                    raise OSError(errno.EMFILE, "Too many open files")
+                return listener.accept()
+
+        monkeypatch.setattr(door, "ACCEPT_PAUSE_S", 0.0)
+        serve_each(Short(), "short", SECRET, lambda stream, _: stream.close())  # type: ignore[arg-type]
+        connect(listener.getsockname(), SECRET, HELLO).close()
+
+    def test_of_threads_ends_no_listener_and_keeps_no_place(
+        self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        left = [2]
+
+        class Short(threading.Thread):
+            def start(self) -> None:
+                if self.name == "short" and left[0]:
+                    left[0] -= 1
+                    raise RuntimeError("can't start new thread")
+                super().start()
+
+        monkeypatch.setattr(door, "PENDING_MAX", 1)
+        monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 2 * PATIENCE_S)
+        monkeypatch.setattr(door, "ACCEPT_PAUSE_S", 0.0)
+        kinds = {"Condition": threading.Condition, "Lock": threading.Lock, "Thread": Short}
+        monkeypatch.setattr(door, "threading", SimpleNamespace(**kinds))
+        serve_each(listener, "short", SECRET, lambda stream, _: stream.close())
+        for _ in range(2):
+            with socket.create_connection(listener.getsockname()) as refused:
+                refused.settimeout(PATIENCE_S)
+                assert refused.recv(1) == b""
+        connect(listener.getsockname(), SECRET, HELLO).close()
+
+
 class TestRefusals:
     def test_are_logged_at_the_first_then_once_a_minute_with_their_number(
         self, caplog: pytest.LogCaptureFixture
@@ -359,8 +405,13 @@ class TestRefusals:
             assert [record.getMessage() for record in caplog.records] == ["a data connection was refused: no secret"]
             now[0] += door.QUIET_S
             refusals.add("no TLS")
+            now[0] += door.QUIET_S - 1
+            refusals.add("no TLS")
+            now[0] += 1
+            refusals.add("no secret")
         assert [record.getMessage() for record in caplog.records[1:]] == [
-            "a data connection was refused: no TLS; 999 more since the last message"
+            "a data connection was refused: no TLS; 999 more since the last message",
+            "a data connection was refused: no secret; 1 more since the last message",
         ]
 
     def test_of_a_listener_are_logged_sparingly(
