@@ -253,8 +253,10 @@ class TestARepair:
     """Before anything is taken back, the target is compared with what the base says was delivered."""
 
     BASE = msgspec.structs.replace(
-        TestWritersOfARewind.MANIFEST, pending=(Pending(OUT, tag(5), Staged((), 0)),), confirmed=(Confirmed(OUT, tag(4)),)
-    )  # fmt: skip
+        TestWritersOfARewind.MANIFEST,
+        pending=(Pending(OUT, tag(5), Staged((), 0)),),
+        confirmed=(Confirmed(OUT, tag(4)),),
+    )
 
     def job(self, generation: int) -> Job:
         back = Rewind(Timeline(generation), Epoch(5), Epoch(105), 0, ())
