@@ -285,10 +285,10 @@ class TestPendingHandshakes:
             stream.close()
 
         serve_each(listener, "crowded", SECRET, serve)
-        silent = [socket.create_connection(listener.getsockname()) for _ in range(5)]
-        for each in silent:
-            each.settimeout(PATIENCE_S)
-            exactly(each, 32)  # taken, and its handshake is pending
+        silent = []
+        for _ in range(5):
+            silent.append(socket.create_connection(listener.getsockname(), PATIENCE_S))
+            exactly(silent[-1], 32)  # taken, and its handshake is pending
         assert [each.recv(1) for each in silent[:2]] == [b"", b""]
         connect(listener.getsockname(), SECRET, HELLO).close()
         assert served.wait(PATIENCE_S)
