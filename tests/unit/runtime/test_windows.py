@@ -595,11 +595,11 @@ class TestWhatWasGiven:
         cold = MemoryKeyValue()
         run = self.run("5s", cold)
         run.fragment.on_batch(run.rows([bid(5), bid(15)]))
-        run.close(1)
-        run.fragment.on_watermark(us(21))  # the first window expires, the second one does not
-        run.close(2, committed=1)
-        while run.state.apply():
-            pass
+        for epoch in (1, 2):
+            run.close(epoch, committed=epoch - 1)
+            while run.state.apply():
+                pass
+            run.fragment.on_watermark(us(21))  # the first window expires, the second one does not
         again = Bare(cold, Epoch(2), "close", "5s")
         assert again.state.table(again.operator).present().size == 1
 

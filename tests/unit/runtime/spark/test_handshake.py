@@ -179,6 +179,16 @@ class TestTheEndThatAccepts:
         (error,) = peer.ended()
         assert isinstance(error, StreamClosed) and "does not know the secret" in str(error)
 
+    @pytest.mark.parametrize("length", [32 + 32 - 1, 32 + 32 + wire.HELLO_BYTES_MAX + 1, 1 << 20])
+    def test_refuses_a_greeting_of_a_wrong_size_before_it_is_read(self, listener: socket.socket, length: int) -> None:
+        peer = self.accepting(listener, [])
+        with socket.create_connection(listener.getsockname(), PATIENCE_S) as connection:
+            exactly(connection, 32)
+            connection.sendall(struct.pack("<BQ", 0, length))
+            assert connection.recv(1) == b""
+        (error,) = peer.ended()
+        assert isinstance(error, StreamClosed) and "wrong size" in str(error)
+
     def test_gives_every_connection_a_nonce_of_its_own(self, listener: socket.socket) -> None:
         nonces = set()
         for _ in range(3):
