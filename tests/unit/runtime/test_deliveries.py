@@ -306,10 +306,10 @@ class TestARepair:
         host.sink.fault = tried.append
         later[0]()
         work()
-        assert tried == [] and repairs.waiting == ("out",)
+        assert (tried, list(repairs.waiting)) == ([], ["out"])
         later[1]()
         work()
-        assert tried != [] and repairs.waiting == () and host.failed == []
+        assert tried and (host.failed, list(repairs.waiting)) == ([], [])
 
 
 class FullStore(MemoryObjects):

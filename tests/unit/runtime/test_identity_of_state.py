@@ -217,7 +217,8 @@ class TestTheShape:
         def chain(build: Build) -> Any:
             return chain_of(shape_of(plan_of(build)), "out")
 
-        low, high = (lambda s: s.filter(pl.col("v") < 7)), (lambda s: s.filter(pl.col("v") > 8))
+        low: Build = lambda s: s.filter(pl.col("v") < 7)
+        high: Build = lambda s: s.filter(pl.col("v") > 8)
         assert chain(lambda s: low(s).union(high(s))) == chain(lambda s: high(s).union(low(s)))
         assert chain(lambda s: low(s).union(high(s))) != chain(lambda s: low(s).union(low(s)))
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Damaged, Unavailable
-from holdfast.runtime import requests
 from holdfast.runtime.requests import FOLDER, KEPT_US, UNREADABLE_AFTER, Inbox, answer_to, ask
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import MemoryObjects
@@ -161,7 +160,7 @@ class TestInbox:
         (request,) = inbox.poll()
         inbox.answer(request, {"accepted": True})
         later = time.time_ns() + KEPT_US * 1000 + 10**9
-        monkeypatch.setattr(requests.time, "time_ns", lambda: later)
+        monkeypatch.setattr(time, "time_ns", lambda: later)
         assert inbox.poll() == [] and store.list("") == []
         assert (inbox._made_at, inbox._accepted, inbox._owed) == ({}, {}, {})
 

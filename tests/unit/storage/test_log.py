@@ -20,6 +20,7 @@ from holdfast.storage import log
 from holdfast.storage.commits import Commits
 from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.logformat import Commit, Draft, LogSegment, before_the_first, commit_path, encode_commit, placed
+from holdfast.storage.logreader import existing_meta
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.storage.segment import READ_ROWS_MAX, encode_segment, segment_hash
 
@@ -344,7 +345,8 @@ class TestSeveralWriters:
         slow, rival = writer_of(store), writer_of(store)
         size, at = pa.field("size", pa.float64()), pa.field("at", pa.date32())
         store.first = lambda: rival.grow(pa.schema([size]))
-        assert slow.grow(pa.schema([at])) == pa.schema([*SCHEMA, size, at]) == read_meta(store).schema
+        grown, found = slow.grow(pa.schema([at])), read_meta(store)
+        assert found is not None and grown == found.schema == pa.schema([*SCHEMA, size, at])
 
     def test_a_writer_that_always_loses_gives_up_saying_so(self) -> None:
         class Contested(MemoryObjects):
@@ -493,7 +495,7 @@ class TestDamage:
         writer_of(here).append({0: rows(1)})
         for path in here.list(""):
             there.create(path, here.get(path))
-        follower = Commits(here, read_meta(here))
+        follower = Commits(here, existing_meta(here))
         writer_of(there).append({0: rows(2, 3)})
         writer_of(there).append({0: rows(4)})
         writer_of(here).append({0: rows(5)})

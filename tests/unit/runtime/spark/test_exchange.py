@@ -148,7 +148,8 @@ class TestChannels:
         before = set(threading.enumerate())
 
         def channels() -> list[str]:
-            return sorted(t.name for t in set(threading.enumerate()) - before if t.name.startswith(("send-", "receive-")))
+            names = [thread.name for thread in threading.enumerate() if thread not in before]
+            return sorted(name for name in names if name.startswith(("send-", "receive-")))
 
         sender, _ = opened(ends)
         sender.put(LEFT_TO_RIGHT, batch(1))
