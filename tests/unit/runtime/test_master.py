@@ -184,6 +184,15 @@ def replaced(run: Run, worker: WorkerId = C) -> None:
     run.ready(*run.state.workers)
 
 
+class TestWhatIsDelivered:
+    def test_never_goes_back(self) -> None:
+        """An ack may carry less than a heartbeat that overtook it."""
+        run = running()
+        for epoch in (2, 1):
+            run.beat(A, delivered=epoch)
+            assert run.state.confirmed == {OUT0: tag(2)}
+
+
 class TestAnOlderGeneration:
     """P2: its workers may have rolled back since; what they said before that is of no use any more."""
 

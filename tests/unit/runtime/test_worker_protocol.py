@@ -282,6 +282,8 @@ class TestAMerge:
                 state, acks = step(state)
             (ack,) = acks
             assert isinstance(ack, SendAck) and ack.compacted == merged
+            assert state.handle is not None
+            assert handle_at(state, Epoch(epoch)) == advanced(state.handle, sealed(epoch).segment, merged)
         state, _ = committed(state, Epoch(9))
         assert (state.merging, state.merged, dict(state.acked)) == (False, None, {})
         assert state.handle is not None and state.handle.base == (merged.object,)
