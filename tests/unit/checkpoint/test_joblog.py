@@ -344,6 +344,16 @@ class TestBytes:
         with pytest.raises(ConfigError, match="has format 4"):
             decode(with_hash(later), "log/7.json")
 
+    @pytest.mark.parametrize("version", [2, 3])
+    def test_a_record_that_has_lost_its_hash_is_damaged(self, version: int) -> None:
+        bare = msgspec.json.encode(msgspec.structs.replace(created(), v=version))
+        with pytest.raises(Damaged, match="does not match the hash"):
+            decode(bare, "log/7.json")
+
+    def test_one_of_the_first_format_has_none(self) -> None:
+        bare = msgspec.json.encode(msgspec.structs.replace(created(), v=1))
+        assert decode(bare, "log/7.json").body == created().body
+
     def test_a_record_that_still_is_one_with_a_digit_changed_is_damaged(self) -> None:
         with pytest.raises(Damaged, match="does not match the hash"):
             decode(encode(created()).replace(b'"at":17', b'"at":18'), "log/7.json")
@@ -352,6 +362,32 @@ class TestBytes:
 def replace_seq(each: Record, seq: int) -> Record:
     return msgspec.structs.replace(each, seq=seq)
 
+
+
+class TestRewinds:
+    """P2, P6, P21."""
+
+    LIFE = (*RUNNING, completed(4, 1, 2, 1), completed(5, 1, 3, 2))
+
+    def back(self, to: int, first: int) -> Record:
+        each = record(6, 2, Rewound(Epoch(to), Epoch(first), "here", "why"), owner="b")
+        return msgspec.structs.replace(each, timeline=Timeline(2))
+
+    def test_one_begins_behind_all_that_the_timeline_before_can_have_used(self) -> None:
+        last = 3 + EPOCHS_GIVEN_UP_MAX
+        assert folded(*self.LIFE, self.back(1, last + 1)).first_epoch == last + 1
+        with pytest.raises(Damaged, match="may have been used"):
+            folded(*self.LIFE, self.back(1, last))
+
+    def test_targets_are_repaired_until_a_checkpoint_of_the_new_timeline(self) -> None:
+        first = 4 + EPOCHS_GIVEN_UP_MAX
+        job = folded(*self.LIFE, self.back(1, first))
+        assert job.repair_due
+        again = record(7, 3, GenerationStarted(next_first_epoch(job), Epoch(1), "here", "restarted"), owner="c")
+        job = fold(job, msgspec.structs.replace(again, timeline=Timeline(2)))
+        assert job.repair_due
+        done = completed(8, 3, job.first_epoch, 1, owner="c")
+        assert not fold(job, msgspec.structs.replace(done, timeline=Timeline(2))).repair_due
 
 
 class TestKeeping:
@@ -430,6 +466,11 @@ class TestOwners:
         job = folded(*RUNNING)
         begins = decode(encode(record(4, 1, LogStart(job))), "log/4.json")
         assert fold(None, begins).owners == fold(job, begins).owners == job.owners != ()
+
+    def test_one_that_says_others_is_damaged(self) -> None:
+        job = folded(*RUNNING)
+        with pytest.raises(Damaged, match="does not say what"):
+            fold(job, record(4, 1, LogStart(replace(job, owners=(*job.owners, "another")))))
 
     def test_one_of_an_earlier_version_does_not_say_them_and_fits_all_the_same(self) -> None:
         job = folded(*RUNNING)

@@ -94,6 +94,25 @@ class TestHandles:
             ("segments/006/0", 6, 5, (0, 8)),
         ]
 
+    def test_a_piece_counts_for_no_key_groups_between_those_of_its_owners(self) -> None:
+        """The subtask between them has merged it into a base, which has no tombstones."""
+        shared = segment(1, 0)
+        old = (
+            handle(0, (0, 4), replace(shared, key_groups=(0, 4))),
+            handle(1, (4, 8), base=5),
+            handle(2, (8, 16), replace(shared, key_groups=(8, 16))),
+        )
+        (merged,) = handles_for(manifest(old), ranges(1))
+        assert [(s.object.path, s.key_groups) for s in merged.segments] == [
+            (shared.object.path, (0, 4)),
+            (shared.object.path, (8, 16)),
+            ("base/5/1", (4, 8)),
+        ]
+
+    def test_neighbours_do_not_take_each_others_base_apart(self) -> None:
+        old = (handle(0, (0, 8), segment(6, 0), base=5), handle(1, (8, 16), segment(6, 1), base=4))
+        assert handles_for(manifest(old), ranges(2)) == old
+
     def test_a_part_of_one_owner_keeps_its_base(self) -> None:
         (first, _) = handles_for(manifest((handle(0, (0, 16), segment(6, 0), base=5),)), ranges(2))
         assert first == handle(0, (0, 8), segment(6, 0), base=5)

@@ -227,6 +227,19 @@ class TestOverflow:
         again.take(pa.RecordBatch.from_pydict({"k": [1], "v": [5]}, schema=schema))
         assert again.barrier() == {(1,): (INT64_MAX,)}
 
+    @pytest.mark.parametrize(
+        "batches",
+        [[1 << 62, 1 << 62], [1 << 61, 1 << 61, 1 << 61, 1 << 61], [(1 << 62) + 1, (1 << 62) - 1], [INT64_MAX, 0, 1]],
+    )
+    def test_it_is_found_where_batches_together_reach_the_limit(self, batches: list[int]) -> None:
+        schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+        run = Aggregating(schema, ["k"], total=hf.sum("v"))
+        for value in batches[:-1]:
+            run.take(pa.RecordBatch.from_pydict({"k": [1], "v": [value]}, schema=schema))
+        with pytest.raises(hf.JobFailed, match=r"total = sum\('v'\)"):
+            run.take(pa.RecordBatch.from_pydict({"k": [1], "v": batches[-1:]}, schema=schema))
+        assert run.barrier() == {(1,): (sum(batches[:-1]),)}
+
     def test_it_is_found_at_the_lower_end_too(self) -> None:
         self.overflowing([INT64_MIN, -1])
 

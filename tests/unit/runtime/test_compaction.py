@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import hashlib
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from holdfast.checkpoint.bases import Merge
 from holdfast.model import (
     NO_EPOCH,
+    Cut,
     Epoch,
     Generation,
     JobUuid,
@@ -24,6 +27,7 @@ from holdfast.runtime.messages import Deploy
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.delta import Delta
 from holdfast.state.keys import KeyType
+from holdfast.state.marker import read_marker
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.spec import ColumnSpec, TableSpec
 from holdfast.state.store import Identity, StateStore
@@ -62,10 +66,13 @@ class Stored:
         deploy = self.deploy(epoch, None, *self.segments)
         return CompactJob(deploy, WorkerId("w"), Merge(Epoch(epoch), NO_EPOCH, self.segments[:epoch])).run(self.objects)
 
-    def restored(self, deploy: Deploy, folder: MemoryKeyValue, applied: int | None) -> dict[int, int]:
+    def restored(
+        self, deploy: Deploy, folder: MemoryKeyValue, applied: int | None, groups: tuple[int, int] = WHOLE
+    ) -> dict[int, int]:
         store = StateStore(Identity(JOB, Generation(1), Timeline(1), WorkerId("w")), [SPEC], GROUPS, WHOLE, folder)
-        opened = Opened(store, None if applied is None else Epoch(applied), applied and WHOLE or None, lambda: None)
+        opened = Opened(store, None if applied is None else Epoch(applied), applied and groups or None, lambda: None)
         restore(opened, deploy, self.objects)
+        assert store.cut == Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, ""))
         found = {}
         for key in (1, 2, 3):
             values = store.get_committed(1, (key,))
@@ -99,6 +106,23 @@ class TestRestoring:
         base = stored.base(2)
         stored.objects.delete(base.object.path)
         assert stored.restored(stored.deploy(3, base, stored.segments[2]), stored.folder(2), 2) == {2: 1, 3: 3}
+
+    @pytest.mark.parametrize("groups", [(0, 4), (4, 8)])
+    def test_a_folder_of_some_key_groups_needs_the_older_segments_for_the_others(self, groups: tuple[int, int]) -> None:
+        stored = Stored()
+        deploy = stored.deploy(3, None, *stored.segments)
+        assert stored.restored(deploy, stored.folder(2), 2, groups) == {2: 1, 3: 3}
+
+    def test_what_it_stands_at_is_known_by_content(self) -> None:
+        """Else the marker of the local state would name no content, and no later start could use it."""
+        stored = Stored()
+        deploy = msgspec.structs.replace(
+            stored.deploy(3, None, *stored.segments), lineage={Epoch(3): "manifest of 3", Epoch(2): "manifest of 2"}
+        )
+        folder = MemoryKeyValue()
+        stored.restored(deploy, folder, None)
+        marker = read_marker(folder)
+        assert marker is not None and marker.cuts == (Cut(Epoch(3), "manifest of 3"),) * 2
 
     def test_a_merge_that_is_run_again_writes_the_same(self) -> None:
         stored = Stored()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
+import pytest
 
 import holdfast as hf
 from holdfast.checkpoint.joblog import CheckpointCompleted, Completed, Job
 from holdfast.checkpoint.manifest import Confirmed, Manifest
 from holdfast.checkpoint.repository import Repository
+from holdfast.checkpoint.timeline import Rewind
 from holdfast.model import (
     Epoch,
     Generation,
@@ -26,10 +30,10 @@ from holdfast.model import (
 )
 from holdfast.runtime import messages as m
 from holdfast.runtime.channels import MemoryNetwork
-from holdfast.runtime.cluster import Cluster, MemberPorts, VirtualClock
+from holdfast.runtime.cluster import Cluster, InlineLanes, MemberPorts, VirtualClock
 from holdfast.runtime.deliveries import Deliveries
 from holdfast.runtime.local import MemoryState
-from holdfast.runtime.repair import writers_of
+from holdfast.runtime.repair import Order, Repairs, repair_one, writers_of
 from holdfast.sinks.contract import Fault
 from holdfast.sinks.memory import MemorySink
 from holdfast.storage.objects import MemoryObjects
@@ -54,20 +58,40 @@ class Host:
         app = hf.App("numbers", root=str(folder))
         app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", self.sink)
         plan = app.plan()
+        self.spec = plan.sinks[0]
         self.sink.prepare(plan.sinks[0].schema, None)
         ports = MemberPorts(VirtualClock(), MemoryObjects(), MemoryNetwork(), MemoryState(), lambda _: None)
         self.failed: list[BaseException] = []
         self._ports = ports
-        self.deliveries = Deliveries(plan, ports, lambda _s, _then: None, lambda _w, _t: None, self.failed.append)
+        self.later: list[Callable[[], object]] = []
+        """What is due after a wait."""
+        self.deliveries = Deliveries(
+            plan, ports, lambda _s, then: self.later.append(then), lambda _w, _t: None, self.failed.append
+        )
 
-    def deploy(self, generation: int, *epochs: int, confirmed: int | None = None) -> None:
+    def deploy(
+        self,
+        generation: int,
+        *epochs: int,
+        confirmed: int | None = None,
+        base: int | None = None,
+        timeline: int = 1,
+        writer: Writer = OUT,
+        work: bool = True,
+    ) -> None:
         handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
-        pending = tuple(Pending(OUT, tag(epoch), Staged((), 0)) for epoch in epochs)
-        known = () if confirmed is None else (Confirmed(OUT, tag(confirmed)),)
+        pending = tuple(Pending(writer, tag(epoch, timeline), Staged((), 0)) for epoch in epochs)
+        known = () if confirmed is None else (Confirmed(writer, tag(confirmed, timeline)),)
+        base = max(epochs, default=0) if base is None else base
         self.deliveries.deploy(m.Deploy(
-            JobUuid("j"), Generation(generation), Timeline(1), Epoch(1), Epoch(max(epochs, default=0)), Subtask(0), (),
+            JobUuid("j"), Generation(generation), Timeline(timeline), Epoch(1), Epoch(base), Subtask(0), (),
             handle, (), pending, known, owner="first", owners=("first",),
         ))  # fmt: skip
+        if work:
+            self.work()
+
+    def work(self) -> None:
+        """Let the lanes do what they have to do."""
         while waiting := self._ports.lanes.waiting():
             waiting[0].step()
 
@@ -123,6 +147,13 @@ class TestATargetBelowWhatTheManifestConfirmed:
         host.deploy(2, 5)
         assert [type(error) for error in host.failed] == [hf.Damaged]
 
+    def test_what_an_older_manifest_confirmed_takes_nothing_back(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.sink.deliver("j", OUT, tag(3), ())
+        host.deploy(1, confirmed=4)
+        host.deploy(2, 5, confirmed=3)
+        assert [type(error) for error in host.failed] == [hf.Damaged]
+
     def test_one_that_stands_there_is_delivered_to(self, tmp_path: Path) -> None:
         host = Host(tmp_path)
         host.sink.deliver("j", OUT, tag(4), ())
@@ -138,12 +169,66 @@ class TestATargetBeyondWhatTheJobCompleted:
         host.deploy(1, 5)
         assert [type(error) for error in host.failed] == [hf.Damaged] and "cut short" in str(host.failed[0])
 
+    def test_one_at_the_newest_that_a_later_deployment_knows_is_none(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.sink.deliver("j", OUT, tag(7), ())
+        host.deploy(1)
+        host.deploy(2, 6, base=7)
+        assert host.failed == [] and host.deliveries.confirmed() == (Confirmed(OUT, tag(7)),)
+
     def test_one_on_a_newer_timeline_is_reported_as_fenced(self, tmp_path: Path) -> None:
         """It may be the rewind of this very job, of which the worker has not heard yet: the master tells."""
         host = Host(tmp_path)
         host.sink.deliver("j", OUT, tag(5, 2), ())
         host.deploy(1, 5)
         assert [type(error) for error in host.failed] == [hf.Fenced]
+
+
+class TestAnOldTimeline:
+    """A rewind makes its output void: what is still under way there changes nothing any more."""
+
+    def test_what_a_lane_had_begun_is_not_heard_of(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.deploy(1, 5, work=False)
+        host.deploy(2, base=4, timeline=2)
+        assert host.failed == [] and host.deliveries.confirmed() == ()
+
+    def test_what_was_to_be_tried_again_is_not(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.sink.fault = refusing(hf.Unavailable("the target is away", next_step="wait"))
+        host.deploy(1, 5)
+        (again,) = host.later
+        host.sink.fault = lambda _point: None
+        host.deploy(2, base=4, timeline=2)
+        again()
+        host.work()
+        assert host.deliveries.confirmed() == () and host.sink.delivered("j", OUT) is None
+
+
+class TestATargetThatIsAway:
+    def test_is_an_error_until_something_is_delivered(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        host.sink.fault = refusing(hf.Unavailable("the target is away", next_step="wait"))
+        host.deploy(1, 5)
+        assert [error.what for error in host.deliveries.errors().values()] == ["the target is away"]
+        host.sink.fault = lambda _point: None
+        (again,) = host.later
+        again()
+        host.work()
+        assert host.deliveries.errors() == {} and host.deliveries.confirmed() == (Confirmed(OUT, tag(5)),)
+
+
+class TestBeforeImages:
+    def test_those_of_writers_that_are_gone_are_dropped_too(self, tmp_path: Path) -> None:
+        host, gone = Host(tmp_path), Writer("out", Subtask(3))
+        for writer in (OUT, gone):
+            host.sink.deliver("j", writer, tag(4), [pa.record_batch({"n": [writer.subtask]})])
+        assert {image.writer for image in host.sink.before_images()} == {OUT, gone}
+        host.deploy(1, confirmed=4, writer=gone)
+        host.deploy(2, 5, confirmed=4)
+        host.deliveries.forget(tag(4))
+        host.work()
+        assert {image.writer for image in host.sink.before_images() if image.tag == tag(4)} == set()
 
 
 class TestWritersOfARewind:
@@ -172,6 +257,69 @@ class TestWritersOfARewind:
         )  # fmt: skip
         found = writers_of(repository, job, self.MANIFEST, ["out"])
         assert found == {Writer("out", Subtask(0)), Writer("out", Subtask(1)), third, gone}
+
+
+class TestARepair:
+    """Before anything is taken back, the target is compared with what the base says was delivered."""
+
+    BASE = msgspec.structs.replace(
+        TestWritersOfARewind.MANIFEST,
+        pending=(Pending(OUT, tag(5), Staged((), 0)),),
+        confirmed=(Confirmed(OUT, tag(4)),),
+    )
+
+    def job(self, generation: int) -> Job:
+        back = Rewind(Timeline(generation), Epoch(5), Epoch(105), 0, ())
+        job = Job(JobUuid("j"), "numbers", 128, 0, 9, owner="first", owners=("first",), rewinds=(back,))
+        body = CheckpointCompleted(Epoch(5), Epoch(0), ObjectRef("manifests/5", 1, "0"), 0, 0, 0)
+        done = Completed(body, Generation(1), Timeline(1), 0)
+        return replace(job, generation=Generation(generation), timeline=Timeline(generation), completed=(done,))
+
+    def test_a_target_that_stands_at_what_was_confirmed_is_brought_to_the_base(self, tmp_path: Path) -> None:
+        spec, order = Host(tmp_path).spec, Order(self.job(2), self.BASE, frozenset({OUT}))
+        assert isinstance(spec.sink, MemorySink)
+        spec.sink.deliver("j", OUT, tag(4), ())
+        repair_one(Repository(MemoryObjects()), spec, order)
+        assert spec.sink.delivered("j", OUT) == tag(5, 2)
+
+    @pytest.mark.parametrize("stands", [None, 3])
+    def test_one_below_it_was_restored_from_a_backup_and_is_left_alone(
+        self, tmp_path: Path, stands: int | None
+    ) -> None:
+        spec, order = Host(tmp_path).spec, Order(self.job(2), self.BASE, frozenset({OUT}))
+        assert isinstance(spec.sink, MemorySink)
+        if stands is not None:
+            spec.sink.deliver("j", OUT, tag(stands), ())
+        with pytest.raises(hf.Damaged, match="restored from a backup"):
+            repair_one(Repository(MemoryObjects()), spec, order)
+        assert spec.sink.delivered("j", OUT) == (None if stands is None else tag(stands))
+
+    def test_one_of_an_older_rewind_is_not_tried_again(self, tmp_path: Path) -> None:
+        host, later, lanes = Host(tmp_path), list[Callable[[], None]](), InlineLanes()
+        store = MemoryObjects()
+        repairs = Repairs(
+            Repository(store), [host.spec], lanes.lane, lambda _s, then: later.append(then), lambda *_: None,
+            host.failed.append,
+        )  # fmt: skip
+
+        def work() -> None:
+            while waiting := lanes.waiting():
+                waiting[0].step()
+
+        host.sink.deliver("j", OUT, tag(4), ())
+        host.sink.fault = refusing(hf.Unavailable("the target is away", next_step="wait"))
+        for generation in (2, 3):
+            job = self.job(generation)
+            repairs.request(replace(job, completed=()), self.BASE)
+            work()
+        tried = list[object]()
+        host.sink.fault = tried.append
+        later[0]()
+        work()
+        assert (tried, list(repairs.waiting)) == ([], ["out"])
+        later[1]()
+        work()
+        assert tried and (host.failed, list(repairs.waiting)) == ([], [])
 
 
 class FullStore(MemoryObjects):

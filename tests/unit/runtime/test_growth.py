@@ -135,3 +135,5 @@ class TestNothingIsKeptPerEpoch:
         assert read_meta(store) == meta
         for each in (writer._commits, follower, reader._commits):
             assert len(each._cached) <= 8
+            assert each._hashes.keys() == each._cached.keys()
+        assert [follower.find(0, offset)[0] for offset in (0, 39)] == [1, 40]

@@ -17,6 +17,7 @@ from holdfast.runtime import identity
 from holdfast.runtime.admission import with_identities
 from holdfast.runtime.identity import check_against, describe_operators, differences
 from holdfast.runtime.plan import Plan
+from holdfast.runtime.shape import chain_of, shape_of
 from holdfast.sinks.memory import MemorySink
 
 UTC = pa.timestamp("us", "UTC")
@@ -158,6 +159,12 @@ class TestTheInputOfAnAggregate:
         what = refusal(plan_of(sums("v")), plan_of(sums("v"), nullable("v")))
         assert "over (v: int64) and now has it over (v: int64 or null)" in what
 
+    def test_a_count_of_rows_is_not_one_of_values(self) -> None:
+        rows, values = (lambda s, c=c: s.key_by("k").agg("totals", n=hf.count(*c)) for c in ((), ("v",)))
+        for before, now in ((rows, values), (values, rows)):
+            schema = nullable("v")
+            assert "aggregate 'n' as count(" in refusal(plan_of(before, schema), plan_of(now, schema))
+
     def test_a_count_takes_a_nullable_column_as_well(self) -> None:
         counted: Build = lambda s: s.key_by("k").agg("totals", total=hf.count("v"))
         (what,) = allowed(plan_of(counted), plan_of(counted, nullable("v")))
@@ -198,6 +205,13 @@ class TestWindows:
         what = refusal(plan_of(windows(self.HOUR)), plan_of(windows(self.HOUR), event_time="seen"))
         assert "event time the column 'at' and now has the column 'seen'" in what
 
+    def test_an_event_time_of_another_type_is_refused(self) -> None:
+        now = plan_of(windows(self.HOUR))
+        before = kept(now)
+        before["totals"]["identity"]["window"]["time"]["type"] = "timestamp[ms, tz=UTC]"
+        with pytest.raises(hf.ConfigError, match=r"event time \(at: timestamp\[ms, tz=UTC\]\) and now has"):
+            check_against(now, before)
+
     def test_less_lateness_is_allowed_and_named(self) -> None:
         before, now = plan_of(windows(self.HOUR, "10m", "final")), plan_of(windows(self.HOUR, "5m", "final"))
         assert allowed(before, now) == ["operator 'totals' had allowed_lateness 10m and now has 5m"]
@@ -205,6 +219,27 @@ class TestWindows:
     def test_an_aggregate_without_windows_is_not_one_with_them(self) -> None:
         assert "per window and key" in refusal(plan_of(sums("v")), plan_of(windows(self.HOUR)))
         assert "per window and key" in refusal(plan_of(windows(self.HOUR)), plan_of(sums("v")))
+
+
+class TestColumnsOfTheState:
+    def test_are_compared_also_where_the_identity_is_the_same(self) -> None:
+        """A version may keep another state for the same aggregate."""
+        now = plan_of(sums("v"))
+        before = kept(now)
+        before["totals"]["columns"][0][1] = "float64"
+        with pytest.raises(hf.ConfigError, match="had the state columns"):
+            check_against(now, before)
+
+
+class TestTheShape:
+    def test_of_a_union_does_not_depend_on_the_order_of_its_streams(self) -> None:
+        def chain(build: Build) -> Any:
+            return chain_of(shape_of(plan_of(build)), "out")
+
+        low: Build = lambda s: s.filter(pl.col("v") < 7)
+        high: Build = lambda s: s.filter(pl.col("v") > 8)
+        assert chain(lambda s: low(s).union(high(s))) == chain(lambda s: high(s).union(low(s)))
+        assert chain(lambda s: low(s).union(high(s))) != chain(lambda s: low(s).union(low(s)))
 
 
 def states(plan: Plan) -> list[OperatorState]:

@@ -184,6 +184,37 @@ def replaced(run: Run, worker: WorkerId = C) -> None:
     run.ready(*run.state.workers)
 
 
+class TestWhatIsDelivered:
+    def test_never_goes_back(self) -> None:
+        """An ack may carry less than a heartbeat that overtook it."""
+        run = running()
+        for epoch in (2, 1):
+            run.beat(A, delivered=epoch)
+            assert run.state.confirmed == {OUT0: tag(2)}
+
+
+class TestAnOlderGeneration:
+    """P2: its workers may have rolled back since; what they said before that is of no use any more."""
+
+    def test_is_not_heard(self) -> None:
+        run = running()
+        older = run.generation
+        run.lose(A)
+        replaced(run)
+        run.pass_time(10.0)
+        assert run.generation > older
+        before = run.state
+        part = SubtaskPart(Subtask(0), (), None, {}, (Confirmed(OUT0, tag(7)),))
+        for message in (
+            m.Ack(B, older, before.job.first_epoch, part),
+            m.Heartbeat(B, older, True, True, (Confirmed(OUT0, tag(7)),), m.Progress()),
+            m.Ready(B, older, "empty", 1),
+            m.Failed(B, older, {"kind": "unavailable", "what": "a symptom"}, False),
+        ):
+            assert run.hear(message) == []
+            assert run.state == before
+
+
 def kinds(effects: list[master.Effect]) -> list[type]:
     return [type(effect.message) if isinstance(effect, Send) else type(effect) for effect in effects]
 
@@ -593,6 +624,14 @@ class TestRecovery:
         assert isinstance(start, CreateRecord) and isinstance(start.record.body, joblog.GenerationStarted)
         assert start.record.body.cause == "a data channel broke between live workers"
 
+    def test_that_time_does_not_begin_again_with_every_word_of_it(self) -> None:
+        run = running()
+        for _ in range(3):
+            run.beat(A, broken=True)
+            assert run.pass_time(0.3) == []
+        run.beat(A, broken=True)
+        assert kinds(run.pass_time(0.3)) == [CreateRecord]
+
     def test_it_is_over_when_every_subtask_is_ready(self) -> None:
         run = running()
         run.lose(B, "stream closed")
@@ -769,6 +808,8 @@ class TestEnd:
 
     def test_the_end_is_appended_when_everything_is_delivered(self) -> None:
         run = self.stopped()
+        run.state = replace(run.state, confirmed={OUT0: tag(0)})
+        assert run.pass_time(0.0) == [], "the epoch before the last one is not the last one"
         run.beat(A, delivered=1)
         (create,) = run.pass_time(0.0)
         assert isinstance(create, CreateRecord)

@@ -22,7 +22,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.holdings import adopted_from, beyond, read_holdings
+from holdfast.runtime.holdings import adopted_from, beyond, check_targets, read_holdings
 from holdfast.runtime.immediate_plan import is_immediate
 from holdfast.runtime.master import RewindWanted
 from holdfast.runtime.plan import Plan
@@ -32,9 +32,9 @@ from holdfast.runtime.schema import schema_of
 from holdfast.runtime.settings import resolve
 from holdfast.runtime.steps import SinkSpec
 from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.owners import Held, Holding
+from holdfast.sinks.owners import Claim, Held, Holding
 from holdfast.storage.log import LogReader, LogWriter, create_log
-from holdfast.storage.objects import LocalObjects, open_objects
+from holdfast.storage.objects import LocalObjects, MemoryObjects, open_objects
 
 
 @dataclass
@@ -274,6 +274,26 @@ class TestHoldings:
     def test_no_target_stands_beyond_what_the_log_completed(self, newest: Tag | None, refused: bool) -> None:
         """Timeline 2 goes back to epoch 57, begins at 119, and has completed 120."""
         assert (beyond(JOB, "the target", newest) is not None) == refused
+
+
+class TestTheLogAtAStart:
+    def test_is_read_behind_the_targets(self) -> None:
+        """A driver that starts meanwhile takes a target over: that is no other history."""
+        sink, repository = MemorySink(), Repository(MemoryObjects())
+        sink.prepare(schema_of(Said), None)
+        first = joblog.Record(
+            1, JobUuid("j"), Generation(0), Timeline(1), "first", 0, joblog.JobCreated("words", 8)
+        )  # fmt: skip
+        repository.create_record(first)
+        stale = repository.read_log()
+        assert stale is not None
+        start = joblog.GenerationStarted(Epoch(1), Epoch(0), "here", "started")
+        repository.create_record(
+            joblog.Record(2, JobUuid("j"), Generation(1), Timeline(1), "second", 0, start, prev=first.hash)
+        )
+        sink.take_over("j", "out", Claim("second", Generation(1)))
+        spec = SinkSpec("out", sink, 0, schema_of(Said), None)
+        assert check_targets(repository, stale, [spec], ()) == ()
 
 
 class TestLogCutShort:

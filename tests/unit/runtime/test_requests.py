@@ -177,6 +177,28 @@ class TestInbox:
         assert store.list(FOLDER) == []
 
 
+    def test_nothing_is_kept_of_one_that_was_removed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = MemoryObjects()
+        inbox = Inbox(store)
+        ask(store, "stop", {}, 1)
+        (request,) = inbox.poll()
+        inbox.answer(request, {"accepted": True})
+        later = time.time_ns() + KEPT_US * 1000 + 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: later)
+        assert inbox.poll() == [] and store.list("") == []
+        assert (inbox._made_at, inbox._accepted, inbox._owed) == ({}, {}, {})
+
+    def test_one_that_is_withdrawn_while_it_is_read_is_none(self) -> None:
+        class Withdrawing(MemoryObjects):
+            def get(self, path: str) -> bytes:
+                self.delete(path)
+                return super().get(path)
+
+        store = Withdrawing()
+        ask(store, "stop", {}, 1)
+        assert Inbox(store).poll() == []
+
+
 class TestEndOfARun:
     """What was accepted and is not carried out is answered again, as refused."""
 

@@ -248,6 +248,13 @@ class TestEventTimeOfASource:
         reading.clock.now += 0.1
         assert sorted([0, 1], key=reading.time.turn) == [1, 0]
 
+    def test_one_that_has_records_again_takes_its_turn_immediately(self) -> None:
+        reading = Reading(*FRESH)
+        reading.quiet(1, 0)
+        assert reading.time.turn(0)[0]
+        reading.take(0, 9)
+        assert not reading.time.turn(0)[0]
+
     def test_a_partition_that_was_read_to_its_end_leaves_at_once(self) -> None:
         reading = Reading(*FRESH)
         reading.take(0, 9)

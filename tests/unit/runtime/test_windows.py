@@ -576,6 +576,41 @@ class TestWhatIsDue:
         assert run.state.table(run.operator).present().size == 1
 
 
+class TestWhatWasGiven:
+    def run(self, lateness: str, cold: MemoryKeyValue | None = None) -> Bare:
+        run = Bare(MemoryKeyValue() if cold is None else cold, Epoch(0), "close", lateness)
+        run.fragment.on_watermark(us(0))
+        return run
+
+    def test_a_window_that_was_given_at_its_end_is_not_given_with_the_next(self) -> None:
+        run = self.run("60s")
+        run.fragment.on_batch(run.rows([bid(5), bid(15)]))
+        given = []
+        for second in (10, 20, 21):
+            run.fragment.on_watermark(us(second))
+            given.append(run.rows_out())
+        assert given == [1, 2, 2]
+
+    def test_a_correction_by_several_records_of_a_batch_is_given_once(self) -> None:
+        run = self.run("60s")
+        run.fragment.on_batch(run.rows([bid(5), bid(5, auction="b")]))
+        run.fragment.on_watermark(us(12))
+        run.fragment.on_batch(run.rows([bid(6), bid(7), bid(8, auction="b"), bid(9)]))
+        assert run.rows_out() == 2 + 2
+
+    def test_a_closed_window_within_its_lateness_is_in_the_state_that_is_stored(self) -> None:
+        cold = MemoryKeyValue()
+        run = self.run("5s", cold)
+        run.fragment.on_batch(run.rows([bid(5), bid(15)]))
+        for epoch in (1, 2):
+            run.close(epoch, committed=epoch - 1)
+            while run.state.apply():
+                pass
+            run.fragment.on_watermark(us(21))  # the first window expires, the second one does not
+        again = Bare(cold, Epoch(2), "close", "5s")
+        assert again.state.table(again.operator).present().size == 1
+
+
 class TestTheClockOfWindows:
     """P11: it never goes back, neither that of all key groups nor that of one."""
 

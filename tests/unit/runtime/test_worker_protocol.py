@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from holdfast.checkpoint.audit import PartAudit, SinkStaged, SourceTaken
+from holdfast.checkpoint.bases import Thresholds, advanced
 from holdfast.checkpoint.manifest import SubtaskPart
 from holdfast.model import (
     Barrier,
@@ -15,6 +17,7 @@ from holdfast.model import (
     Pending,
     RowDigest,
     SegmentRef,
+    SnapshotHandle,
     SourcePosition,
     Staged,
     Subtask,
@@ -25,6 +28,7 @@ from holdfast.model import (
 from holdfast.runtime.worker import (
     CloseFragment,
     Commit,
+    Compact,
     Deliver,
     Effect,
     Pause,
@@ -35,7 +39,9 @@ from holdfast.runtime.worker import (
     Worker,
     barrier_arrived,
     committed,
+    compacted,
     durable_epochs,
+    handle_at,
     output_sealed,
     part_of,
     positions_noted,
@@ -252,6 +258,46 @@ class TestLag:
         steps = (*closed(7), seal(7), *closed(8), seal(8))
         assert durable_epochs(play(*steps)[0]) == 2
         assert durable_epochs(play(*steps, commit(7))[0]) == 1
+
+
+class TestAMerge:
+    """Two segments are one too many: what is due is stored in the background, and goes into the next acks."""
+
+    @staticmethod
+    def merging(epoch: int) -> Worker:
+        """Commit this epoch as the second one; its commit begins a merge."""
+        handle = SnapshotHandle(Subtask(1), (4, 8), (), Epoch(0), (SegmentRef(BASE, Epoch(0), blob("segments/5")),))
+        state = replace(fresh(), handle=handle, limits=Thresholds(segments_max=2))
+        for step in (*closed(epoch), seal(epoch)):
+            state, _ = step(state)
+        state, effects = committed(state, Epoch(epoch))
+        assert [type(each) for each in effects] == [Commit, Compact]
+        return state
+
+    def test_is_in_every_ack_until_one_of_them_completes_and_is_forgotten_then(self) -> None:
+        merged = SegmentRef(Epoch(7), Epoch(0), blob("base/7"))
+        state, acks = compacted(self.merging(7), merged), list[Effect]()
+        for epoch in (8, 9):
+            for step in (*closed(epoch, through=7), seal(epoch)):
+                state, acks = step(state)
+            (ack,) = acks
+            assert isinstance(ack, SendAck) and ack.compacted == merged
+            assert state.handle is not None
+            assert handle_at(state, Epoch(epoch)) == advanced(state.handle, sealed(epoch).segment, merged)
+        state, _ = committed(state, Epoch(9))
+        assert (state.merging, state.merged, dict(state.acked)) == (False, None, {})
+        assert state.handle is not None and state.handle.base == (merged.object,)
+        assert [each.epoch for each in state.handle.segments] == [9]
+
+    def test_that_is_stored_later_changes_no_ack_that_was_sent(self) -> None:
+        state = self.merging(7)
+        for step in (*closed(8, through=7), seal(8), *closed(9, through=7)):
+            state, _ = step(state)
+        state = compacted(state, SegmentRef(Epoch(7), Epoch(0), blob("base/7")))
+        assert handle_at(state, Epoch(8)) == advanced(state.handle, sealed(8).segment, None)  # type: ignore[arg-type]
+        state, _ = seal(9)(state)
+        state, _ = committed(state, Epoch(8))
+        assert state.merging and state.merged is not None
 
 
 class TestDigests:

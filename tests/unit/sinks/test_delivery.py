@@ -101,6 +101,37 @@ class TestOpening:
         assert play(Queue(later), Opened(tag(50)))[1] == [Confirm(WRITER, tag(50)), Attempt((later,))]
 
 
+class TestATargetBeyondTheCompletedEpochs:
+    @pytest.mark.parametrize(
+        ("queued", "opened"),
+        [
+            ((), Opened(tag(6), completed=tag(6))),
+            ((FIVE, SIX), Opened(tag(6), completed=tag(4))),
+            ((), Opened(tag(6), confirmed_by_manifest=tag(6), completed=tag(5))),
+            ((), Opened(tag(50), completed=tag(6, timeline=2))),
+        ],
+        ids=["completed", "queued since", "confirmed by a manifest", "of a former timeline"],
+    )
+    def test_is_none_that_stands_at_what_the_job_knows(self, queued: tuple[Pending, ...], opened: Opened) -> None:
+        assert opened.delivered is not None
+        after = Ready(WRITER, opened.delivered), [Confirm(WRITER, opened.delivered)]
+        assert play(*map(Queue, queued), opened) == after
+
+    @pytest.mark.parametrize(
+        ("queued", "opened", "kind"),
+        [
+            ((), Opened(tag(7), completed=tag(6)), "damaged"),
+            ((FIVE, SIX), Opened(tag(7), completed=tag(4)), "damaged"),
+            ((FIVE, SIX), Opened(tag(5, timeline=2), completed=tag(4)), "fenced"),
+        ],
+        ids=["completed", "queued since", "of a later timeline"],
+    )
+    def test_stops_delivery(self, queued: tuple[Pending, ...], opened: Opened, kind: str) -> None:
+        state, effects = play(*map(Queue, queued), opened)
+        assert isinstance(state, Stopped)
+        assert [(type(each), each.kind) for each in effects if isinstance(each, Fail)] == [(Fail, kind)]
+
+
 class TestDelivering:
     def test_the_next_begins_when_the_one_before_is_in(self) -> None:
         assert play(Opened(None), Queue(FIVE), Queue(SIX), Succeeded(tag(5)))[1] == [

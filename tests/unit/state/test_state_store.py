@@ -75,6 +75,24 @@ def owned_numbers(owned: tuple[int, int], among: int = 100) -> list[int]:
     return np.flatnonzero((groups >= owned[0]) & (groups < owned[1])).tolist()
 
 
+class TestWhoseStateItIs:
+    def test_a_rollback_takes_the_identity_of_the_recovery(self) -> None:
+        worker, later = Worker(), Identity(JOB, Generation(2), Timeline(2), WorkerId("w"))
+        worker.add(1, 1)
+        worker.close_epoch(1)
+        assert worker.store.roll_back(Epoch(1), later) and worker.store.identity == later
+        assert worker.store.roll_back(Epoch(1)) and worker.store.identity == later
+
+    def test_older_news_of_a_manifest_do_not_hide_which_one_it_stands_at(self) -> None:
+        worker, newest = Worker(), Cut(Epoch(2), "manifest of 2")
+        for epoch in (1, 2):
+            worker.add(1, 1)
+            worker.close_epoch(epoch)
+        worker.store.completed(newest)
+        worker.store.completed(Cut(Epoch(1), "manifest of 1"))
+        assert worker.store.cut == newest
+
+
 class Watched(MemoryKeyValue):
     """Counts look-ups and scans, and refuses writes when told to."""
 

@@ -13,11 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.ports import ObjectStore
+from holdfast.storage import log
+from holdfast.storage.commits import Commits
 from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
-from holdfast.storage.logformat import Draft, LogSegment, before_the_first, commit_path, encode_commit, placed
+from holdfast.storage.logformat import Commit, Draft, LogSegment, before_the_first, commit_path, encode_commit, placed
+from holdfast.storage.logreader import existing_meta
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.storage.segment import READ_ROWS_MAX, encode_segment, segment_hash
 
@@ -228,6 +231,16 @@ class TestAppendingAndReading:
         assert pa.total_allocated_bytes() - allocated < 10_000
 
 
+    def test_an_append_of_several_segments_begins_with_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = MemoryObjects()
+        create_log(store, SCHEMA, partitions=1)
+        writer = writer_of(store)
+        writer.append({0: rows(0)})
+        monkeypatch.setattr(log, "SEGMENT_BYTES_MAX", 1)
+        assert writer.append({0: rows(1, 2, 3)}) == {0: 1}
+        assert len(writer.newest().segments) == 3 and numbers_in(store) == [0, 1, 2, 3]
+
+
 class TestSealing:
     def test_a_sealed_log_refuses_rows_and_keeps_what_it_has(self, store: ObjectStore) -> None:
         writer = writer_of(store)
@@ -285,6 +298,18 @@ class TestTaggedAppends:
         assert writer.tag_of("a") == Tag(Timeline(2), Epoch(1))
 
 
+class OvertakenOnce(MemoryObjects):
+    """A store in which another writer comes first, right before the next commit is created."""
+
+    first: Callable[[], object] | None = None
+
+    def create(self, path: str, data: bytes) -> None:
+        if (first := self.first) is not None and path.startswith("commits/"):
+            self.first = None
+            first()
+        super().create(path, data)
+
+
 class TestSeveralWriters:
     def test_writers_that_interleave_lose_nothing(self, store: ObjectStore) -> None:
         left, right = writer_of(store), writer_of(store)
@@ -293,6 +318,35 @@ class TestSeveralWriters:
             assert right.append({0: rows(100 + n), 1: rows(n)}) == {0: 2 * n + 1, 1: n}
         assert numbers_in(store, 0) == [0, 100, 1, 101, 2, 102, 3, 103, 4, 104]
         assert numbers_in(store, 1) == [0, 1, 2, 3, 4]
+
+    def test_what_was_read_before_a_conflict_is_looked_at_again_behind_it(self) -> None:
+        """The other commit may have taken the log over, moved tags or added columns."""
+        store = OvertakenOnce()
+        create_log(store, SCHEMA, partitions=1)
+        slow, rival = writer_of(store), writer_of(store)
+        store.first = lambda: rival.append({0: rows(1)})
+        seen: list[int] = []
+        tag = Tag(Timeline(1), Epoch(5))
+        assert slow.append_tagged({0: rows(2)}, "w", tag, admit=lambda tail: seen.append(tail.sequence)) == {0: 1}
+        assert sorted(set(seen)) == [0, 1]
+
+        def refuse(tail: Commit) -> None:
+            if tail.sequence == 3:
+                raise Fenced("another owner", next_step="leave it")
+
+        store.first = lambda: rival.append({0: rows(3)})
+        with pytest.raises(Fenced):
+            slow.append_tagged({0: rows(4)}, "w", Tag(Timeline(1), Epoch(6)), admit=refuse)
+        assert numbers_in(store) == [1, 2, 3]
+
+    def test_columns_that_another_writer_adds_meanwhile_stay(self) -> None:
+        store = OvertakenOnce()
+        create_log(store, SCHEMA, partitions=1)
+        slow, rival = writer_of(store), writer_of(store)
+        size, at = pa.field("size", pa.float64()), pa.field("at", pa.date32())
+        store.first = lambda: rival.grow(pa.schema([size]))
+        grown, found = slow.grow(pa.schema([at])), read_meta(store)
+        assert found is not None and grown == found.schema == pa.schema([*SCHEMA, size, at])
 
     def test_a_writer_that_always_loses_gives_up_saying_so(self) -> None:
         class Contested(MemoryObjects):
@@ -433,6 +487,22 @@ class TestDamage:
         for first in (0, 10, 20):
             writer.append({1: rows(*range(first, first + 10))})
         return tmp_path
+
+    def test_a_commit_of_another_history_does_not_continue_this_one(self) -> None:
+        """As after a restore from a copy that went on by itself."""
+        here, there = MemoryObjects(), MemoryObjects()
+        create_log(here, SCHEMA, partitions=1)
+        writer_of(here).append({0: rows(1)})
+        for path in here.list(""):
+            there.create(path, here.get(path))
+        follower = Commits(here, existing_meta(here))
+        writer_of(there).append({0: rows(2, 3)})
+        writer_of(there).append({0: rows(4)})
+        writer_of(here).append({0: rows(5)})
+        assert follower.refresh() and follower.tail.ends == (2,)
+        here.create(commit_path(3), there.get(commit_path(3)))
+        with pytest.raises(Damaged, match=commit_path(3)):
+            follower.refresh()
 
     @DAMAGES
     def test_a_damaged_segment_is_found_and_named(self, folder: Path, damage: Damage) -> None:

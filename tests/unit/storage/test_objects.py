@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.storage import local
 from holdfast.storage.objects import FsspecObjects, LocalObjects, MemoryObjects, open_objects, read_buffer
-from holdfast.storage.paths import refuse_password
+from holdfast.storage.paths import TEMPORARY, refuse_password
 
 MakeStore = Callable[[Path], ObjectStore]
 STORES: dict[str, MakeStore] = {
@@ -195,7 +196,77 @@ def abandoned(folder: Path, age_s: float) -> Path:
     return path
 
 
+class TestAPowerLoss:
+    """What is reported as done is on the disk by then: every file, and every folder in which a name changed."""
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Note in order what changes a folder, and what is synced; names of temporary files are left out."""
+        found: list[str] = []
+
+        def noted(name: str, path_of: Callable[..., object]) -> None:
+            real = getattr(os, name)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = real(*args, **kwargs)
+                path = Path(str(path_of(*args)))
+                found.append(f"{name} {'' if path.name.startswith(TEMPORARY) else path.name}".strip())
+                return result
+
+            monkeypatch.setattr(os, name, call)
+
+        for name in ("link", "replace"):
+            noted(name, lambda _, target: target)
+        for name in ("unlink", "mkdir"):
+            noted(name, lambda path, *_: path)
+        noted("fsync", lambda handle: os.readlink(f"/proc/self/fd/{handle}"))
+        return found
+
+    def test_takes_nothing_that_was_created(self, tmp_path: Path, calls: list[str]) -> None:
+        LocalObjects(tmp_path / "root").create("log/1", b"1")
+        assert [each for each in calls if not each.startswith("unlink")] == [
+            "mkdir root", f"fsync {tmp_path.name}", "mkdir log", "fsync root", "fsync", "link 1", "fsync log",
+        ]  # fmt: skip
+
+    def test_takes_nothing_that_was_put(self, tmp_path: Path, calls: list[str]) -> None:
+        store = LocalObjects(tmp_path)
+        store.create("log/1", b"1")
+        calls.clear()
+        store.put("log/1", b"2")
+        assert calls == ["fsync", "replace 1", "fsync log"]
+
+    def test_brings_back_nothing_that_was_deleted(self, tmp_path: Path, calls: list[str]) -> None:
+        store = LocalObjects(tmp_path)
+        store.create("log/1", b"1")
+        calls.clear()
+        store.delete("log/1")
+        assert calls[:2] == ["unlink 1", "fsync log"]
+
+    def test_takes_nothing_that_a_creator_was_told_is_there(self, tmp_path: Path, calls: list[str]) -> None:
+        """Another process may have linked it a moment ago, and not synced the folder yet."""
+        store = LocalObjects(tmp_path)
+        store.create("log/1", b"1")
+        calls.clear()
+        with pytest.raises(AlreadyExists):
+            store.create("log/1", b"2")
+        assert calls[-1] == "fsync log"
+
+
 class TestWhatKilledWritersLeave:
+    def test_a_refused_write_leaves_no_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(*_: object) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        store = LocalObjects(tmp_path)
+        store.create("log/1", b"1")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "link", refused)
+            patched.setattr(os, "replace", refused)
+            for write in (store.create, store.put):
+                with pytest.raises(Unavailable):
+                    write("log/2", b"2")
+        assert [path.name for path in (tmp_path / "log").iterdir()] == ["1"]
+
     def test_is_removed_when_it_is_old_and_objects_stay(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path)
         store.create("segments/1/2/w.segment", b"1")
@@ -224,7 +295,7 @@ class TestWhatKilledWritersLeave:
         store.delete("segments/1/2/b")
         assert [path.name for path in (tmp_path / "segments" / "1").iterdir()] == ["3"]
         store.delete("segments/1/3/c")
-        assert [path.name for path in tmp_path.iterdir()] == ["segments"]
+        assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["segments"]
 
     @pytest.mark.parametrize("write", ["create", "put"])
     @pytest.mark.parametrize("lost", ["file", "folder"])

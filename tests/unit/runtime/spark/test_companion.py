@@ -194,6 +194,16 @@ class TestACompanion:
         assert "closed its stream" in why
         until(lambda: gone(worker.companion), "the companion's end", PATIENCE_S)
 
+    def test_outlives_the_signals_that_end_its_worker(self, plain: Driver, working: Callable[..., Worker]) -> None:
+        """They go to the whole process group; only the companion can report what the worker was doing."""
+        worker = working(Limits(every=5.0, hung_after=60.0, session_timeout=60.0))
+        until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(worker.companion, number)
+        worker.tell("exit")
+        until(lambda: plain.said(tuple), "the end of the stream", PATIENCE_S)
+        assert [each.state for each in plain.said(m.Vitals)] == ["ended"]
+
     def test_is_waited_for_if_its_worker_ended_right_after_it_came(
         self, plain: Driver, working: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
     ) -> None:

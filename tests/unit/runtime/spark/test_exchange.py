@@ -90,6 +90,14 @@ def batch(*values: int) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
 
 
+def refused(stream: Stream) -> None:
+    """Wait until the other end closes the stream."""
+    stream.hurry(time.monotonic() + 10.0)
+    with pytest.raises(StreamClosed, match="the peer closed|reset by peer"):
+        stream.receive()
+    stream.close()
+
+
 class TestChannels:
     def test_batches_barriers_and_watermarks_come_out_in_order(self, ends: tuple[End, End]) -> None:
         sender, receiver = opened(ends)
@@ -119,16 +127,43 @@ class TestChannels:
         peers = {Subtask(i): end.network.address for i, end in enumerate(ends)}
         sender = ends[0].open(0, 2, peers)
         sender.put(LEFT_TO_RIGHT, batch(7))
+        until(lambda: ends[1].network._waiting, "the connection")
         (frame,) = taken(ends[1].open(1, 2, peers), 1)
         assert isinstance(frame, pa.RecordBatch) and frame.equals(batch(7))
+        assert ends[1].network._waiting == {}
+
+    def test_a_peer_that_connects_again_while_it_waits_replaces_its_connection(self, ends: tuple[End, End]) -> None:
+        hello = msgspec.msgpack.encode(Hello(JOB, Generation(1), LEFT_TO_RIGHT))
+        network = ends[1].network
+        first = connect(network.address, SECRET, hello)
+        until(lambda: network._waiting, "the first connection")
+        second = connect(network.address, SECRET, hello)
+        refused(first)
+        barrier = Barrier(Epoch(1), Epoch(0), last=False)
+        second.send(2, msgspec.msgpack.encode(barrier))
+        assert taken(ends[1].open(1, 1, {}), 1) == [barrier]
+        second.close()
+
+    def test_closing_frees_the_threads_that_wait_for_frames_or_room(self, ends: tuple[End, End]) -> None:
+        before = set(threading.enumerate())
+
+        def channels() -> list[str]:
+            names = [thread.name for thread in threading.enumerate() if thread not in before]
+            return sorted(name for name in names if name.startswith(("send-", "receive-")))
+
+        sender, _ = opened(ends)
+        sender.put(LEFT_TO_RIGHT, batch(1))
+        until(lambda: channels() == ["receive-0-0", "send-0-1"], "both threads")
+        for end in ends:
+            end.close()
+        until(lambda: channels() == [], "their end")
 
     def test_nothing_of_an_older_generation_is_taken(self, ends: tuple[End, End]) -> None:
         """P2"""
         opened(ends, generation=2)
         hello = msgspec.msgpack.encode(Hello(JOB, Generation(1), LEFT_TO_RIGHT))
         stale = connect(ends[1].network.address, SECRET, hello)
-        with pytest.raises(StreamClosed):
-            stale.receive()
+        refused(stale)
 
 
     @pytest.mark.parametrize(
@@ -144,8 +179,7 @@ class TestChannels:
         """P2"""
         opened(ends)
         stranger = connect(ends[1].network.address, SECRET, msgspec.msgpack.encode(hello))
-        with pytest.raises(StreamClosed):
-            stranger.receive()
+        refused(stranger)
 
 
 class TestClosedChannels:

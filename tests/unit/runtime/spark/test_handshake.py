@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import logging
@@ -10,6 +11,8 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -176,6 +179,16 @@ class TestTheEndThatAccepts:
         (error,) = peer.ended()
         assert isinstance(error, StreamClosed) and "does not know the secret" in str(error)
 
+    @pytest.mark.parametrize("length", [32 + 32 - 1, 32 + 32 + wire.HELLO_BYTES_MAX + 1, 1 << 20])
+    def test_refuses_a_greeting_of_a_wrong_size_before_it_is_read(self, listener: socket.socket, length: int) -> None:
+        peer = self.accepting(listener, [])
+        with socket.create_connection(listener.getsockname(), PATIENCE_S) as connection:
+            exactly(connection, 32)
+            connection.sendall(struct.pack("<BQ", 0, length))
+            assert connection.recv(1) == b""
+        (error,) = peer.ended()
+        assert isinstance(error, StreamClosed) and "wrong size" in str(error)
+
     def test_gives_every_connection_a_nonce_of_its_own(self, listener: socket.socket) -> None:
         nonces = set()
         for _ in range(3):
@@ -282,10 +295,10 @@ class TestPendingHandshakes:
             stream.close()
 
         serve_each(listener, "crowded", SECRET, serve)
-        silent = [socket.create_connection(listener.getsockname()) for _ in range(5)]
-        for each in silent:
-            each.settimeout(PATIENCE_S)
-            exactly(each, 32)  # taken, and its handshake is pending
+        silent = []
+        for _ in range(5):
+            silent.append(socket.create_connection(listener.getsockname(), PATIENCE_S))
+            exactly(silent[-1], 32)  # taken, and its handshake is pending
         assert [each.recv(1) for each in silent[:2]] == [b"", b""]
         connect(listener.getsockname(), SECRET, HELLO).close()
         assert served.wait(PATIENCE_S)
@@ -304,10 +317,19 @@ class TestPendingHandshakes:
             served.append(hello)
             both.release()
 
+        looks = threading.Semaphore(0)
+
+        def monotonic() -> float:
+            looks.release()
+            return time.monotonic()
+
+        monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
         serve_each(listener, "young", SECRET, serve)
         slow = socket.create_connection(listener.getsockname())
         theirs = exactly(slow, 32)
+        assert looks.acquire(timeout=PATIENCE_S)  # it was given the only place
         quick = Peer(lambda: connect(listener.getsockname(), SECRET, b"quick").close())
+        assert looks.acquire(timeout=PATIENCE_S)  # and the next one looks for how long it has had that
         message = NONCE + proof(b"connect", theirs, NONCE, b"slow") + b"slow"
         slow.sendall(struct.pack("<BQ", 0, len(message)) + message)
         assert both.acquire(timeout=PATIENCE_S) and both.acquire(timeout=PATIENCE_S)
@@ -337,6 +359,50 @@ class TestPendingHandshakes:
         assert all(served.acquire(timeout=PATIENCE_S) for _ in streams)
 
 
+class TestAShortage:
+    """Of file descriptors or threads: connections are refused meanwhile, and taken again afterwards."""
+
+    def test_of_file_descriptors_ends_no_listener(
+        self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Short:
+            left = 2
+
+            def accept(self) -> tuple[socket.socket, Any]:
+                self.left -= 1
+                if self.left >= 0:
+                    raise OSError(errno.EMFILE, "Too many open files")
+                return listener.accept()
+
+        monkeypatch.setattr(door, "ACCEPT_PAUSE_S", 0.0)
+        serve_each(Short(), "short", SECRET, lambda stream, _: stream.close())  # type: ignore[arg-type]
+        connect(listener.getsockname(), SECRET, HELLO).close()
+
+    def test_of_threads_ends_no_listener_and_keeps_no_place(
+        self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        left = [2]
+
+        class Short(threading.Thread):
+            def start(self) -> None:
+                if self.name == "short" and left[0]:
+                    left[0] -= 1
+                    raise RuntimeError("can't start new thread")
+                super().start()
+
+        monkeypatch.setattr(door, "PENDING_MAX", 1)
+        monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 2 * PATIENCE_S)
+        monkeypatch.setattr(door, "ACCEPT_PAUSE_S", 0.0)
+        kinds = {"Condition": threading.Condition, "Lock": threading.Lock, "Thread": Short}
+        monkeypatch.setattr(door, "threading", SimpleNamespace(**kinds))
+        serve_each(listener, "short", SECRET, lambda stream, _: stream.close())
+        for _ in range(2):
+            with socket.create_connection(listener.getsockname()) as refused:
+                refused.settimeout(PATIENCE_S)
+                assert refused.recv(1) == b""
+        connect(listener.getsockname(), SECRET, HELLO).close()
+
+
 class TestRefusals:
     def test_are_logged_at_the_first_then_once_a_minute_with_their_number(
         self, caplog: pytest.LogCaptureFixture
@@ -349,8 +415,13 @@ class TestRefusals:
             assert [record.getMessage() for record in caplog.records] == ["a data connection was refused: no secret"]
             now[0] += door.QUIET_S
             refusals.add("no TLS")
+            now[0] += door.QUIET_S - 1
+            refusals.add("no TLS")
+            now[0] += 1
+            refusals.add("no secret")
         assert [record.getMessage() for record in caplog.records[1:]] == [
-            "a data connection was refused: no TLS; 999 more since the last message"
+            "a data connection was refused: no TLS; 999 more since the last message",
+            "a data connection was refused: no secret; 1 more since the last message",
         ]
 
     def test_of_a_listener_are_logged_sparingly(
