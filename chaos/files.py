@@ -262,7 +262,9 @@ class Steps:
                 named["dir_fd"] = dir_fd
             known = self._inside(path, dir_fd)
             if known is None:
-                return real_open(path, flags, *arguments, **named)
+                handle: int = real_open(path, flags, *arguments, **named)
+                handles.pop(handle, None)  # the number of one that a file object has closed
+                return handle
             self._take("create" if flags & _WRITING else "open", known)
             handle = real_open(path, flags, *arguments, **named)
             handles[handle] = known

@@ -261,7 +261,10 @@ class Life:
 
     def _status(self, cluster: _Cluster) -> dict[str, Any]:
         me = myself("life", time.time_ns() // 1_000)
-        return status.of_run(cluster.driver.state, str(self.folder), "continuous", me)
+        shown = status.of_run(cluster.driver.state, str(self.folder), "continuous", me)
+        if (refused := cluster.driver.refused) is not None:  # as a run does
+            shown["problems"].append(status.root_refused(refused))
+        return shown
 
 
 def _unhurried(sink: Sink) -> Sink:

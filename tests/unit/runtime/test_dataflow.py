@@ -56,7 +56,7 @@ class TestNames:
     )
     def test_a_name_names_one_thing_only(self, again: Callable[[hf.App, Any], None]) -> None:
         app, stream = bids()
-        with pytest.raises(hf.ConfigError, match="already that of the app's source"):
+        with pytest.raises(hf.ConfigError, match="already the name of the app's source"):
             again(app, stream)
 
     def test_the_refusal_names_the_line_of_the_job(self) -> None:

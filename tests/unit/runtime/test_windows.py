@@ -365,7 +365,7 @@ class TestRefusals:
     def test_state_of_other_windows(self) -> None:
         before = describe_operators(app_of(lateness="5s").plan())
         check_against(app_of(lateness="5s").plan(), before)
-        with pytest.raises(hf.ConfigError, match="would be opened again"):
+        with pytest.raises(hf.ConfigError, match="would open again"):
             check_against(app_of(lateness="6s").plan(), before)
 
 
