@@ -381,7 +381,7 @@ MUTANTS = (
            (Swap(append, "_record", wrong.keeps_generation),
             Swap(joblog, "_fold_rewind", wrong.folds_into_generation)), needs="rewinds"),
     Mutant("repair-before-fence", "P21", "a target takes rows back in one transaction and moves the tags in the next",
-           (Swap(SharedTable, "repair", wrong.fences_afterwards),), needs="rewinds", first=311),
+           (Swap(SharedTable, "repair", wrong.fences_afterwards),), needs="rewinds", first=2190),
     Mutant("epoch-without-timeline", "P17", "a target compares epochs and leaves the timeline out",
            (Swap(SharedTable, "deliver_together", wrong.compares_epochs_alone),), needs="rewinds", first=29),
     Mutant("repair-not-made-up-for", "P21", "a start after a rewind that was cut short repairs nothing",
