@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -46,6 +47,20 @@ def write(tmp_path: Path) -> Write:
         return str(tmp_path / "job.py")
 
     return write
+
+
+class TestChangedCode:
+    def test_is_read_also_where_time_and_size_of_the_file_say_nothing_of_it(
+        self, write: Write, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Python takes bytecode on disk for that of a file of the same second and size."""
+        monkeypatch.setattr(sys, "dont_write_bytecode", False)
+        path = write(APP)
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        assert load(path).name == "hot"
+        write(APP.replace('"hot"', '"new"'))
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        assert load(path).name == "new"
 
 
 class TestLoad:
