@@ -103,7 +103,7 @@ class RewindAsked:
 
 @dataclass(frozen=True)
 class EndAsked:
-    """Somebody asks the newest driver to end its run."""
+    """A user asks the newest driver to end its run."""
 
     at: float
     how: str | None

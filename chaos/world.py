@@ -206,7 +206,7 @@ class World:
             self.schedule.after(0.0, driver, "is asked to go back", lambda: driver.asked_to_rewind(asked.back))
 
     def _want_end(self, how: str | None) -> None:
-        """Somebody asks the newest driver to end its run."""
+        """A user asks the newest driver to end its run."""
         alive = [driver for driver in self.drivers if driver.alive]
         if alive:
             driver = alive[-1]

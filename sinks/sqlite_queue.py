@@ -47,7 +47,7 @@ def begin(db: sqlite3.Connection, path: str, busy_timeout_ms: int) -> None:
 
 
 def read(db: sqlite3.Connection, path: str, busy_timeout_ms: int, work: Callable[[], T]) -> T:
-    """Read something before a transaction, in turn: while another writer commits, nobody can read.
+    """Read something before a transaction, in turn: while another writer commits, no reader gets in.
 
     Raises:
         sqlite3.OperationalError: the file was not free in time.

@@ -165,7 +165,7 @@ def _full(folder: str, free: int) -> dict[str, Any]:
 
 
 def _ahead(driver: Mapping[str, Any], now_us: int) -> list[dict[str, Any]]:
-    """By a time in the future nobody can tell how long ago the driver was alive."""
+    """A time in the future does not tell how long ago the driver was alive."""
     ahead_ms = (driver["at"] - now_us) // 1000
     if ahead_ms <= status.STALE_AFTER_MS:
         return []
