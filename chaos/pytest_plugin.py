@@ -1,7 +1,7 @@
-"""The pytest plugin behind `chaos_case`: a seed per test, the outcome as a fixture, the way to see a failure again.
+"""The pytest plugin behind `chaos_case`: a seed per test, the outcome as a fixture, the command to repeat a failure.
 
-pytest loads this in every run of an environment that Holdfast is installed in, also for suites that never use it, and
-before anything measures coverage. So it holds the hooks and imports nothing; what they do is in chaos/cases.py.
+pytest loads this in every environment with Holdfast installed, also for suites that never use it, and before coverage
+measurement starts. So it holds only the hooks and imports nothing; chaos/cases/cases.py does the work.
 
     @chaos_case("job.py", driver="test", rows={"bids": ROWS}, seeds=20)
     def test_totals_survive(outcome):
@@ -32,31 +32,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", ABOUT)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make one test of every seed."""
+    """Make one test per seed."""
     marker = metafunc.definition.get_closest_marker(MARKER)
     if marker is None:
         return
     if "outcome" not in metafunc.fixturenames:
-        pytest.fail(f"{metafunc.definition.name} has @chaos_case and no argument `outcome`", pytrace=False)
+        pytest.fail(f"{metafunc.definition.name} has @chaos_case but no argument `outcome`", pytrace=False)
     seeds = metafunc.config.getoption(OPTION) or list(marker.args[0].seeds)
     metafunc.parametrize("outcome", seeds, indirect=True, ids=[f"seed{seed}" for seed in seeds])
 
 
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """What came of the job of a chaos_case."""
+    """The outcome of a chaos_case's job."""
     marker = request.node.get_closest_marker(MARKER)
     if marker is None:
         pytest.fail("the fixture `outcome` is made by @chaos_case, which this test does not have", pytrace=False)
-    from holdfast.chaos import cases  # loads the runtime, in suites that use it
+    from holdfast.chaos.cases import cases  # loads the runtime, in suites that use it
 
     seed = request.param
-    # A node's own id begins at pytest's root, which need not be where it was started and will be again.
+    # A node's own id starts at pytest's root, which may differ from the folder in which pytest was started.
     file = os.path.relpath(request.node.path, request.config.invocation_params.dir)
     test = request.node.nodeid.partition("::")[2].partition("[")[0]
     again = f"pytest '{file}::{test}' {OPTION} {seed}"
@@ -68,7 +68,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Say below a failure what the faults were and how to see it again."""
+    """Show the faults, and the command to repeat the test, below a failure."""
     report = yield
     said = item.stash.get(SAID, None)
     if report.failed and said is not None:

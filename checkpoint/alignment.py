@@ -8,10 +8,10 @@ Invariants
     - A paused channel delivers nothing until it is resumed.
     - Every channel delivers every barrier, in epoch order: a skipped one is a broken channel (P9).
     - The epochs that a fragment closes strictly increase.
-    - A barrier is the last one only if it is that on every channel: a sender that made up for a lost
-      trigger knows of an older barrier only that a later one is the last.
+    - A barrier is the last one only if every channel says so: a sender that lost a trigger sends that barrier
+      with the next one, and marks only the newer one as last.
 
-Pure: no clock, thread or I/O. Driven by runtime/worker.py.
+Pure: no clock, thread or I/O. Driven by runtime/worker/protocol.py.
 Source: Carbone et al., Lightweight Asynchronous Snapshots, 2015, algorithm 1; PROTOCOL P9.
 """
 
@@ -25,7 +25,7 @@ from holdfast.model import Barrier, ChannelId, Epoch
 
 @dataclass(frozen=True)
 class Idle:
-    """No barrier is waited for; `latest` is the last one that every channel delivered."""
+    """No barrier is in progress; `latest` is the last one that every channel delivered."""
 
     channels: frozenset[ChannelId]
     latest: Epoch
@@ -37,7 +37,7 @@ class Aligning:
 
     channels: frozenset[ChannelId]
     barrier: Barrier
-    """`last` as far as the channels that arrived agree on it."""
+    """Its `last` is true only if all channels that arrived agree."""
     arrived: frozenset[ChannelId]
 
 
@@ -46,7 +46,7 @@ Alignment = Idle | Aligning
 
 @dataclass(frozen=True)
 class Pause:
-    """Deliver nothing more from this channel."""
+    """Stop delivering from this channel."""
 
     channel: ChannelId
 
@@ -69,7 +69,7 @@ Effect = Pause | Close | Resume
 
 
 def step(state: Alignment, channel: ChannelId, barrier: Barrier) -> tuple[Alignment, list[Effect]]:
-    """Take one barrier; return the next state and what must be done, in order."""
+    """Take one barrier; return the next state and the effects, in order."""
     assert channel in state.channels
     match state:
         case Idle(channels, latest):

@@ -1,18 +1,18 @@
-"""Appending to the job log without ever being in doubt.
+"""Appends to the job log so that the outcome of every append becomes known.
 
-Once a record was sent it is sent again, the same bytes at the same sequence, until that slot is
-occupied and read. Who stands there is told by the owner token: then the record is ours, or somebody
-else's has to be folded first. An epoch whose record is in doubt is never abandoned meanwhile.
+A record that was sent is sent again, with the same bytes and the same sequence, until that slot is occupied and read.
+The owner token in the slot decides: the record is ours, or another writer's record must be folded first. An epoch
+whose record has an unknown outcome is never abandoned meanwhile.
 
 Invariants
     - At most one record is in flight.
-    - A generation's base is the fold of all before its own start, folded again after every conflict (P5).
-    - A driver that finds a newer generation appends nothing any more.
-    - A name that somebody gave a checkpoint meanwhile is folded, and hinders nobody (P6).
-    - A rewind is not made anew on top of what others appended meanwhile: whoever asked saw another head.
+    - A generation's base is the fold of all records before its own start, folded again after every conflict (P5).
+    - A driver that finds a newer generation appends nothing more.
+    - If another process names a checkpoint meanwhile, the record is folded and delays no append (P6).
+    - A rewind is not rebuilt on top of records that others appended meanwhile: the user saw another head.
     - Nothing is appended to a finished job: a start after its end would make the log unreadable.
 
-Pure: no clock, thread or I/O. Driven by runtime/master.py.
+Pure: no clock, thread or I/O. Driven by runtime/driver/master.py.
 Source: PROTOCOL P4, P5, P6.
 """
 
@@ -35,7 +35,7 @@ from holdfast.checkpoint.joblog import (
 from holdfast.model import Generation, JobUuid, Timeline
 
 Draft = Callable[[Job], Body]
-"""Makes the body from the fold it will follow, so that a conflict makes it anew."""
+"""Makes the body from the fold that it will follow; called again after a conflict."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Quiet:
 
 @dataclass(frozen=True)
 class InFlight:
-    """This record was sent and its fate is not known yet."""
+    """This record was sent; its outcome is not known yet."""
 
     owner: str
     job: Job | None
@@ -70,14 +70,14 @@ Appender = Quiet | InFlight | Overtaken
 
 @dataclass(frozen=True)
 class Create:
-    """Create the record conditionally at its sequence; answer Occupied with what stands there then."""
+    """Create the record conditionally at its sequence; answer Occupied with the record then stored there."""
 
     record: Record
 
 
 @dataclass(frozen=True)
 class Appended:
-    """The record is in the log; `job` is the fold up to and with it."""
+    """The record is in the log; `job` is the fold up to and including it."""
 
     record: Record
     job: Job
@@ -88,7 +88,7 @@ class Lost:
     """A newer generation is in the log, or the job is finished. Exit; do not retry."""
 
     job: Job
-    """With `job.finished`, an older driver brought the job to its end just before our start."""
+    """With `job.finished`, an older driver finished the job just before our start."""
     ours: Generation
 
 
@@ -96,7 +96,7 @@ Effect = Create | Appended | Lost
 
 
 def create_job(state: Quiet, body: JobCreated, uuid: JobUuid, at: int) -> tuple[Appender, list[Effect]]:
-    """Send the first record of a new job; if another driver was first, its record is taken (P1)."""
+    """Send the first record of a new job; if another driver was first, its record is used (P1)."""
     assert state.job is None
     record = Record(1, uuid, Generation(0), Timeline(1), state.owner, at, body, prev="")
     return InFlight(state.owner, None, record, lambda _job: body), [Create(record)]
@@ -110,18 +110,18 @@ def append(state: Quiet, draft: Draft, at: int) -> tuple[Appender, list[Effect]]
 
 
 def retry(state: InFlight) -> list[Create]:
-    """Send the same record again: its outcome was not learnt (P4)."""
+    """Send the same record again: its outcome is unknown (P4)."""
     return [Create(state.record)]
 
 
 def occupied(state: InFlight, found: Record) -> tuple[Appender, list[Effect]]:
-    """Take what stands at the sequence of the record in flight: ours, or somebody else's."""
+    """Take the record stored at the sequence of the record in flight: ours, or another writer's."""
     assert found.seq == state.record.seq
     job = fold(state.job, found)
     if found.owner == state.owner:
         return Quiet(state.owner, job), [Appended(found, job)]
     if isinstance(found.body, JobCreated):
-        # Two drivers created the job at once; the other's UUID is the job's.
+        # Two drivers created the job concurrently; the job has the other's UUID.
         return Quiet(state.owner, job), [Appended(found, job)]
     if isinstance(found.body, SavepointNamed):
         return _send_again(state, job)

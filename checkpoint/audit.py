@@ -1,16 +1,16 @@
-"""Audit digests of a checkpoint: what each epoch took from its sources, and what it gave to its sinks.
+"""Audit digests of a checkpoint: what each epoch took from its sources, and what it staged for its sinks.
 
-A worker's ack says for its part of an epoch, per source partition, from where to where it read and what these records
-are known by; per sink, what it staged; per operator, its counts. What an epoch that did not complete took and gave goes
-into the next ack, like its state and output (P8). The manifest holds the parts of all workers, and per sink what was
-staged in the job's whole life, as far as that is known.
+For its part of an epoch, a worker's ack holds: per source partition, the offsets read and the digest of these records;
+per sink, the staged output; per operator, row counts. If an epoch does not complete, its digests go into the next ack,
+like its state and output (P8). The manifest holds the parts of all workers, and per sink the output staged during the
+job's whole life, as far as known.
 
-So "records in = effects out" can be shown later, for every checkpoint that is kept, from sources and targets alone.
+So "records in = effects out" can be shown later, for every retained checkpoint, from sources and targets alone.
 
 Invariants
-    - What a manifest says of a partition begins where the manifest it follows says that reading goes on.
-    - A worker that was rolled back, or a job that was rewound, counts again from its base, and only from there.
-    - Unknown is None, never 0: manifests without digests can be read, and what follows them says since when it counts.
+    - The records of a partition in a manifest begin at the offset where the previous manifest says reading resumes.
+    - A worker that rolled back, or a job that was rewound, counts again from its base, and only from there.
+    - Unknown is None, never 0: manifests without digests can be read, and later ones record since when they count.
 
 Pure: no clock, thread or I/O.
 Source: DESIGN section 13 (audit digests); PROTOCOL P8, P10, P18; docs/design/0018-audit.md.
@@ -28,7 +28,7 @@ from holdfast.storage.digests import added
 
 
 class SourceTaken(msgspec.Struct, frozen=True):
-    """Records of one source partition: those from `first` to before `end`, as far as they are not void."""
+    """Records of one source partition from `first` to before `end`, except void ones."""
 
     source: str
     partition: int
@@ -38,7 +38,7 @@ class SourceTaken(msgspec.Struct, frozen=True):
 
 
 class SinkStaged(msgspec.Struct, frozen=True):
-    """Output of one writer. One digest per staged part, in order; what is written at once counts as one part."""
+    """Output of one writer: one digest per staged part, in order; immediate writes count as one part."""
 
     writer: Writer
     parts: tuple[RowDigest, ...]
@@ -46,7 +46,7 @@ class SinkStaged(msgspec.Struct, frozen=True):
 
 
 class OperatorCount(msgspec.Struct, frozen=True):
-    """Rows that one operator, source or edge took, gave and left out. None: it has no such way."""
+    """Rows that one operator, source or edge took in, gave out and left out. None: it has no such rows."""
 
     name: str
     kind: str
@@ -57,7 +57,7 @@ class OperatorCount(msgspec.Struct, frozen=True):
     late: int | None = None
     dlq: int | None = None
     after: str | None = None
-    """The edge whose rows it takes, all of them; only where `kind` is keyed."""
+    """The edge from which it takes all its rows; only if `kind` is keyed."""
 
 
 class PartAudit(msgspec.Struct, frozen=True):
@@ -76,27 +76,27 @@ class SinkTotal(msgspec.Struct, frozen=True):
 
 
 class Late(msgspec.Struct, frozen=True):
-    """Records that came after their windows were over, by operator, since the job began or a later epoch."""
+    """Records that arrived after their windows had closed, by operator, since the job began or a later epoch."""
 
     since: Epoch
     rows: dict[str, int]
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """What a manifest holds: this epoch's digests of all workers, and the sums that go on from epoch to epoch."""
+    """The audit part of a manifest: this epoch's digests of all workers, and the running totals."""
 
     sources: tuple[SourceTaken, ...]
     sinks: tuple[SinkStaged, ...]
     operators: tuple[OperatorCount, ...]
     totals: tuple[SinkTotal, ...]
     since: Epoch
-    """The totals count what came after this epoch; 0: since the job began."""
+    """The totals count what was staged after this epoch; 0: since the job began."""
     late: Late | msgspec.UnsetType = msgspec.UNSET
-    """Left out where nothing can be late, also by older versions."""
+    """Omitted if no record can be late, and by older versions."""
 
 
 def joined(parts: Iterable[PartAudit]) -> PartAudit:
-    """Return the digests of epochs of one worker, in order, as those of one epoch (P8)."""
+    """Return the digests of one worker's epochs, given in order, as those of one epoch (P8)."""
     sources: dict[tuple[str, int], SourceTaken] = {}
     sinks: dict[Writer, SinkStaged] = {}
     operators: list[OperatorCount] = []
@@ -116,23 +116,33 @@ def joined(parts: Iterable[PartAudit]) -> PartAudit:
 
 
 def counted(counts: Iterable[OperatorCount]) -> tuple[OperatorCount, ...]:
-    """Return one count per operator, the sum of these."""
+    """Return one count per operator: the sum of its counts."""
     sums: dict[tuple[str, str], OperatorCount] = {}
     for each in counts:
         known = sums.get((each.kind, each.name))
-        sums[each.kind, each.name] = each if known is None else OperatorCount(
-            each.name, each.kind, known.rows_in + each.rows_in, known.rows_out + each.rows_out,
-            _both(known.dropped, each.dropped), _both(known.late, each.late), _both(known.dlq, each.dlq), each.after,
-        )  # fmt: skip
+        sums[each.kind, each.name] = (
+            each
+            if known is None
+            else OperatorCount(
+                each.name,
+                each.kind,
+                known.rows_in + each.rows_in,
+                known.rows_out + each.rows_out,
+                _both(known.dropped, each.dropped),
+                _both(known.late, each.late),
+                _both(known.dlq, each.dlq),
+                each.after,
+            )
+        )
     return tuple(sums[name] for name in sorted(sums))
 
 
 def manifest_audit(follows: Epoch, before: Audit | None, parts: Sequence[PartAudit | None]) -> Audit | None:
-    """Return what the next manifest says; None unless every worker has told its part.
+    """Return the audit part of the next manifest; None unless every worker reported its part.
 
     Args:
         follows: The epoch that the manifest follows; 0 if it is the first.
-        before: What the manifest of that epoch says.
+        before: The audit part of the manifest of that epoch.
     """
     told = [part for part in parts if part is not None]
     if len(told) < len(parts):
@@ -155,9 +165,7 @@ def manifest_audit(follows: Epoch, before: Audit | None, parts: Sequence[PartAud
     )
 
 
-def _late_after(
-    follows: Epoch, before: Audit | None, operators: Iterable[OperatorCount]
-) -> Late | msgspec.UnsetType:
+def _late_after(follows: Epoch, before: Audit | None, operators: Iterable[OperatorCount]) -> Late | msgspec.UnsetType:
     known = Late(follows, {}) if before is None or before.late is msgspec.UNSET else before.late
     rows = dict(known.rows)
     for each in operators:
@@ -167,10 +175,10 @@ def _late_after(
 
 
 def balance(count: OperatorCount, edges: Mapping[str, OperatorCount] = MappingProxyType({})) -> int | None:
-    """Return how many rows more came in than are accounted for; None where rows in need not be rows out.
+    """Return how many more rows came in than are accounted for; None if rows in need not equal rows out.
 
-    Rows that a keyed operator takes go into its state, and have to be all that came out of its edge. What filters and
-    functions that give any number of rows leave out is their business.
+    A keyed operator puts the rows that it takes into its state, and must take all rows of its edge. Filters, and
+    functions that return any number of rows, may leave rows out.
     """
     if count.kind == "keyed" and count.after is not None and count.after in edges:
         return edges[count.after].rows_out - count.rows_in
@@ -180,7 +188,7 @@ def balance(count: OperatorCount, edges: Mapping[str, OperatorCount] = MappingPr
 
 
 def staged_by(audit: Audit, sink: str) -> dict[Subtask, SinkStaged]:
-    """Return what each writer of a sink staged."""
+    """Return the output that each writer of a sink staged."""
     return {staged.writer.subtask: staged for staged in audit.sinks if staged.writer.sink == sink}
 
 

@@ -1,14 +1,14 @@
-"""When the pieces of a subtask's state are merged, and what a merge replaces.
+"""Decides when to merge the pieces of a subtask's state, and which pieces a merge replaces.
 
 A handle grows by one segment per epoch. A base merges everything into one segment that follows 0;
-a smaller merge replaces the newest segments by one that says the same. Both are made in the
-background, as of a completed epoch, and become true with the epoch whose ack names them.
+a smaller merge replaces the newest segments with one equivalent segment. Both are made in the
+background, as of a completed epoch, and take effect with the epoch whose ack names them.
 
 Invariants
     - Restoring a handle before and after a merge gives the same state.
     - Master and worker advance a handle with the same function, so they agree on its pieces.
-    - What a base costs is paid for by changes of half its size; a segment is merged into a larger one
-      only when that at least doubles it, so it is written again a logarithmic number of times.
+    - A base is written only after changes of half its size; a segment is merged into a larger one only if that at
+      least doubles the segment, so it is rewritten a logarithmic number of times.
 
 Pure: no clock, thread or I/O.
 Source: DESIGN section 5 (snapshot); docs/design/0007; size-tiered merging as in O'Neil et al., The LSM-Tree, 1996.
@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, SnapshotHandle
 
 BASE_BYTES = 64 << 20
-"""Segments of fewer bytes never make a base."""
+"""Segments with fewer bytes never trigger a base."""
 SEGMENTS_MAX = 64
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """How much may gather before it is merged."""
+    """How much may accumulate before a merge."""
 
     bytes_max: int = BASE_BYTES
     segments_max: int = SEGMENTS_MAX
@@ -35,7 +35,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Merge:
-    """These pieces, of a handle as of epoch `through`, are to become one."""
+    """Merge these pieces of a handle, as of epoch `through`, into one."""
 
     through: Epoch
     follows: Epoch
@@ -44,12 +44,12 @@ class Merge:
 
 
 def pieces(handle: SnapshotHandle) -> tuple[SegmentRef, ...]:
-    """Return base and segments alike, each as a segment."""
+    """Return base and segments, all in the form of segments."""
     return (*(SegmentRef(handle.base_epoch, NO_EPOCH, ref) for ref in handle.base), *handle.segments)
 
 
 def due(handle: SnapshotHandle, through: Epoch, limits: Thresholds) -> Merge | None:
-    """Return what is worth merging now that `through` is completed, None if nothing is."""
+    """Return the merge that is worth making now that `through` is completed, None if there is none."""
     segments = handle.segments
     gathered = sum(segment.object.size for segment in segments)
     base = sum(ref.size for ref in handle.base)
@@ -60,13 +60,13 @@ def due(handle: SnapshotHandle, through: Epoch, limits: Thresholds) -> Merge | N
         return None
     at = _tier(segments, max(limits.segments_max // 2, 2))
     if any(segment.follows == NO_EPOCH for segment in segments) or (at == 0 and not handle.base):
-        return everything  # bases of several owners become one, and the job's first segments its first base
+        return everything  # merges the bases of several owners, or the job's first segments into its first base
     follows = segments[at - 1].epoch if at else handle.base_epoch
     return Merge(through, follows, segments[at:])
 
 
 def _tier(segments: tuple[SegmentRef, ...], least: int) -> int:
-    """Return where the newest segments begin that together are about as large as the next older one."""
+    """Return the index from which the newest segments together are about as large as the next older one."""
     at = len(segments) - least
     taken = sum(segment.object.size for segment in segments[at:])
     while at > 0 and (segments[at - 1].object.size <= taken or segments[at - 1].epoch == segments[at].epoch):
@@ -76,7 +76,7 @@ def _tier(segments: tuple[SegmentRef, ...], least: int) -> int:
 
 
 def advanced(handle: SnapshotHandle, segment: SegmentRef | None, compacted: SegmentRef | None) -> SnapshotHandle:
-    """Return the handle one completed epoch later: what a merge replaces is gone, the segment is added."""
+    """Return the handle one completed epoch later: without the pieces that a merge replaced, with the new segment."""
     if compacted is not None:
         later = tuple(each for each in handle.segments if each.epoch > compacted.epoch)
         if compacted.follows == NO_EPOCH:

@@ -1,11 +1,11 @@
-"""What storage knows of a job beyond the end of its log: the log was cut short, or restored from an older copy.
+"""Finds objects that prove that a job log was cut short or restored from an older copy.
 
 A driver stores objects only after the start of its generation is in the log, and a manifest only while it decides an
-epoch, one at a time. So objects of a generation that the log does not know, of another owner, or two manifests after
-the last completed epoch prove that records are missing. One is normal: its append never happened.
+epoch, one at a time. So records are missing if there are objects of an unknown generation, objects of another owner,
+or two manifests after the last completed epoch. One such manifest is normal: its append never happened.
 
 Invariants
-    - Of a log that no record was taken from nothing is reported, if names and `live.json` were read before the log.
+    - Nothing is reported for a complete log, if names and `live.json` were read before the log.
 
 Pure: no clock, thread or I/O.
 Source: PROTOCOL P2, P4, P6, P16; docs/design/0020-histories.md.
@@ -26,14 +26,14 @@ _SHOWN_MAX = 3
 
 
 class LastWord(NamedTuple):
-    """What `live.json` says: the driver's generation, and the last epoch that it completed."""
+    """The content of `live.json`: the driver's generation, and the last epoch that it completed."""
 
     generation: Generation
     epoch: Epoch
 
 
 class Beyond(NamedTuple):
-    """Something that a whole log would know of."""
+    """A trace in storage that a complete log would account for."""
 
     path: str
     """An object, or a folder of the job that ends with a slash."""
@@ -41,12 +41,12 @@ class Beyond(NamedTuple):
 
 
 def beyond(job: Job | None, listed: Iterable[str], live: LastWord | None) -> list[Beyond]:
-    """Return the proofs that records are missing at the end of the log, none if it is whole.
+    """Return the proofs that records are missing at the end of the log, none if it is complete.
 
     Args:
         job: The fold of the log; None if it has no record.
         listed: Names of objects, read before the log.
-        live: Likewise; None if there is no `live.json` of this job.
+        live: Also read before the log; None if the job has no `live.json`.
     """
     generation, base = (Generation(0), NO_EPOCH) if job is None else (job.generation, job.base_epoch)
     newer: Counter[tuple[str, int]] = Counter()
@@ -60,15 +60,15 @@ def beyond(job: Job | None, listed: Iterable[str], live: LastWord | None) -> lis
             newer[folder, of] += 1
         elif of == generation and folder == "manifests" and job is not None:
             if match[4] != f"{job.owner}.json":
-                foreign.append(Beyond(path, f"{path} is of another driver than the log's generation {generation}"))
+                foreign.append(Beyond(path, f"{path} is not of the driver of generation {generation} in the log"))
             elif epoch > base:
-                undecided.append(Beyond(path, f"{path} is of an epoch after {base}, the last one in the log"))
+                undecided.append(Beyond(path, f"{path} belongs to an epoch after {base}, the last one in the log"))
     found = [
-        Beyond(path := f"{folder}/{of:08d}/", f"{path} has {count:,} objects, the log ends at generation {generation}")
+        Beyond(path := f"{folder}/{of:08d}/", f"{path} has {count:,} objects; the log ends at generation {generation}")
         for (folder, of), count in sorted(newer.items())
     ]
     found += foreign[:_SHOWN_MAX] + (undecided[:_SHOWN_MAX] if len(undecided) > 1 else [])
     if live is not None and live > (generation, base):
-        said = f"live.json is of generation {live.generation} and epoch {live.epoch}"
-        found.append(Beyond("live.json", f"{said}, the log ends at {generation} and {base}"))
+        said = f"live.json names generation {live.generation} and epoch {live.epoch}"
+        found.append(Beyond("live.json", f"{said}; the log ends at {generation} and {base}"))
     return found

@@ -1,7 +1,7 @@
-"""Which checkpoints are kept, and which objects nothing needs any more.
+"""Decides which checkpoints to keep, and which objects are no longer needed.
 
-The sweep knows what every retained manifest names. It deletes what none of them names, if the
-object is of an epoch that is decided: then no later manifest can name it either.
+The sweep knows the objects that every retained manifest names. It deletes an object that none of them names if the
+object's epoch is decided: then no later manifest can name it either.
 
 Invariants
     - An object that a retained manifest names is never garbage.
@@ -9,7 +9,7 @@ Invariants
       decided, or it is a merge, whose epoch is that of its input.
     - The newest checkpoint never expires, nor does a savepoint.
 
-Pure: no clock, thread or I/O. The deleting is done by runtime/sweep.py.
+Pure: no clock, thread or I/O. The deleting is done by runtime/driver/sweep.py.
 Source: PROTOCOL P16, P18; docs/design/0007.
 """
 
@@ -28,23 +28,23 @@ FOLDERS = ("manifests", "segments", "base", "merged", "staged")
 _MERGES = ("base", "merged")
 _NAME = re.compile(r"(\w+)/(\d{8})/(\d{12})[-/].+")
 _SLACK = 10
-"""A tenth of what is kept may be overdue, so that not every checkpoint costs a record and a sweep."""
+"""A tenth of the retained checkpoints may be overdue, so that not every checkpoint costs a record and a sweep."""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Kept are the newest `checkpoints`, all that are younger than `age_us`, and savepoints."""
+    """Keeps the newest `checkpoints`, all checkpoints younger than `age_us`, and all savepoints."""
 
     checkpoints: int = 10
     age_us: int = 3_600_000_000
     log_records: int = 1_000
-    """Records after which the log begins anew, at least; with more checkpoints retained, as many."""
+    """Minimum of records before the log starts over; if more checkpoints are retained, their number."""
 
 
 def expirable(job: Job, rule: Retention, now_us: int) -> Epoch:
-    """Return through which epoch checkpoints may expire, 0 if none or too few to be worth a record.
+    """Return the last epoch whose checkpoint may expire, 0 if there are too few to be worth a record.
 
-    Savepoints neither expire nor count: the newest `checkpoints` are those of the others.
+    Savepoints neither expire nor count towards the newest `checkpoints`.
     """
     assert rule.checkpoints >= 1
     named = {each.epoch for each in job.savepoints}
@@ -56,13 +56,13 @@ def expirable(job: Job, rule: Retention, now_us: int) -> Epoch:
 
 
 def log_is_long(job: Job, rule: Retention) -> bool:
-    """Return whether the log should begin anew: what that costs is then paid for by the records before."""
+    """Return whether the log should start over: enough records precede to justify the cost."""
     since = job.next_seq - job.log_start - 1
     return since >= max(rule.log_records, 2 * len(job.completed)) and job.expired_through > NO_EPOCH
 
 
 class Catalogue:
-    """What the manifests that were read name: per object, the first and the last epoch that does."""
+    """The objects that the manifests read so far name: per object, the first and the last epoch that names it."""
 
     def __init__(self) -> None:
         self._spans: dict[str, tuple[Epoch, Epoch]] = {}
@@ -73,14 +73,14 @@ class Catalogue:
         return [each for each in job.retained if each.body.epoch not in self._read]
 
     def add(self, ref: ObjectRef, found: Manifest) -> None:
-        """Take note of all that a manifest names, itself included."""
+        """Add all objects that a manifest names, and the manifest itself."""
         self._read.add(found.epoch)
         for path in (ref.path, *(each.path for each in manifest.objects(found))):
             first, last = self._spans.get(path, (found.epoch, found.epoch))
             self._spans[path] = min(first, found.epoch), max(last, found.epoch)
 
     def expire(self, job: Job) -> list[str]:
-        """Forget what no retained manifest names, and return it."""
+        """Forget the objects that no retained manifest names, and return them."""
         assert not self.unread(job), "an unread manifest may name anything"
         retained = [each.body.epoch for each in job.retained]
         gone = sorted(path for path, span in self._spans.items() if not _any_within(retained, span))
@@ -90,11 +90,11 @@ class Catalogue:
         return gone
 
     def garbage(self, job: Job, listed: Iterable[str]) -> list[str]:
-        """Return those of the listed objects that nothing names and nothing can name any more."""
+        """Return the listed objects that no manifest names and no later manifest can name."""
         return [path for path in listed if path not in self._spans and _is_decided(job, path)]
 
     def orphans(self, listed: Iterable[str]) -> list[str]:
-        """Return those of the listed objects that nothing names, uploads in flight included."""
+        """Return the listed objects that no manifest names, including uploads in flight."""
         return [path for path in listed if path not in self._spans]
 
 
@@ -108,6 +108,6 @@ def _is_decided(job: Job, path: str) -> bool:
         return False  # not one of ours
     folder, generation, epoch = match[1], int(match[2]), int(match[3])
     if generation == job.generation:
-        # A merge as of an epoch is stored after the epoch is decided, and named by one that is not.
+        # A merge as of an epoch is stored after that epoch is decided; a later, undecided epoch names it.
         return folder not in _MERGES and epoch <= job.base_epoch
     return generation < job.generation

@@ -2,14 +2,14 @@
 
 One epoch is open at a time. When every subtask has acked, the manifest is stored and its record is
 appended; that append is the only commit point. An epoch that misses its deadline before its record
-was sent is given up: nobody is told, the next barrier says so by what it calls committed.
+was sent is given up. No message says so; workers learn it from the next barrier's `committed_through`.
 
 Invariants
     - Epoch n+1 is triggered only when n is completed, or given up with no append sent (P8).
     - Once the append is sent the epoch is never given up (P4).
     - At most A epochs in a row are given up, then the generation must recover (P2).
 
-Pure: no clock, thread or I/O. Driven by runtime/master.py.
+Pure: no clock, thread or I/O. Driven by runtime/driver/master.py.
 Source: Carbone et al. 2015; PROTOCOL P2, P4, P8, P9.
 """
 
@@ -34,7 +34,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Collecting:
-    """The barrier is under way; acks come in."""
+    """The barrier is in flight; acks are arriving."""
 
     parallelism: int
     barrier: Barrier
@@ -89,7 +89,7 @@ class GivenUp:
 
 @dataclass(frozen=True)
 class MustRecover:
-    """Too many epochs in a row were given up: numbers would run out (P2)."""
+    """Too many epochs in a row were given up; epoch numbers would run out (P2)."""
 
     given_up: int
 
@@ -114,7 +114,7 @@ def acked(state: Coordinator, epoch: Epoch, part: SubtaskPart) -> tuple[Coordina
     """Take one subtask's ack; a late or repeated one changes nothing."""
     if not isinstance(state, Collecting) or state.barrier.epoch != epoch:
         return state, []
-    assert 0 <= part.subtask < state.parallelism, f"subtask {part.subtask} is none of this generation"
+    assert 0 <= part.subtask < state.parallelism, f"subtask {part.subtask} does not belong to this generation"
     parts = {**state.parts, part.subtask: state.parts.get(part.subtask, part)}
     if len(parts) < state.parallelism:
         return replace(state, parts=parts), []
@@ -123,7 +123,7 @@ def acked(state: Coordinator, epoch: Epoch, part: SubtaskPart) -> tuple[Coordina
 
 
 def deadline_passed(state: Coordinator) -> tuple[Coordinator, list[Effect]]:
-    """Give the open epoch up, unless its record may be in the log already."""
+    """Give up the open epoch, unless its record may already be in the log."""
     if not isinstance(state, Collecting):
         return state, []
     epoch = state.barrier.epoch

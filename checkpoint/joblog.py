@@ -1,22 +1,21 @@
 """The job log: numbered records that are the only truth about a job, and their fold.
 
-Each record is created conditionally under its sequence number, so whoever appends must hold the
-last number: the list is linearizable. The state of a job is the pure fold of its log; nothing else
-is remembered.
+Each record is created conditionally under its sequence number, so a writer must know the last number to append: the
+list is linearizable. The state of a job is the pure fold of its log; nothing else is remembered.
 
 Invariants
     - The first record holds a random job UUID, and every later one repeats it (P1).
     - `first_epoch` of a generation lies above every epoch number that an older one can have used (P2).
-    - What a `LogStart` holds is what the records before it say, so either gives the same fold (P7).
-    - Only the owner of the newest generation appends after its start; `SavepointNamed` alone may come from
-      anybody, at any time after a checkpoint, also after the end of a run (P6).
-    - `Rewound` starts a generation and a timeline: what was completed after its base is abandoned, nothing
-      ever builds on it again, and its numbers are not given away (P2, P6).
-    - Records of format 3 form a chain: each carries the hash of the one before it, so the log of another history,
+    - A `LogStart` holds the fold of the records before it, so either gives the same fold (P7).
+    - Only the owner of the newest generation appends after its start. The exception is `SavepointNamed`: any process
+      may append it at any time after a checkpoint, even after the end of a run (P6).
+    - `Rewound` starts a generation and a timeline: epochs completed after its base are abandoned, nothing ever
+      builds on them again, and their numbers are not reused (P2, P6).
+    - Records of format 3 form a chain: each carries the hash of its predecessor, so the log of another history,
       with the same UUID and numbers, never continues this one.
-    - A savepoint's name belongs to one checkpoint, for good, and that checkpoint never expires (P16).
+    - A savepoint's name belongs to one checkpoint permanently, and that checkpoint never expires (P16).
 
-Pure: no clock, thread or I/O. The bytes are moved by checkpoint/repository.py.
+Pure: no clock, thread or I/O. checkpoint/repository.py moves the bytes.
 Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010, 0020.
 """
 
@@ -34,21 +33,21 @@ from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Cut, Epoch, Generation
 from holdfast.storage.hashed import fits_hash, own_hash, with_hash
 
 FORMAT_VERSION = 3
-"""Format 1 has no hash at the end of a record, format 2 no hash of the record before and no owners in a LogStart; both
-are read."""
+"""Format 1 has no hash at the end of a record; format 2 has no hash of the previous record and no owners in a LogStart.
+Both can be read."""
 SAVEPOINT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
-"""Begins with a letter, so that a name is never taken for an epoch number."""
+"""Begins with a letter, so that a name is never mistaken for an epoch number."""
 
 
 class JobCreated(msgspec.Struct, frozen=True, tag="JobCreated", tag_field="kind"):
-    """The first record: what may never change."""
+    """The first record: the properties that never change."""
 
     name: str
     key_groups: int
 
 
 class GenerationStarted(msgspec.Struct, frozen=True, tag="GenerationStarted", tag_field="kind"):
-    """A driver took the job, or recovered it; older generations are fenced from here on."""
+    """A driver took over the job or recovered it; older generations are fenced from here on."""
 
     first_epoch: Epoch
     base_epoch: Epoch
@@ -65,13 +64,10 @@ class Rewound(msgspec.Struct, frozen=True, tag="Rewound", tag_field="kind", omit
     host: str
     cause: str
     accepted: tuple[str, ...] = ()
-    """SINK:VERDICT, of sinks whose output may stay where it cannot be taken back; left out of the JSON if there is
-    none."""
+    """SINK:VERDICT, for sinks whose output may stay if it cannot be taken back; omitted from the JSON if empty."""
 
 
-class CheckpointCompleted(
-    msgspec.Struct, frozen=True, tag="CheckpointCompleted", tag_field="kind", omit_defaults=True
-):
+class CheckpointCompleted(msgspec.Struct, frozen=True, tag="CheckpointCompleted", tag_field="kind", omit_defaults=True):
     """The only commit point: everything the manifest names is now true."""
 
     epoch: Epoch
@@ -81,65 +77,72 @@ class CheckpointCompleted(
     bytes_new: int
     bytes_total: int
     savepoint: str | None = None
-    """The name that a user asked for; left out of the JSON if there is none (P13)."""
+    """The name that a user asked for; omitted from the JSON if there is none (P13)."""
 
 
 class SavepointNamed(msgspec.Struct, frozen=True, tag="SavepointNamed", tag_field="kind"):
-    """A completed checkpoint got a name afterwards; written by whoever names it, not by the job's owner (P6)."""
+    """A completed checkpoint was named afterwards; the process that names it writes this, not the job's owner (P6)."""
 
     epoch: Epoch
     name: str
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="Stopped", tag_field="kind"):
-    """The run ended after a last checkpoint; it may be started again."""
+    """The run ended after a last checkpoint; the job may be started again."""
 
     epoch: Epoch
 
 
 class Finished(msgspec.Struct, frozen=True, tag="Finished", tag_field="kind"):
-    """All input was read and delivered; there is nothing left to run."""
+    """All input was read and all output delivered; there is nothing left to run."""
 
     epoch: Epoch
 
 
 class Expired(msgspec.Struct, frozen=True, tag="Expired", tag_field="kind"):
-    """Checkpoints up to this epoch that have no name are given up: what only they name may be deleted (P16)."""
+    """Unnamed checkpoints up to this epoch have expired; objects that only they name may be deleted (P16)."""
 
     through: Epoch
 
 
 class LogStart(msgspec.Struct, frozen=True, tag="LogStart", tag_field="kind"):
-    """The fold of everything before: readers begin here, and what is prunable behind it is pruned (P7)."""
+    """The fold of everything before: readers begin here, and prunable records before it are pruned (P7)."""
 
     job: Job
 
 
 Body = (
-    JobCreated | GenerationStarted | Rewound | CheckpointCompleted | SavepointNamed | Stopped | Finished | Expired
+    JobCreated
+    | GenerationStarted
+    | Rewound
+    | CheckpointCompleted
+    | SavepointNamed
+    | Stopped
+    | Finished
+    | Expired
     | LogStart
-)  # fmt: skip
+)
 STARTS = (GenerationStarted, Rewound)
-"""Each of them makes its writer the job's owner (P6)."""
+"""Each of these records makes its writer the job's owner (P6)."""
 PRUNABLE = (CheckpointCompleted, Expired, LogStart)
-"""A generation's own driver alone appends these, so a stale driver's next record never meets one of them (P7)."""
+"""Only a generation's own driver appends these, so a stale driver's next record never meets one of them (P7)."""
 _HASHED = 2
-"""The first format whose records have a hash at their end."""
+"""The first format whose records end with a hash."""
 STARTS_KEPT = 100
-"""How many starts the fold remembers, for people."""
+"""How many starts the fold remembers, for human readers."""
 OWNERS_KEPT = 1_000
-"""How many owners the fold remembers: targets that none of them took over are another history's."""
+"""How many owners the fold remembers: a target that none of them took over belongs to another history."""
 RECENT_KEPT = 512
-"""How many completed epochs the fold remembers by content: local state that a kill left may be some minutes old."""
+"""How many completed epochs the fold remembers by content: local state left by a kill may be a few minutes old."""
 
 
 def record_path(seq: int) -> str:
-    """Return where the record with this sequence number is kept."""
+    """Return the path of the record with this sequence number."""
     return f"log/{seq:020d}.json"
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One numbered record. `owner` tells apart two writers of the same bytes (P4)."""
+    """One numbered record. `owner` distinguishes two writers of the same bytes (P4)."""
 
     seq: int
     job_uuid: JobUuid
@@ -147,27 +150,27 @@ class Record(msgspec.Struct, frozen=True):
     timeline: Timeline
     owner: str
     at: int
-    """Microseconds since 1970, UTC; for people, never for decisions (P3)."""
+    """Microseconds since 1970, UTC; for human readers, never for decisions (P3)."""
     body: Body
     v: int = FORMAT_VERSION
     prev: str | msgspec.UnsetType = msgspec.UNSET
-    """Hash of the record before it, empty in the first one; absent in formats 1 and 2."""
+    """Hash of the previous record, empty in the first one; absent in formats 1 and 2."""
     xxh3: str | msgspec.UnsetType = msgspec.UNSET
-    """Hash of the stored record where an older version wrote other bytes than this one would."""
+    """Hash of the stored record if an older version wrote other bytes than this one would."""
 
     @property
     def hash(self) -> str:
-        """Return what `prev` of the next record has to be."""
+        """Return the value that `prev` of the next record must have."""
         return own_hash(encode(self)) if isinstance(self.xxh3, msgspec.UnsetType) else self.xxh3
 
     @property
     def path(self) -> str:
-        """Return where the record is kept."""
+        """Return the path of the record."""
         return record_path(self.seq)
 
     @property
     def kind(self) -> str:
-        """Return the record's kind, as it stands in the JSON."""
+        """Return the record's kind as it appears in the JSON."""
         return type(self.body).__name__
 
 
@@ -177,7 +180,7 @@ class _Version(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Completed:
-    """A completed checkpoint as the log tells it."""
+    """A completed checkpoint as the log records it."""
 
     body: CheckpointCompleted
     generation: Generation
@@ -199,7 +202,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Savepoint:
-    """A completed checkpoint that a user named; it is never expired."""
+    """A completed checkpoint that a user named; it never expires."""
 
     name: str
     epoch: Epoch
@@ -207,7 +210,7 @@ class Savepoint:
 
 @dataclass(frozen=True)
 class Job:
-    """What the log says so far."""
+    """The fold of the log so far."""
 
     uuid: JobUuid
     name: str
@@ -219,22 +222,22 @@ class Job:
     owner: str = ""
     first_epoch: Epoch = Epoch(1)
     completed: tuple[Completed, ...] = ()
-    """Retained checkpoints of the lineage that the job is on, oldest first."""
+    """Retained checkpoints of the job's lineage, oldest first."""
     starts: tuple[Start, ...] = ()
     ended: Stopped | Finished | None = None
     ended_at: int | None = None
     savepoints: tuple[Savepoint, ...] = ()
-    """In the order they were named; a checkpoint may have several names."""
+    """In the order of naming; a checkpoint may have several names."""
     expired_through: Epoch = NO_EPOCH
     log_start: int = 0
     """Sequence number of the newest LogStart; 0 if there is none."""
     head: str = ""
-    """Hash of the newest record: what the next one has to name as `prev`."""
+    """Hash of the newest record: the next one must have it as `prev`."""
     recent: tuple[Cut, ...] = ()
-    """Newest completed epochs of the lineage, oldest first, also those that have expired: local state may be of one."""
+    """Newest completed epochs of the lineage, oldest first, including expired ones: local state may belong to one."""
     rewinds: tuple[Rewind, ...] = ()
     abandoned: tuple[Completed, ...] = ()
-    """Retained checkpoints that rewinds left behind: listed and kept like others, never built on."""
+    """Retained checkpoints that rewinds abandoned: listed and kept like others, but nothing builds on them."""
     owners: tuple[str, ...] = ()
     """Owner tokens of the newest starts, each once, oldest first; the job's own is the last."""
 
@@ -245,21 +248,21 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Return whether there is nothing left to run, ever."""
+        """Return whether the job has finished and can never run again."""
         return isinstance(self.ended, Finished)
 
     @property
     def retained(self) -> tuple[Completed, ...]:
-        """Return every checkpoint that is kept, of all timelines, in the order of their numbers."""
+        """Return the retained checkpoints of all timelines, in the order of their numbers."""
         return tuple(sorted((*self.completed, *self.abandoned), key=lambda each: each.body.epoch))
 
     @property
     def repair_due(self) -> bool:
-        """Return whether targets may still show what a rewind undoes: no checkpoint says otherwise yet (P21)."""
+        """Return whether targets may still show output that a rewind undoes: no checkpoint completed since (P21)."""
         return bool(self.rewinds) and self.base_epoch == self.rewinds[-1].base_epoch
 
     def savepoint(self, name: str) -> Savepoint | None:
-        """Return the savepoint of this name."""
+        """Return the savepoint with this name."""
         return next((each for each in self.savepoints if each.name == name), None)
 
     def names_of(self, epoch: Epoch) -> tuple[str, ...]:
@@ -268,7 +271,7 @@ class Job:
 
 
 def encode(record: Record) -> bytes:
-    """Return the record as JSON, the form it has in storage."""
+    """Return the record as JSON, as it is stored."""
     data = msgspec.json.encode(msgspec.structs.replace(record, xxh3=msgspec.UNSET))
     return with_hash(data) if record.v >= _HASHED else data
 
@@ -280,8 +283,8 @@ def decode(data: bytes, path: str) -> Record:
     """Read a record back.
 
     Raises:
-        Damaged: the bytes are not a record, or not those that were written.
-        ConfigError: they are one of another version.
+        Damaged: the bytes are not a record, or differ from what was written.
+        ConfigError: the record has a format of another version.
     """
     try:
         version, fits = _VERSION.decode(data).v, fits_hash(data)
@@ -292,7 +295,7 @@ def decode(data: bytes, path: str) -> Record:
     except msgspec.DecodeError as error:
         raise _broken(f"job log record {path} cannot be read: {error}") from error
     raise ConfigError(
-        f"job log record {path} has format {version}; this version of Holdfast reads format {FORMAT_VERSION}",
+        f"job log record {path} has format {version}; this version of Holdfast reads formats up to {FORMAT_VERSION}",
         not_done="the job was not started and nothing was written",
         next_step="run the job with the version that wrote it, or with a newer one",
     )
@@ -307,7 +310,7 @@ def next_first_epoch(job: Job) -> Epoch:
     """Return the first epoch of the generation that starts next (P2).
 
     A generation may give up at most A epochs in a row before it must recover, so all numbers it can
-    have used lie at most A above its last completed one, or above its own start.
+    have used are at most A above its last completed one, or above its own start.
     """
     if job.generation == 0:
         return Epoch(1)
@@ -319,7 +322,7 @@ def _last_usable(job: Job) -> Epoch:
 
 
 def fold(job: Job | None, record: Record) -> Job:
-    """Take the next record; return the job after it. Raises Damaged if no correct run can have written it."""
+    """Fold the next record; return the job after it. Raises Damaged if no correct run can have written it."""
     if job is None:
         return _fold_first(record)
     body = record.body
@@ -336,7 +339,7 @@ def fold(job: Job | None, record: Record) -> Job:
     if job.ended is not None:
         raise _broken(f"job log record {record.path} ({record.kind}) follows the end of the run")
     if record.generation != job.generation or record.owner != job.owner:
-        raise _broken(f"job log record {record.path} is of generation {record.generation}, not of {job.generation}")
+        raise _broken(f"job log record {record.path} belongs to generation {record.generation}, not {job.generation}")
     match body:
         case CheckpointCompleted(epoch=epoch, follows=follows):
             first = max(job.first_epoch, job.base_epoch + 1)
@@ -352,14 +355,14 @@ def fold(job: Job | None, record: Record) -> Job:
             return replace(job, ended=body, ended_at=record.at)
         case Expired(through=through):
             if not job.expired_through < through < job.base_epoch:
-                raise _broken(f"job log record {record.path} gives up epochs through {through} of {job.base_epoch}")
+                raise _broken(f"job log record {record.path} expires epochs through {through} of {job.base_epoch}")
             kept = tuple(each for each in job.completed if _outlives(job, each.body.epoch, through))
             left = tuple(each for each in job.abandoned if _outlives(job, each.body.epoch, through))
             return replace(job, completed=kept, abandoned=left, expired_through=through)
         case LogStart(job=said):
             known = said if record.v >= 3 else replace(said, owners=job.owners, recent=job.recent)
             if replace(known, next_seq=job.next_seq, head=job.head) != job:
-                raise _broken(f"job log record {record.path} does not say what the records before it say")
+                raise _broken(f"job log record {record.path} contradicts the records before it")
             return replace(job, log_start=record.seq)
         case JobCreated():
             raise _broken(f"job log record {record.path} creates the job a second time")
@@ -373,31 +376,31 @@ def _fold_first(record: Record) -> Job:
     if not isinstance(body, JobCreated) or record.seq != 1:
         raise _broken(f"the job log begins with {record.kind} at {record.seq}, {record.path}")
     if record.prev not in (msgspec.UNSET, ""):
-        raise _broken(f"job log record {record.path} follows another record, and is the first")
+        raise _broken(f"job log record {record.path} names a previous record, but is the first")
     return Job(record.job_uuid, body.name, body.key_groups, record.at, next_seq=2, head=record.hash)
 
 
 def _check_place(job: Job, record: Record) -> None:
-    """Refuse a record that does not come next in this very history."""
+    """Refuse a record that is not the next one in this history."""
     if record.seq != job.next_seq:
-        raise _broken(f"job log record {record.path} stands where {record_path(job.next_seq)} was expected")
+        raise _broken(f"found job log record {record.path} where {record_path(job.next_seq)} was expected")
     if record.job_uuid != job.uuid:
         raise ConfigError(
             f"the job log of {job.name!r} holds a record of another job ({record.job_uuid}, expected {job.uuid})",
-            next_step="give each job a root or a name of its own",
+            next_step="give each job its own root or name",
             where=Where(job=job.name),
         )
     if record.prev not in (msgspec.UNSET, job.head):
         raise _broken(
-            f"job log record {record.path} does not continue {record_path(record.seq - 1)}: one of the two is of "
-            "another history of this job, of a copy or from before a restore"
+            f"job log record {record.path} does not continue {record_path(record.seq - 1)}: one of the two belongs to "
+            "another history of this job, that of a copy or from before a restore"
         )
     if record.timeline != job.timeline + isinstance(record.body, Rewound):
-        raise _broken(f"job log record {record.path} is of timeline {record.timeline}, not of {job.timeline}")
+        raise _broken(f"job log record {record.path} belongs to timeline {record.timeline}, not {job.timeline}")
 
 
 def _outlives(job: Job, epoch: Epoch, through: Epoch) -> bool:
-    """P16: a savepoint is pinned, whatever expires around it."""
+    """P16: a savepoint is pinned; the expiry of other checkpoints does not affect it."""
     return epoch > through or bool(job.names_of(epoch))
 
 
@@ -408,17 +411,17 @@ def _named(job: Job, record: Record, name: str, epoch: Epoch) -> Job:
 
 
 def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
-    """P6: a rewind is a start as any other, but for where it continues from."""
+    """P6: a rewind is a start like any other, except for the checkpoint from which it continues."""
     base = body.base_epoch
     if all(each.body.epoch != base for each in job.completed):
-        raise _broken(f"job log record {record.path} goes back to epoch {base}, which is none of the lineage")
+        raise _broken(f"job log record {record.path} goes back to epoch {base}, which is not in the lineage")
     job = replace(
         job,
         timeline=record.timeline,
         completed=tuple(each for each in job.completed if each.body.epoch <= base),
         recent=tuple(each for each in job.recent if each.epoch <= base),
         abandoned=(*job.abandoned, *(each for each in job.completed if each.body.epoch > base)),
-        # What another owner can have used counts, whether it was abandoned just now or not (P2).
+        # Epochs that another owner can have used count, whether or not they were abandoned just now (P2).
         first_epoch=Epoch(max(job.first_epoch, job.base_epoch + 1)),
         rewinds=(*job.rewinds, Rewind(record.timeline, base, body.first_epoch, record.at, body.accepted)),
     )
@@ -449,5 +452,5 @@ def _broken(what: str) -> Damaged:
     return Damaged(
         what,
         not_done="the job was not started and nothing was written",
-        next_step="restore the job's log folder from a copy, or start under another name",
+        next_step="restore the job's log folder from a copy, or start the job under another name",
     )

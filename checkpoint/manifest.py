@@ -1,13 +1,13 @@
-"""The manifest: what a completed checkpoint consists of.
+"""The manifest: the content of a completed checkpoint.
 
-One JSON object per completed epoch, named by the log record with size and hash. It holds all that
+One JSON object per completed epoch; the log record names it with its size and hash. It holds everything that
 a later generation needs: source positions, how to rebuild every subtask's state, and the output
 that is staged but not yet known to be delivered.
 
 Invariants
     - Every (writer, epoch, staged output) not confirmed delivered is named (P18).
     - A segment names the completed epoch it follows (P8), and the handles' segments are in epoch order.
-    - The next manifest follows from the last one and the acks alone.
+    - The next manifest is computed from the last one and the acks alone.
 
 Pure: no clock, thread or I/O.
 Source: PROTOCOL P8, P12, P18; DESIGN section 13.
@@ -43,7 +43,7 @@ FORMAT_VERSION = 1
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """How far a writer's delivery is known to have come."""
+    """How far a writer's output is known to be delivered."""
 
     writer: Writer
     tag: Tag
@@ -56,7 +56,7 @@ class OperatorState(msgspec.Struct, frozen=True):
     id: int
     schema: dict[str, Any]
     dropped: bool = False
-    """Its state is no longer read; its number is never given away."""
+    """Its state is no longer read; its number is never reused."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -76,13 +76,13 @@ class Manifest(msgspec.Struct, frozen=True):
     operators: tuple[OperatorState, ...]
     v: int = FORMAT_VERSION
     audit: Audit | msgspec.UnsetType = msgspec.UNSET
-    """Left out where it is not known, also in manifests of older versions."""
+    """Omitted if unknown, and in manifests of older versions."""
     shape: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-    """What the job's code was; left out in manifests of older versions. Opaque here: runtime/shape.py makes it."""
+    """The shape of the job's code; omitted in manifests of older versions. Opaque here: shape.py makes it."""
 
     @property
     def audited(self) -> Audit | None:
-        """Return the audit digests, None if they are not known."""
+        """Return the audit digests, None if they are unknown."""
         return None if self.audit is msgspec.UNSET else self.audit
 
 
@@ -94,17 +94,17 @@ _VERSION, _MANIFEST = msgspec.json.Decoder(_Version), msgspec.json.Decoder(Manif
 
 
 class SubtaskPart(msgspec.Struct, frozen=True):
-    """What one worker contributes to a checkpoint: the content of its ack."""
+    """One worker's contribution to a checkpoint: the content of its ack."""
 
     subtask: Subtask
     positions: tuple[SourcePosition, ...]
     segment: SegmentRef | None
-    """None if no key changed since the epoch it follows."""
+    """None if no key changed since the epoch that it follows."""
     staged: dict[str, Staged]
     """Per sink; sinks without output are absent."""
     delivered: tuple[Confirmed, ...]
     compacted: SegmentRef | None = None
-    """Replaces everything of this subtask after the epoch it follows, up to its own (DESIGN section 5)."""
+    """Replaces this subtask's segments after the epoch that it follows, up to its own (DESIGN section 5)."""
     audit: PartAudit | None = None
     """None if nothing is digested."""
 
@@ -127,7 +127,7 @@ def decode(data: bytes, ref: ObjectRef) -> Manifest:
             next_step="check the storage; an older checkpoint may still be good: holdfast checkpoints verify JOB",
         ) from error
     raise ConfigError(
-        f"manifest {ref.path} has format {version}; this version of Holdfast reads format {FORMAT_VERSION}",
+        f"manifest {ref.path} has format {version}; this version of Holdfast reads formats up to {FORMAT_VERSION}",
         not_done="no state was restored from it",
         next_step="run the job with the version that wrote it, or with a newer one",
     )
@@ -142,16 +142,16 @@ def follow(
     parts: Iterable[SubtaskPart],
     audit: Audit | None = None,
 ) -> Manifest:
-    """Build the next manifest from what the generation knows and what its workers acked.
+    """Build the next manifest from the generation's knowledge and its workers' acks.
 
     Args:
-        handles: State of each subtask as of the epoch before.
-        positions: Where each partition was read to as of the epoch before.
-        pending: Undelivered output as of the epoch before.
+        handles: State of each subtask as of the previous epoch.
+        positions: How far each partition was read as of the previous epoch.
+        pending: Undelivered output as of the previous epoch.
         confirmed: Newest known tag of every writer.
         header: A manifest whose identity fields are the new one's; its other fields are ignored.
         parts: One ack per subtask.
-        audit: Digests as of the epoch before; None if they are not known.
+        audit: Digests as of the previous epoch; None if they are unknown.
     """
     parts = sorted(parts, key=lambda part: part.subtask)
     assert [part.subtask for part in parts] == list(range(header.parallelism)), "a part is missing"
@@ -169,7 +169,7 @@ def follow(
             assert part.segment.follows <= header.follows, "changes between two completed epochs are missing"
             segments[part.subtask] = part.segment
         if part.compacted is not None:
-            assert part.compacted.epoch <= header.follows, "a merge of what is not completed"
+            assert part.compacted.epoch <= header.follows, "a merge of epochs that are not completed"
             compacted[part.subtask] = part.compacted
         for sink, staged in sorted(part.staged.items()):
             if staged.parts:

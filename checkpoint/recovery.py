@@ -1,9 +1,9 @@
-"""Where a generation starts from: which stored pieces make the state of each subtask.
+"""Finds the stored pieces from which a generation restores the state of each subtask.
 
-One answer for every kind of start: restart, failover, another parallelism. Key groups never split,
+The same answer serves every kind of start: restart, failover, another parallelism. Key groups never split,
 so with another parallelism a subtask reads the pieces of all old subtasks that overlap its range
 and keeps only its own key groups. Each piece counts only for the key groups that its last owner had:
-another owner may have a newer base, and a base has no tombstones against what is older.
+another owner may have a newer base, and a base has no tombstones against older segments.
 
 Pure: no clock, thread or I/O.
 Source: DESIGN section 5 (restore, rescale); PROTOCOL P5, P10, P18.
@@ -50,14 +50,14 @@ def _restricted(piece: SegmentRef, owned: tuple[int, int]) -> SegmentRef:
 
 
 def _add(spans: list[SegmentRef], piece: SegmentRef, span: tuple[int, int]) -> None:
-    """Name the piece for these key groups too; neighbours become one."""
+    """Name the piece for these key groups too; merge adjacent spans."""
     if spans and spans[-1].key_groups is not None and spans[-1].key_groups[1] == span[0]:
         span = (spans.pop().key_groups[0], span[1])  # type: ignore[index]
     spans.append(replace(piece, key_groups=span))
 
 
 def pending_of(base: Manifest | None, subtask: Subtask, parallelism: int) -> tuple[Pending, ...]:
-    """Return the undelivered output that this subtask has to deliver first, in order (P18, P20).
+    """Return the undelivered output that this subtask must deliver first, in order (P18, P20).
 
     Output of writers that no longer exist goes to the live subtask of the same index modulo the
     parallelism, under the old writer's own tag.

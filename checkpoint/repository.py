@@ -1,13 +1,13 @@
 """Reads and writes a job's log and manifests on an object store.
 
-The only place of this folder that does I/O. Layout below the job's folder: `log/<20 digits>.json`
+The only module of this package that does I/O. Layout below the job's folder: `log/<20 digits>.json`
 and `manifests/<generation>/<epoch>-<owner>.json`.
 
 Invariants
     - A log record is only ever created conditionally, never replaced.
     - Every manifest is verified against the size and hash in its log record.
 
-Source: DESIGN section 4 (job log); PROTOCOL P4, P7 (a missing record means: look again).
+Source: DESIGN section 4 (job log); PROTOCOL P4, P7 (a missing record means: list again).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Repository:
         return job
 
     def records(self) -> list[joblog.Record]:
-        """Return the records from the newest `LogStart` on, else all, in order, those appended meanwhile included.
+        """Return the records from the newest `LogStart` on, else all, in order, including those appended meanwhile.
 
-        Read backwards from the highest number that is listed, then forwards by number, since a listing may miss
-        a record that is created meanwhile and show its successor. Then listed again, since the end is not where
-        the first record is missing but where no higher one exists (P7): appending into a hole would rewrite
-        history. A record that is missing may have been pruned meanwhile: then a higher `LogStart` is there.
+        Reads backwards from the highest number that is listed, then forwards by number, since a listing may miss a
+        record that is created meanwhile and show its successor. Then lists again, since the log ends where no higher
+        record exists, not where the first one is missing (P7): appending into a hole would rewrite history. A missing
+        record may have been pruned meanwhile; then a higher `LogStart` exists.
 
         Raises:
             Damaged: a record is missing before another one.
@@ -73,10 +73,10 @@ class Repository:
                 _look_again(record_path(following), higher, missing)
 
     def prune(self, below: int, kept: set[int]) -> int:
-        """Delete the records behind the `LogStart` with this number that may go; return how many (P7).
+        """Delete the prunable records before the `LogStart` with this number; return how many (P7).
 
         Args:
-            kept: Numbers of records known to stay; those found are added.
+            kept: Numbers of records that are known to stay; the ones found here are added.
         """
         pruned = 0
         for number in self._numbers():
@@ -103,14 +103,14 @@ class Repository:
             return None
         if record.path != path:
             raise Damaged(
-                f"{path} holds the record of {record.path}: the two were swapped, or the one was copied over the other",
+                f"{path} holds the record of {record.path}: the two were swapped, or one was copied over the other",
                 not_done="the job was not started and nothing was written",
-                next_step="restore the job's log folder from a copy, or start under another name",
+                next_step="restore the job's log folder from a copy, or start the job under another name",
             )
         return record
 
     def create_record(self, record: joblog.Record) -> joblog.Record:
-        """Create the record unless its number is taken; return what stands there now.
+        """Create the record unless its number is taken; return the record now stored there.
 
         Raises:
             Unavailable: the outcome is unknown; call again with the same record (P4).
@@ -123,27 +123,27 @@ class Repository:
         except AlreadyExists:
             there = self.read_record(record.seq)
             if there is None:
-                raise Unavailable(f"{path} was pruned while it was looked at", next_step="try again") from None
+                raise Unavailable(f"{path} was pruned while it was read", next_step="try again") from None
             found = there
         own = found.owner == record.owner and not isinstance(record.body, joblog.PRUNABLE)
-        if own or isinstance(found.body, joblog.SavepointNamed):  # a name may come from one who read long ago
+        if own or isinstance(found.body, joblog.SavepointNamed):  # the writer of a name may have read the log long ago
             self._refuse_hole(record)
         return found
 
     def _refuse_hole(self, record: joblog.Record) -> None:
-        """P7: below a `LogStart` there are holes, and no record that comes to lie in one has any effect."""
+        """P7: below a `LogStart` there are holes, and a record created in a hole has no effect."""
         for number in reversed([number for number in self._numbers() if number > record.seq]):
             above = self.read_record(number)
-            if above is None or isinstance(above.body, joblog.LogStart):  # listed and gone: it was pruned just now
+            if above is None or isinstance(above.body, joblog.LogStart):  # listed but gone: it was pruned just now
                 where = "further" if above is None else f"to generation {above.generation}"
                 raise Fenced(
-                    f"the job log went on {where} while this {record.kind} was under way",
+                    f"the job log advanced {where} while this {record.kind} was in flight",
                     not_done="it has no effect; nothing was changed",
                     next_step="let this process exit, do not retry it",
                 )
 
     def store_manifest(self, manifest: Manifest, owner: str) -> ObjectRef:
-        """Store the manifest under a name of its own; return how the log names it."""
+        """Store the manifest under a unique name; return the reference for the log."""
         data = encode(manifest)
         path = f"manifests/{manifest.generation:08d}/{manifest.epoch:012d}-{owner}.json"
         self._store.put(path, data)
@@ -162,28 +162,28 @@ class Repository:
         return self._store.list(folder)
 
     def tidy(self) -> None:
-        """Remove what killed writers left in a local root: temporary files, and folders without objects."""
+        """Remove the files that killed writers left in a local root: temporary files, and folders without objects."""
         if isinstance(self._store, TidyStore):
             self._store.tidy()
 
     def delete(self, path: str) -> None:
-        """Delete an object that nothing needs; the caller has made sure (P16)."""
+        """Delete an object that nothing needs; the caller has checked that (P16)."""
         self._store.delete(path)
 
 
 def read_verified(store: ObjectStore, ref: ObjectRef) -> bytes:
-    """Return the object's bytes. Raises Damaged if they are not those that were named."""
+    """Return the object's bytes. Raises Damaged if they do not match the reference."""
     try:
         data = store.get(ref.path)
     except NotFound:
         raise _damaged(ref, "is missing") from None
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
-        raise _damaged(ref, f"is not what was written ({len(data)} bytes, {ref.size} expected)")
+        raise _damaged(ref, f"differs from what was written ({len(data)} bytes, {ref.size} expected)")
     return data
 
 
 def _look_again(path: str, listed: list[int], missing: set[str]) -> None:
-    """A record is missing below others: once it may have been pruned just now, twice it is lost."""
+    """Handle a record missing below others: the first time it may just have been pruned, the second time it is lost."""
     if path in missing:
         raise Damaged(
             f"the job log has {record_path(listed[-1])}, but not {path}",
@@ -197,6 +197,6 @@ def _damaged(ref: ObjectRef, what: str) -> Damaged:
     return Damaged(
         f"object {ref.path} {what}",
         not_done="nothing was restored from it",
-        next_step="put it back from a copy and start the job again; else see which checkpoints are whole (holdfast "
-        "checkpoints verify JOB) and go back to one, outputs too: holdfast rewind JOB.py --to-epoch N",
+        next_step="restore it from a copy and start the job again; or find an intact checkpoint (holdfast checkpoints "
+        "verify JOB) and rewind the job and its outputs to it: holdfast rewind JOB.py --to-epoch N",
     )

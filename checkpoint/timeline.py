@@ -1,11 +1,11 @@
-"""Timelines: what a job stands on after it was rewound.
+"""Timelines: the lineage of a job after rewinds.
 
-A rewind begins a timeline that continues from an earlier checkpoint. What was completed after that
-checkpoint belongs to no lineage any more: local state of it is no base, and no later rewind goes there.
+A rewind begins a timeline that continues from an earlier checkpoint. Epochs completed after that checkpoint no longer
+belong to the lineage: local state of such an epoch cannot be a base, and no later rewind goes there.
 
 Invariants
-    - Epochs of two stretches of a lineage never overlap, and every checkpoint the job stands on is in one.
-    - An abandoned epoch lies in none, whatever its number: new numbers lie above all old ones (P2).
+    - Epochs of two stretches of a lineage never overlap, and every checkpoint of the job's lineage is in one.
+    - An abandoned epoch is in no stretch, whatever its number: new numbers are above all old ones (P2).
 
 Pure: no clock, thread or I/O.
 Source: PROTOCOL P2, P6, P14; docs/design/0010-rewind.md. The word is PostgreSQL's.
@@ -20,18 +20,18 @@ from holdfast.model import EPOCH_MAX, Epoch, Stretch, Timeline
 
 @dataclass(frozen=True)
 class Rewind:
-    """One rewind: the timeline it began, where that continues from, and the first epoch it may use."""
+    """One rewind: the timeline that it began, the checkpoint from which that continues, and its first usable epoch."""
 
     timeline: Timeline
     base_epoch: Epoch
     first_epoch: Epoch
     at: int
     accepted: tuple[str, ...] = ()
-    """As in `Rewound`: a repair that is made up for later may leave as much as one that was not cut short."""
+    """As in `Rewound`: a repair that is completed later may leave as much as one that was not interrupted."""
 
 
 def lineage_of(rewinds: tuple[Rewind, ...]) -> tuple[Stretch, ...]:
-    """Return which epochs each timeline contributed to what the job stands on, oldest first (P14)."""
+    """Return the epochs that each timeline contributed to the job's lineage, oldest first (P14)."""
     stretches, last = [], EPOCH_MAX
     for rewind in reversed(rewinds):
         if rewind.first_epoch <= last:
@@ -41,6 +41,6 @@ def lineage_of(rewinds: tuple[Rewind, ...]) -> tuple[Stretch, ...]:
 
 
 def timeline_of(rewinds: tuple[Rewind, ...], epoch: Epoch) -> Timeline:
-    """Return which timeline contributed this epoch to the lineage; the newest one for an epoch in none."""
+    """Return the timeline that contributed this epoch to the lineage; the newest one for an epoch in none."""
     stretches = lineage_of(rewinds)
     return next((s.timeline for s in stretches if s.first <= epoch <= s.last), stretches[-1].timeline)

@@ -1,8 +1,8 @@
-"""Miles and minutes in the air per carrier, from lines of text of which some cannot be read.
+"""Miles and minutes in the air per carrier, from lines of text, some of which cannot be read.
 
 A function reads each line of the flights of January 2013. A flight that was cancelled or diverted has "NA" where its
 minutes should be, and int() fails. With on_error="dlq" such a line does not end the job: it goes to the log of dead
-letters, as it was, with the error and where it came from; exactly once, like every other output.
+letters unchanged, with the error and its origin; exactly once, like every other output.
 
     python examples/dead_letters.py     or: holdfast run examples/dead_letters.py
     holdfast dlq list dead-letters      what could not be read, and why
@@ -39,7 +39,7 @@ class Flight:
 
 
 def line(number: int) -> Line:
-    """Give one line of the file; the same one whenever it is read."""
+    """Return one line of the file, the same one whenever it is read."""
     return Line(LINES[number])
 
 

@@ -1,10 +1,10 @@
-"""How every aircraft, every route and every airport is doing, kept up to date while the news of flights comes in.
+"""How every aircraft, route and airport is doing, kept up to date while events of flights arrive.
 
 Three keyed aggregates side by side over one log. Per tail number and per route: totals so far, in SQLite. Per airport:
-its events and the delays of its arrivals in every hour of event time, given once the hour is over, to SQLite and to a
-log. News comes up to twenty minutes late, in no order; an hour waits two (one of the watermark, one of lateness).
-What comes later than that goes to a log of its own, and nothing is left out silently. Events at airports that the list
-of airports does not know are, besides, copied to another.
+its events and the delays of its arrivals in every hour of event time, emitted once the hour is over, to SQLite and to a
+log. Events arrive up to twenty minutes late, in no order; an hour waits two (one of the watermark, one of lateness).
+Events later than that go to a log of their own, and none is dropped silently. Events at airports missing from the list
+of airports are also copied to another log.
 
 A delay is that of an arrival; where nothing has arrived yet, its sum, its mean and its extremes are null. Flights that
 were cancelled before an aircraft was assigned have no tail number: they share the row "unassigned".

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import polars as pl
 
-from holdfast.chaos.findings import Context, Finding
+from holdfast.chaos.judge.findings import Context, Finding
 from holdfast.examples import flights_hours_oracle, flights_oracle
 
 SHOWN_MAX = 3
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Compute every row of every output again from the data."""
+    """Recompute every row of every output from the data."""
     db, out = Path(context.environment["FLIGHTS_DB"]), Path(context.environment["FLIGHTS_OUT"])
     yield from totals(db)
     hours = flights_hours_oracle.verify(db, out)
@@ -35,7 +35,7 @@ def check(context: Context) -> Iterator[Finding]:
 def out_of_order(log: Path) -> int | None:
     """Count the hours that came after a later hour of their airport; None if the log was rewound or compacted.
 
-    What one commit holds goes round the partitions and has no order, so only commits are compared.
+    The rows of one commit go round the partitions and have no order, so only commits are compared.
     """
     newest: dict[str, datetime] = {}
     wrong = 0
@@ -52,7 +52,7 @@ def out_of_order(log: Path) -> int | None:
 
 
 def totals(db: Path) -> Iterator[Finding]:
-    """Compare the tables of totals; what they count too little is lost, what they count too much was counted twice."""
+    """Compare the tables of totals: events missing from a total are lost, surplus events were counted twice."""
     verdict = flights_oracle.verify(db)
     for table in flights_oracle.TABLES:
         wrong = [line for line in verdict.differences if line.startswith(f"{table} ")]

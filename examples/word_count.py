@@ -1,4 +1,4 @@
-"""How often every word stands in the Python language reference, as Python brings it along for help().
+"""How often every word occurs in the Python language reference that Python ships for help().
 
 A function cuts lines into words (flat_map), and a table keeps one count per word.
 
@@ -34,12 +34,12 @@ class Word:
 
 
 def line(number: int) -> Line:
-    """Give one line of the text; the same one whenever it is read."""
+    """Return one line of the text, the same one whenever it is read."""
     return Line(*LINES[number])
 
 
 def words(line: Line) -> Iterator[Word]:
-    """Give the words of a line, in small letters; a word has letters and apostrophes inside."""
+    """Return the words of a line, in lower case; a word consists of letters, with apostrophes inside."""
     for found in re.finditer(r"[^\W\d_]+(?:'[^\W\d_]+)*", line.text):
         yield Word(found[0].lower())
 

@@ -2,17 +2,17 @@
 
 A `Sink` is configuration: cheap, picklable, without a connection. The driver checks it when the
 job is planned and prepares the target when the job starts; each worker opens one `Target` per
-writer. A target makes one writer's output of one epoch visible together with the tag that says
-so, in the target's own transaction, so no foreign timer can undo a decided commit.
+writer. A target makes one writer's output of one epoch visible together with the tag that records
+it, in the target's own transaction, so no foreign timer can undo a decided commit.
 
 Batches that reach a target have the columns of the stream and, for an upsert stream, the int8
 column `_op` last: 0 puts the row, 1 deletes the row with its key.
 
 Invariants
     - Output of an epoch is visible if and only if the target's tag is at or past the epoch.
-    - A tag only moves forward on (timeline, epoch); whoever does not move it changes nothing.
+    - A tag only moves forward on (timeline, epoch); a delivery that does not move it changes nothing.
     - Epochs that are delivered together apply one after the other, each with before-images under its own tag, and only
-      if the target stands below the first of them.
+      if the target's tag is below the first of them.
     - What `accept` lets through, `deliver` can write: a row that the target can never take is
       refused before the epoch is committed, not after, when it could no longer be taken back.
 
@@ -24,13 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast
 
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Fenced
 from holdfast.model import Tag, Writer
 from holdfast.sinks.owners import Claim, Holding
+from holdfast.traits import SinkTraits
 
 OP = "_op"
 """The column that tells puts from deletes; last, int8, in upsert streams only."""
@@ -47,7 +48,7 @@ class Delivered:
 
 @dataclass(frozen=True)
 class AlreadyDelivered:
-    """The target stands at this tag, at or past the first one delivered; nothing was changed."""
+    """The target is at this tag, at or past the first one delivered; nothing was changed."""
 
     tag: Tag
 
@@ -55,12 +56,12 @@ class AlreadyDelivered:
 Outcome = Delivered | AlreadyDelivered
 
 FaultPoint = Literal["before_begin", "after_tag", "between_epochs", "before_commit", "after_commit"]
-"""The steps of a delivery where a test may fail it. Before `after_commit` a failure undoes all."""
+"""The steps of a delivery where a test may fail it. Before `after_commit` a failure undoes everything."""
 Fault = Callable[[FaultPoint], None]
 
 
 def no_fault(point: FaultPoint) -> None:
-    """Go on: what every target does outside of tests."""
+    """Continue, as every target does outside of tests."""
 
 
 @dataclass(frozen=True)
@@ -72,59 +73,61 @@ class EpochOutput:
 
 
 class Target(Protocol):
-    """One writer's way into the target. One call at a time, from any thread."""
+    """One writer's access to the target. One call at a time, from any thread."""
 
     def delivered(self) -> Tag | None:
-        """Return the tag that stands in the target; None if this writer never delivered.
+        """Return the writer's tag in the target; None if this writer never delivered.
 
         Raises:
             Fenced: another history of the job has taken the target over.
-            Unavailable: the target cannot be reached now.
+            Unavailable: the target is unreachable now.
         """
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """Make the rows visible together with the tag, or change nothing; no batches move the tag only.
 
-        The batches are read before the transaction begins, so a slow download locks nobody out,
-        and not at all if the target stands at the tag already.
+        The batches are read before the transaction begins, so a slow download locks out no other
+        writer, and not at all if the target is at the tag already.
 
         Args:
-            known: The tag at which the writer knows the target to stand, `owners.NEVER` if it has none. The
-                transaction looks at it again: a target below it was restored from a backup, and one above it, but below
-                `tag`, was written to by a copy of the job. None looks at nothing: for tests, and for a fence.
+            known: The target's tag as this writer knows it, `owners.NEVER` if it has none. The transaction compares:
+                a target below it was restored from a backup, and one above it, but below `tag`, was written to by a
+                copy of the job. None compares nothing: for tests, and for a fence.
 
         Raises:
             Unavailable: the outcome is unknown, or the target is busy: read the tag, then try again.
-            Fenced: the target stands on a newer timeline, or another history of the job has taken it over; this
+            Fenced: the target is on a newer timeline, or another history of the job has taken it over; this
                 process may not write again.
             Damaged: the target's own bytes are broken, or it no longer holds what `known` says.
-            ConfigError: the target can never take these rows as it is.
+            ConfigError: the target, as it is now, can never take these rows.
         """
 
     def forget(self, through: Tag) -> None:
-        """Drop the before-images of deliveries up to this tag; no rewind can reach them any more.
+        """Drop the before-images of deliveries up to this tag, which no rewind can reach any more.
 
-        Those of older timelines too, but none of a later epoch: what an earlier rewind left may be rewound again.
+        This includes older timelines, but no later epoch: what an earlier rewind left may be rewound again.
         """
 
     def close(self) -> None:
         """Release the connection; an unfinished delivery is undone."""
 
 
-@runtime_checkable
-class MergingTarget(Protocol):
-    """A target that also takes several epochs of its writer in one transaction, when the writer has fallen behind."""
+class MergingTarget(Target, Protocol):
+    """A target with the trait `merges`.
+
+    When its writer has fallen behind, it takes several epochs in one transaction.
+    """
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
         """Make the rows of all epochs visible together with the last tag, or change nothing; else as `Target.deliver`.
 
         Args:
-            epochs: At least one, of one timeline, in order. The transaction changes nothing unless the target stands
-                below the first of them: what it holds of them already is for the caller to leave out.
+            epochs: At least one, of one timeline, in order. The transaction changes nothing unless the target is
+                below the first of them: the caller leaves out epochs that the target holds already.
             known: As for `Target.deliver`.
 
         Returns:
-            Delivered with the rows of all epochs, or where the target stands, which may be between the epochs.
+            Delivered with the rows of all epochs, or the target's tag, which may lie between the epochs.
         """
 
 
@@ -135,8 +138,16 @@ class Sink(Protocol):
     def key(self) -> tuple[str, ...] | None:
         """Columns that identify a row of the target; None if rows are only ever added."""
 
+    @property
+    def where(self) -> str:
+        """How messages name the target."""
+
+    @property
+    def traits(self) -> SinkTraits:
+        """What it can do."""
+
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """Refuse at plan time, without touching the target, what can never work.
+        """Refuse what can never work, at plan time and without touching the target.
 
         Args:
             schema: The stream's columns, without `_op`.
@@ -151,7 +162,7 @@ class Sink(Protocol):
 
         Raises:
             ConfigError: the existing target differs, or it cannot be written.
-            Unavailable: the target cannot be reached now.
+            Unavailable: the target is unreachable now.
         """
 
     def accept(self, batch: pa.RecordBatch) -> None:
@@ -165,42 +176,41 @@ class Sink(Protocol):
         """Return the writer's target; no connection is made yet.
 
         Args:
-            claim: The driver on whose behalf the target is written to; every transaction checks it, and takes the
-                target over where it has to. None looks at no owner and takes nothing over: for tests.
+            claim: The driver on whose behalf the target is written to. Every transaction checks it, and takes the
+                target over if necessary. None checks no owner and takes nothing over: for tests.
         """
 
 
-@runtime_checkable
-class OwnedSink(Protocol):
-    """A sink that also refuses, before the job starts, a target with another job's output under its name (P1)."""
+class OwnedSink(Sink, Protocol):
+    """With the trait `checks_owner`: before the job starts, it refuses a target with another job's output (P1)."""
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """After `prepare`: look at the tags in the target.
+        """After `prepare`: check the tags in the target.
 
         Args:
-            job_uuid: The job; None if it is about to be created, then no tag can be its own.
+            job_uuid: The job; None if it is about to be created, so that no tag can be its own.
             name: The sink's name in the app.
 
         Raises:
             ConfigError: a writer of this sink name, but of another job, delivered here.
-            Unavailable: the target cannot be reached now.
+            Unavailable: the target is unreachable now.
         """
 
 
-@runtime_checkable
-class HeldSink(Protocol):
-    """A sink whose target remembers which driver last took it over. A start compares that with its own job log."""
+class HeldSink(Sink, Protocol):
+    """With the trait `remembers_owner`: its target remembers which driver last took it over, and a start compares that
+    with its own job log."""
 
     def holding(self, job_uuid: str, name: str) -> Holding:
         """After `prepare`: return the owner of the target and the newest tag of this sink's writers.
 
         Raises:
-            Unavailable: the target cannot be reached now; its first delivery compares then.
+            Unavailable: the target is unreachable now; its first delivery then compares.
         """
 
 
 Verdict = Literal["overwrite", "truncate", "compensate", "impossible"]
-"""What a rewind can do about output that is in the target: DESIGN section 9."""
+"""What a rewind can do about output in the target: DESIGN section 9."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,7 @@ class Rewinding:
     to: Tag
     writers: tuple[Writer, ...]
     claim: Claim | None = None
-    """On whose behalf; a repair takes the target over in its transaction, a plan only looks."""
+    """The driver on whose behalf; a repair takes the target over in its transaction, a plan only reads."""
 
 
 @dataclass(frozen=True)
@@ -225,14 +235,14 @@ class Repair:
     """What a repair does to the rows of a target, or what it did.
 
     Args:
-        restore: Rows that get the values back that they had as of the base epoch.
-        delete: Rows that were not there as of the base epoch.
-        changed_by_others: How many rows among these are seen to be no longer as the job left them, at least; None
-            where that cannot be seen, and never 0 unless it is known.
-        sample: Keys or places of a few of them, for people.
+        restore: Rows whose values as of the base epoch are restored.
+        delete: Rows that did not exist as of the base epoch.
+        changed_by_others: The least number of these rows that are no longer as the job left them; None where that
+            cannot be seen, and never 0 unless it is known.
+        sample: Keys or places of a few of them, for display.
         reason: One sentence.
-        takes_more: Of a verdict that leaves rows: whether the target could take deliveries of a new timeline on top of
-            them. If so, a user may accept the verdict.
+        takes_more: For a verdict that leaves rows: whether the target could take deliveries of a new timeline on top
+            of them. If so, a user may accept the verdict.
     """
 
     verdict: Verdict
@@ -244,34 +254,53 @@ class Repair:
     takes_more: bool = True
 
 
-@runtime_checkable
-class RepairableSink(Protocol):
-    """A sink whose output a rewind can take back. Others are refused when a rewind is planned.
+class RepairableSink(Sink, Protocol):
+    """With the trait `repairs`: a rewind can take its output back. Others are refused when a rewind is planned.
 
-    What is pending up to the base epoch is delivered before the repair: after it, its tags are of an older timeline.
+    Output pending up to the base epoch is delivered before the repair: after it, its tags are of an older timeline.
     """
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """Say what `repair` would do now. Reads only, and may be overtaken by a delivery.
+        """Return what `repair` would do now. Only reads, and a delivery may overtake it.
 
         Raises:
-            Fenced: the target stands on a newer timeline, or another history of the job has taken it over.
+            Fenced: the target is on a newer timeline, or another history of the job has taken it over.
             ConfigError: the target is not the one that the job wrote to.
-            Unavailable: the target cannot be reached now.
+            Unavailable: the target is unreachable now.
         """
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """Move every writer's tag to `rewinding.to` and take back what is newer than its epoch, or change nothing.
+        """Move every writer's tag to `rewinding.to` and take back everything newer than its epoch, or change nothing.
 
-        The tags move first, also those of writers that have none yet, so nobody of an older timeline can deliver
-        any more (P21). Done again, it changes nothing.
+        The tags move first, including those of writers that have none yet, so no writer of an older timeline can
+        deliver any more (P21). Repeated, it changes nothing.
 
         Raises:
-            Fenced: the target stands on a newer timeline.
-            Unavailable: the outcome is unknown, or the target is busy: do it again.
+            Fenced: the target is on a newer timeline.
+            Unavailable: the outcome is unknown, or the target is busy: repeat it.
             ConfigError: the verdict is "impossible", or the target is not the one that the job wrote to; nothing
                 changed, no tag moved.
         """
+
+
+def merging(sink: Sink, target: Target) -> MergingTarget | None:
+    """Return a target of the sink if it takes several epochs in one transaction."""
+    return cast(MergingTarget, target) if sink.traits.merges else None
+
+
+def owned(sink: Sink) -> OwnedSink | None:
+    """Return the sink if it refuses another job's target."""
+    return cast(OwnedSink, sink) if sink.traits.checks_owner else None
+
+
+def held(sink: Sink) -> HeldSink | None:
+    """Return the sink if its target remembers who took it over."""
+    return cast(HeldSink, sink) if sink.traits.remembers_owner else None
+
+
+def repairable(sink: Sink) -> RepairableSink | None:
+    """Return the sink if its output can be taken back."""
+    return cast(RepairableSink, sink) if sink.traits.repairs else None
 
 
 def check_key(where: str, schema: pa.Schema, upsert_key: tuple[str, ...] | None, key: tuple[str, ...] | None) -> None:
@@ -302,7 +331,7 @@ def check_key(where: str, schema: pa.Schema, upsert_key: tuple[str, ...] | None,
 
 
 def check_null_keys(where: str, key: tuple[str, ...] | None, batch: pa.RecordBatch) -> None:
-    """Refuse rows with a null in a key column: no SQL primary key can hold one. NaN is one, as SQLite stores it so."""
+    """Refuse rows with a null in a key column: no SQL primary key can hold one. NaN counts, as SQLite stores null."""
     for name in key or ():
         column = batch.column(name)
         may_be_nan = pa.types.is_floating(column.type)
@@ -312,17 +341,17 @@ def check_null_keys(where: str, key: tuple[str, ...] | None, batch: pa.RecordBat
             raise ConfigError(
                 f"{where}: {missing} rows have no value in the key column {name!r}",
                 not_done="the rows were not written",
-                next_step=f"before the sink, leave them out with .filter({present}) "
+                next_step=f"before the sink, drop them with .filter({present}) "
                 f"or give them a value with {'fill_nan' if missing > column.null_count else 'fill_null'}",
             )
 
 
 def already(where: str, tag: Tag, standing: Tag) -> AlreadyDelivered:
-    """Judge a delivery whose tag did not move: harmless repetition, or a writer of a timeline that is over."""
+    """Judge a delivery whose tag did not move: harmless repetition, or a writer of an abandoned timeline."""
     assert standing >= tag, "only a tag at or past the delivered one refuses a delivery"
     if standing.timeline > tag.timeline:
         raise Fenced(
-            f"{where}: stands on timeline {standing.timeline}, but epoch {tag.epoch} of timeline "
+            f"{where}: the target is on timeline {standing.timeline}, but epoch {tag.epoch} of timeline "
             f"{tag.timeline} was to be delivered",
             not_done="nothing was written to the target",
             next_step="let this process exit, do not retry it: the job was rewound and another process runs it",

@@ -1,23 +1,23 @@
 """Delivery of one writer's committed output: first in, first out, each epoch once.
 
-Commit decides that an epoch's output will be delivered; delivery may then take as long as the
-target is down. The machine keeps what is decided and not yet in, tries the oldest, and never goes
-on past it. A writer that has fallen behind attempts several epochs in one transaction, if its target
+The commit decides that an epoch's output will be delivered; delivery may then take as long as the
+target is down. The machine keeps output that is decided and not yet delivered, tries the oldest, and
+never skips it. A writer that has fallen behind attempts several epochs in one transaction, if its target
 can take them; the size of an attempt is bounded, since other writers of the target wait meanwhile. A
-reply that did not come says nothing: before the next attempt the target's own tag is read, and what
+missing reply proves nothing: the target's own tag is read before the next attempt, and output that
 the tag covers is not tried again.
 
 Invariants
     - At most one request, attempt or timer is under way per writer.
-    - The queue's tags strictly increase; only its first ones are ever attempted, in order and without a gap.
+    - The queue's tags strictly increase; only the front of the queue is attempted, in order and without a gap.
     - `floor` never goes back, and everything at or below it is in the target.
-    - A state that has nothing to do, and only such a state, is Ready.
+    - The state is Ready exactly when there is nothing to do.
 
 The caller keeps one machine per writer through recoveries, and drops it at a rewind. When
 `is_full` it stops the sources; nothing is ever skipped. After a rescale it queues output of new
 writers of a sink only when the older writers' backlog is empty (P20).
 
-Pure: no clock, thread or I/O. Driven by runtime/loop.py and chaos/simulator.py.
+Pure: no clock, thread or I/O. Driven by runtime/worker/loop.py and chaos/sim/simulator.py.
 Source: PROTOCOL P17, P18, P24; docs/design/0030-epochs-in-one-transaction.md.
 """
 
@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from holdfast.errors import Damaged, ErrorReport, Fenced
 from holdfast.model import Pending, Tag, Writer
 from holdfast.sinks.owners import stands_beyond, went_back
 
@@ -36,7 +37,7 @@ BACKLOG_BYTES_MAX = 256 * 2**20
 TOGETHER_EPOCHS_MAX = 16
 TOGETHER_BYTES_MAX = 2**20
 TOGETHER_ROWS_MAX = 50_000
-"""What one attempt holds at most; a single epoch may hold more."""
+"""Limits of one attempt; a single epoch may exceed them."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Ready:
-    """Everything decided is in the target."""
+    """All decided output is in the target."""
 
     writer: Writer
     floor: Tag | None
@@ -70,23 +71,23 @@ class Ready:
 
 @dataclass(frozen=True)
 class Delivering:
-    """The first ones of the queue are being attempted."""
+    """The front of the queue is being attempted."""
 
     writer: Writer
     floor: Tag | None
     queue: tuple[Pending, ...]
     failures: int
     together: int = 1
-    """How many."""
+    """Number of epochs in the attempt."""
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """Delivery cannot go on; the job ends with this error."""
+    """Delivery cannot continue; the job ends with this error."""
 
     writer: Writer
     queue: tuple[Pending, ...]
-    error: str
+    error: ErrorReport
 
 
 Delivery = Opening | Waiting | Ready | Delivering | Stopped
@@ -94,19 +95,19 @@ Delivery = Opening | Waiting | Ready | Delivering | Stopped
 
 @dataclass(frozen=True)
 class Opened:
-    """The target answered with the tag that stands in it, None if the writer never delivered."""
+    """The target answered with the writer's tag, None if the writer never delivered."""
 
     delivered: Tag | None
     confirmed_by_manifest: Tag | None = None
-    """What a manifest says is in; a target below it was restored from a backup."""
+    """Delivered according to a manifest; a target below it was restored from a backup."""
     completed: Tag | None = None
-    """The newest checkpoint that the job is known to have completed; None: not known. A target beyond it that
-    stands at no epoch of the queue holds output of another history."""
+    """The newest checkpoint that the job is known to have completed; None: not known. A target beyond it, at no
+    epoch of the queue, holds output of another history."""
 
 
 @dataclass(frozen=True)
 class Queue:
-    """Committed output; may repeat what is queued or delivered already, as recovery does."""
+    """Committed output; may repeat output that is queued or delivered already, as recovery does."""
 
     pending: Pending
 
@@ -120,7 +121,7 @@ class Succeeded:
 
 @dataclass(frozen=True)
 class AlreadyThere:
-    """The attempt changed nothing, because the target stands at this tag."""
+    """The attempt changed nothing, because the target is at this tag."""
 
     tag: Tag
 
@@ -129,10 +130,8 @@ class AlreadyThere:
 class Failed:
     """A request or attempt failed; unless permanent, its outcome is unknown."""
 
-    error: str
+    error: ErrorReport
     permanent: bool
-    kind: str = "unavailable"
-    """`kind` of the HoldfastError; decides the exit status if delivery stops."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Confirm:
-    """Tell the master that everything up to this tag is in, so that the next manifest drops it."""
+    """Report to the master that everything up to this tag is delivered, so that the next manifest drops it."""
 
     writer: Writer
     tag: Tag
@@ -181,8 +180,7 @@ class Fail:
     """Stop the job with this error."""
 
     writer: Writer
-    error: str
-    kind: str
+    error: ErrorReport
 
 
 Effect = Open | Attempt | Confirm | RetryAfter | Fail
@@ -211,11 +209,11 @@ def step(state: Delivery, event: Event) -> tuple[Delivery, list[Effect]]:
         case AlreadyThere(tag):
             assert isinstance(state, Delivering) and tag >= state.queue[0].tag, "the tag does not cover the attempt"
             return _delivered(state, tag)
-        case Failed(error, permanent, kind):
+        case Failed(error, permanent):
             assert isinstance(state, Opening | Delivering), "nothing was under way"
-            if permanent and kind != "fenced" and isinstance(state, Delivering) and state.together > 1:
-                return _attempt(state, 1)  # What comes before the epoch that cannot be delivered is delivered.
-            return _stop(state, error, kind) if permanent else _retry(state)
+            if permanent and error.kind != Fenced.kind and isinstance(state, Delivering) and state.together > 1:
+                return _attempt(state, 1)  # The epochs before the one that cannot be delivered are delivered.
+            return _stop(state, error) if permanent else _retry(state)
         case RetryDue():
             assert isinstance(state, Waiting), "no timer was asked for"
             return Opening(state.writer, state.floor, state.queue, state.failures), [Open(state.writer)]
@@ -231,7 +229,7 @@ def backlog(state: Delivery) -> tuple[int, int]:
 
 
 def is_full(state: Delivery, epochs_max: int = BACKLOG_EPOCHS_MAX, bytes_max: int = BACKLOG_BYTES_MAX) -> bool:
-    """Tell whether sources must stop until something is delivered."""
+    """Return whether sources must stop until something is delivered."""
     epochs, size = backlog(state)
     return epochs >= epochs_max or size >= bytes_max
 
@@ -255,13 +253,14 @@ def _opened(
 ) -> tuple[Delivery, list[Effect]]:
     known = [tag for tag in (state.floor, confirmed) if tag is not None]
     if known and (delivered is None or delivered < max(known)):
-        return _stop(state, str(went_back(_named(state.writer), delivered, max(known))), "damaged")
+        return _stop(state, went_back(_named(state.writer), delivered, max(known)).report())
     if completed is not None and delivered is not None:
         newest = max([completed, *known])
         if delivered > newest and all(pending.tag != delivered for pending in state.queue):
-            # On a newer timeline it may be a rewind of this very job, which the master tells by the kind.
-            kind = "fenced" if delivered.timeline > newest.timeline else "damaged"
-            return _stop(state, str(stands_beyond(_named(state.writer), delivered, newest)), kind)
+            # On a newer timeline it may be a rewind of this very job, which the master recognises by the kind.
+            kind = Fenced.kind if delivered.timeline > newest.timeline else Damaged.kind
+            error = stands_beyond(_named(state.writer), delivered, newest).report()
+            return _stop(state, replace(error, kind=kind))
     news: list[Effect] = []
     if delivered is not None and delivered != state.floor:
         news.append(Confirm(state.writer, delivered))
@@ -305,8 +304,8 @@ def _retry(state: Opening | Delivering) -> tuple[Delivery, list[Effect]]:
     return waiting, [RetryAfter(state.writer, delay_ms)]
 
 
-def _stop(state: Opening | Delivering, error: str, kind: str) -> tuple[Delivery, list[Effect]]:
-    return Stopped(state.writer, state.queue, error), [Fail(state.writer, error, kind)]
+def _stop(state: Opening | Delivering, error: ErrorReport) -> tuple[Delivery, list[Effect]]:
+    return Stopped(state.writer, state.queue, error), [Fail(state.writer, error)]
 
 
 def _named(writer: Writer) -> str:

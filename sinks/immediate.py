@@ -1,14 +1,14 @@
-"""What a sink is that is written at once, before the epoch of its rows is committed.
+"""The contract of a sink that is written immediately, before the epoch of its rows is committed.
 
 Where no shuffle lies between a source and a sink, and every key of the target comes from one source partition, a row's
 place in that partition orders all writes to its key. The value is stored with its tag: (job, sink, source, partition,
 timeline, offset). The offset is how far the partition had been read when the value was the key's last one, so a value
 with a higher offset is never the older one, however the rows were cut into batches, before a failure or after it. An
-index of the rows of one record is not needed: of one write only the last row of a key is applied.
+index of the rows of one record is not needed: a write applies only the last row of each key.
 
-After a crash the partition is read again from the checkpoint. What is written again meets its own tags: nothing is
-applied twice, and no older value goes over a newer one. The promise is for deterministic code, and readers of the
-target see what is not committed yet.
+After a crash the partition is read again from the checkpoint. Repeated writes meet their own tags: nothing is applied
+twice, and no older value replaces a newer one. The guarantee holds for deterministic code, and readers of the target
+see uncommitted values.
 
 Invariants
     - The fence of a partition is written before the first row, and checked in the transaction that writes rows.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 import pyarrow as pa
 
@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Owner:
-    """Who writes: one sink of a job, in one generation."""
+    """The writer: one sink of a job, in one generation."""
 
     job_uuid: str
     sink: str
@@ -55,7 +55,7 @@ class Owner:
     path: str
     """Identity of the code between source and sink."""
     claim: Claim | None = None
-    """The driver on whose behalf; None looks at no owner: for tests."""
+    """The driver on whose behalf; None checks no owner: for tests."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Written:
 
 
 class ImmediateTarget(Protocol):
-    """One owner's way into a target. One call at a time, from any thread; every call may be repeated."""
+    """One owner's access to a target. One call at a time, from any thread; every call may be repeated."""
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
-        """Take these partitions over: no older generation writes from them any more.
+        """Take these partitions over, so that no older generation writes from them any more.
 
         Args:
             starts: The offset from which each is read.
@@ -86,7 +86,7 @@ class ImmediateTarget(Protocol):
         """
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
-        """Apply the last row of every key where that is newer, in one transaction; return how many keys are deleted.
+        """Apply the last row of every key if it is newer, in one transaction; return how many keys are deleted.
 
         Args:
             offset: How far the partition has been read.
@@ -109,9 +109,11 @@ class ImmediateTarget(Protocol):
         """Release the connection; an unfinished write is undone."""
 
 
-@runtime_checkable
 class ImmediateSink(Sink, Protocol):
-    """A sink that is written at once. It cannot be taken back by a rewind: there are no before-images."""
+    """What `at_once` returns: a sink that is written immediately.
+
+    A rewind cannot take its rows back, because there are no before-images.
+    """
 
     def open_at_once(self, owner: Owner) -> ImmediateTarget:
         """Return the owner's target; no connection is made yet."""
@@ -120,41 +122,45 @@ class ImmediateSink(Sink, Protocol):
         """Return what the target knows of every partition. Raises Unavailable, ConfigError."""
 
 
-@runtime_checkable
 class IdempotentSink(Sink, Protocol):
-    """A sink that can keep the tag of every row."""
+    """With the trait `immediate`: a sink that keeps the tag of every row."""
 
-    def at_once(self) -> ImmediateSink | None:
-        """Return the same target, to be written before the commit; None if it is configured otherwise."""
+    def at_once(self) -> ImmediateSink:
+        """Return the same target, to be written before the commit."""
+
+
+def idempotent(sink: Sink) -> IdempotentSink | None:
+    """Return the sink if it may be written before the commit."""
+    return cast(IdempotentSink, sink) if sink.traits.immediate else None
 
 
 def origin_prefix(job_uuid: str, sink: str, origin: Origin) -> str:
-    """Return how the tags of one partition begin; `@` sorts them behind those of sinks that write at the commit."""
+    """Return the prefix of the tags of one partition; `@` sorts them after those of sinks that write at the commit."""
     return f"{job_uuid}/@{sink}/{origin.source}/{origin.partition}/"
 
 
 def immediate_tag(owner: Owner, origin: Origin, offset: int) -> str:
-    """Return the tag as a row carries it; of one partition, the text order is that of (timeline, offset)."""
+    """Return the tag as a row carries it; within one partition, the text order is that of (timeline, offset)."""
     prefix = origin_prefix(owner.job_uuid, owner.sink, origin)
     return f"{prefix}{owner.timeline:0{_TIMELINE_DIGITS}d}/{offset:0{_OFFSET_DIGITS}d}"
 
 
 def after_all(prefix: str) -> str:
-    """Return what no tag with this prefix is above."""
+    """Return an upper bound of the tags with this prefix."""
     return f"{prefix}~"
 
 
 def elsewhere(where: str, origin: Origin, key: str, tag: str) -> ConfigError:
-    """Return the error for a key that was written from somewhere else, as `tag` says."""
+    """Return the error for a key that was written from another origin, as `tag` shows."""
     parts = tag.split("/")
     found = f"partition {parts[3]} of source {parts[2]!r} by sink {parts[1][1:]!r}" if len(parts) == 6 else "a commit"
     return ConfigError(
         f"{where}: the key {key} comes from partition {origin.partition} of source {origin.source!r}, but was written "
-        f"from {found}; a key of a target that is written at once belongs to one partition of one sink",
+        f"from {found}; a key of a target that is written immediately belongs to one partition of one sink",
         not_done="the rows were not written; what was written before stays",
         next_step="if the source is not partitioned by this key, take partitioned_by (or the key of hf.Log) out of "
         "the code and write to a new table, which is then written at each commit; if the sink was renamed, "
-        "give it its name back",
+        "restore its old name",
     )
 
 
@@ -171,7 +177,7 @@ def overtaken(where: str, origin: Origin, generation: Generation, standing: int)
 def refused_write(
     where: str, owner: Owner, origin: Origin, standing: Written | None, reached: int
 ) -> ConfigError | Damaged | Fenced:
-    """Return the error for a write whose fence is not the one that this owner left.
+    """Return the error for a write whose fence is not the one that this owner wrote.
 
     Args:
         standing: What the target says of the partition now.
@@ -182,14 +188,14 @@ def refused_write(
             f"{where}: the fence of partition {origin.partition} of source {origin.source!r} is gone; "
             "the table was emptied, or the file replaced",
             not_done="nothing was written",
-            next_step="bring the file back, or name another one",
+            next_step="restore the file, or name another one",
         )
     if standing.generation > owner.generation:
         return overtaken(where, origin, owner.generation, standing.generation)
     return Damaged(
-        f"{where}: partition {origin.partition} of source {origin.source!r} stands at generation "
+        f"{where}: partition {origin.partition} of source {origin.source!r} is at generation "
         f"{standing.generation}, offset {standing.offset}, but generation {owner.generation} wrote up to offset "
         f"{reached}: the target was restored from a backup, replaced or emptied",
         not_done="nothing more was written to it",
-        next_step="bring the newer target back; or write to a new table under another job name, from the beginning",
+        next_step="restore the newer target; or write to a new table under another job name, from the beginning",
     )

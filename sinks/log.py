@@ -2,25 +2,25 @@
 
 A commit of a log names the new rows of all partitions and the tag of the writer they come from, and is
 made by conditional create. So an epoch appears in every partition at once or not at all, and only if the
-tag grows on (timeline, epoch); whoever comes late finds the newer tag in the newest commit.
+tag grows on (timeline, epoch); a late writer finds the newer tag in the newest commit.
 
-If the log has a key, a row goes to the partition of its key. Else the batches of a delivery go round the
-partitions, beginning with (subtask + epoch): one epoch of few rows costs one segment, and whoever repeats
-a delivery places it as before.
+If the log has a key, a row goes to the partition of its key. Otherwise the batches of a delivery go round the
+partitions, beginning with (subtask + epoch): one epoch of few rows costs one segment, and a repeated
+delivery places its rows as before.
 
 Invariants
-    - The writer's name in the log holds the job's UUID: a job that was deleted and made again has tags of
+    - The writer's name in the log holds the job's UUID: a job that was deleted and recreated has tags of
       its own, and is refused before it starts if the log holds those of the old one under its sink's name.
     - Nothing is appended while an earlier append is in doubt; reading the tag settles it first.
-    - A log that was deleted and made again under an open target is noticed before anything is written; one that was
+    - A log that was deleted and recreated under an open target is noticed before anything is written; one that was
       restored from a backup is read again, and its tag is compared with what was delivered.
     - A commit of a delivery or a repair names the driver on whose behalf it was made (owners.py).
 
 A log keeps every row, so a stream that replaces rows is refused, and there are no before-images: a rewind makes the
-offsets of what it takes back void (storage/voids.py). `hf.Log` (runtime/sources/log.py) is what users write; it
+offsets of what it takes back void (storage/log/voids.py). `hf.Log` (runtime/sources/log.py) is what users write; it
 hands over to `LogSink`.
 
-Source: PROTOCOL P1, P4, P17, P21; storage/log.py.
+Source: PROTOCOL P1, P4, P17, P21; storage/log/log.py.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from holdfast.sinks.audited import Asked, Shown
 from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Outcome, Repair, Rewinding, already
 from holdfast.sinks.owners import Claim, Held, Holding, check_continues
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
-from holdfast.storage.commits import Commits
-from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
-from holdfast.storage.logformat import Commit, LogMeta, LogOwner, VoidRange, check_meta, describe_column
+from holdfast.storage.log.commits import Commits
+from holdfast.storage.log.format import Commit, LogMeta, LogOwner, VoidRange, check_meta, describe_column
+from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
+from holdfast.storage.log.partitioning import partition_rows, partitions_of
+from holdfast.storage.log.voids import TakeBack, gathered, lost_to_compaction, moving, newest_tag
 from holdfast.storage.objects import open_objects
-from holdfast.storage.partitioning import partition_rows, partitions_of
-from holdfast.storage.voids import TakeBack, gathered, lost_to_compaction, moving, newest_tag
+from holdfast.traits import SinkTraits, local
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,20 @@ class LogSink:
     def where(self) -> str:
         """How messages name the target."""
         return f"log {self.path}"
+
+    @property
+    def traits(self) -> SinkTraits:
+        """See Sink.traits. Its key only chooses the partition: every row is kept."""
+        return SinkTraits(
+            kind="Log",
+            local_paths=local(self.path),
+            place={"path": self.path},
+            log=self.path,
+            repairs=True,
+            audits=True,
+            checks_owner=True,
+            remembers_owner=True,
+        )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check."""
@@ -124,7 +139,7 @@ class LogSink:
                     f"{self.where}: holds output of a sink {name!r} of another job, {owner}, up to epoch "
                     f"{known.tag.epoch} of timeline {known.tag.timeline}",
                     not_done="the job was not started, the log was not changed",
-                    next_step="if that job was deleted and made again, its rows would come twice: name another log. "
+                    next_step="if that job was deleted and recreated, its rows would come twice: name another log. "
                     "If both jobs are to append here, give this sink another name",
                 )
 
@@ -232,7 +247,7 @@ class LogTarget:
         """A log replaces no row, so there are no before-images."""
 
     def close(self) -> None:
-        """See Target.close. An append in doubt stays so; the next target reads in the log what became of it."""
+        """See Target.close. An append in doubt stays in doubt; the next target reads its outcome in the log."""
         self._opened = None
 
     def _log(self) -> LogWriter:
@@ -254,7 +269,7 @@ class LogTarget:
         return log
 
     def _admit(self, tail: Commit, known: Tag | None = None, tag: Tag | None = None) -> None:
-        """Refuse to append behind a commit that says that another history owns the log, or that it was restored."""
+        """Refuse to append after a commit that shows that another history owns the log, or that it was restored."""
         if self._claim is not None:
             owner = held(tail, self._job, self._writer.sink)
             self._claim.must_take_over(self._where, owner)
@@ -286,9 +301,7 @@ def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:
     return _repaired(ranges, rewinding) if lost is None else impossible(lost)
 
 
-def repair(
-    where: str, store: ObjectStore, rewinding: Rewinding, pause: Callable[[float], None] = time.sleep
-) -> Repair:
+def repair(where: str, store: ObjectStore, rewinding: Rewinding, pause: Callable[[float], None] = time.sleep) -> Repair:
     """See RepairableSink.repair. Tags and void ranges are one commit."""
     commits = Commits(store, _meta_of(where, store))
     back = _back(where, rewinding)
@@ -335,9 +348,9 @@ def _repaired(ranges: tuple[VoidRange, ...], rewinding: Rewinding) -> Repair:
 def _meta_of(where: str, store: ObjectStore) -> LogMeta:
     if (meta := read_meta(store)) is None:
         raise ConfigError(
-            f"{where}: there is no log; there was, when the job ran",
+            f"{where}: the log is missing; it existed when the job ran",
             not_done="the rewind did not change it",
-            next_step="bring it back, or start the job so that it is made anew, then rewind",
+            next_step="restore it, or start the job so that it is recreated, then rewind",
         )
     return meta
 
@@ -365,7 +378,7 @@ def owned_by(job_uuid: str, sink: str, claim: Claim | None) -> LogOwner | None:
 
 
 def spread(meta: LogMeta, batches: list[pa.RecordBatch], first: int) -> dict[int, pa.Table]:
-    """Return the rows per partition: by key, or without one batch after batch, beginning with partition `first`.
+    """Return the rows per partition: by key; without a key, batch after batch, beginning with partition `first`.
 
     Args:
         meta: The log.
@@ -382,7 +395,7 @@ def spread(meta: LogMeta, batches: list[pa.RecordBatch], first: int) -> dict[int
 
 
 def misfit(stream: pa.Schema, log: pa.Schema) -> str | None:
-    """Say why a log with these columns cannot take a stream's rows; None if it can."""
+    """Return why a log with these columns cannot take a stream's rows; None if it can."""
     if stream.names != log.names or stream.types != log.types:
         return f"needed are {_listed(log)}, the stream has {_listed(stream)}"
     strict = [name for name in log.names if stream.field(name).nullable and not log.field(name).nullable]

@@ -1,13 +1,13 @@
-"""What a log shows of a job's output: the rows of each tagged append, read back from its segments.
+"""What a log holds of a job's output: the rows of each tagged append, read back from its segments.
 
-Commits are read from the newest one back to the first that is of interest. Rows that a rewind made void count for
-nothing. An append without a tag between those of the job is nobody's output, and is counted.
+Commits are read from the newest back to the first of interest. Rows that a rewind made void do not count. Appends
+without a tag between those of the job belong to no writer, and are counted.
 
 Invariants
     - Nothing is written, and no row is taken from anywhere but the segment that its commit names.
-    - A segment that is gone because the log was compacted meanwhile is no damage: all is looked at again (P7).
+    - A segment that is gone because the log was compacted meanwhile is not damage: the audit starts over (P7).
 
-Source: storage/log.py, storage/voids.py; docs/design/0018-audit.md; PROTOCOL P7, P17.
+Source: storage/log/log.py, storage/log/voids.py; docs/design/0018-audit.md; PROTOCOL P7, P17.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from holdfast.errors import Damaged, NotFound, Unavailable
 from holdfast.model import RowDigest, Subtask, Tag
 from holdfast.ports import ObjectStore
 from holdfast.sinks.audited import Asked, Delivery, Gone, Shown
-from holdfast.storage.commits import Commits
 from holdfast.storage.digests import NOTHING, added
-from holdfast.storage.log import read_meta
-from holdfast.storage.logformat import Commit, LogMeta, LogSegment
+from holdfast.storage.log.commits import Commits
+from holdfast.storage.log.format import Commit, LogMeta, LogSegment
+from holdfast.storage.log.log import read_meta
+from holdfast.storage.log.segment import OpenSegment
+from holdfast.storage.log.voids import void_ranges
 from holdfast.storage.rowhash import digest_of
-from holdfast.storage.segment import OpenSegment
-from holdfast.storage.voids import void_ranges
 
 READ_BYTES_MAX = 8 << 20
 ROUNDS_MAX = 3
-"""How often all is read again because a compaction came between."""
+"""Attempts at an audit that compactions interrupt."""
 
 
 def shown(where: str, store: ObjectStore, asked: Asked) -> Shown:
@@ -41,13 +41,13 @@ def shown(where: str, store: ObjectStore, asked: Asked) -> Shown:
             continue
     raise Unavailable(
         f"{where}: the log was compacted {ROUNDS_MAX} times while it was read",
-        not_done="nothing is known of its rows",
+        not_done="its rows were not audited",
         next_step="audit again when no compaction runs",
     )
 
 
 class _Compacted(Exception):
-    """The log is another one now than the commits that were read say."""
+    """The log is no longer the one whose commits were read."""
 
 
 def _shown(store: ObjectStore, meta: LogMeta, asked: Asked) -> Shown:
@@ -57,7 +57,7 @@ def _shown(store: ObjectStore, meta: LogMeta, asked: Asked) -> Shown:
     rows: dict[Delivery, RowDigest] = {}
     wrong: dict[Delivery, str] = {}
     untagged, commit = 0, commits.tail
-    # Which rows a compaction has left of an append, and which it has not, nobody knows any more.
+    # Which rows of an append a compaction has left is no longer known.
     through = 0 if commits.left is None else commits.left.through
     while commit.sequence > through and any(tag.epoch > asked.after for tag in _ours(commit, prefix).values()):
         subtask = _writer(commit.tag.writer, prefix) if commit.tag is not None else None

@@ -8,7 +8,7 @@ before `after_commit` leaves the contents as they were.
 Invariants
     - Rows, before-images and tag change together or not at all.
     - A before-image of an added row names its number; numbers are never used again.
-    - Whoever reads the contents sees whole deliveries.
+    - A reader of the contents sees whole deliveries.
 
 Source: PROTOCOL P17, P21; the conformance suite holds this and every real target to the same contract.
 """
@@ -51,6 +51,7 @@ from holdfast.sinks.undo import (
     take_back,
     untouched,
 )
+from holdfast.traits import SinkTraits
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -107,6 +108,23 @@ class MemorySink:
     def key(self) -> tuple[str, ...] | None:
         """See Sink.key."""
         return self._key
+
+    @property
+    def where(self) -> str:
+        """How messages name the target."""
+        return "memory sink"
+
+    @property
+    def traits(self) -> SinkTraits:
+        """See Sink.traits."""
+        return SinkTraits(
+            kind=type(self).__name__,
+            local_paths=(),
+            keyed=self._key is not None,
+            repairs=True,
+            merges=True,
+            remembers_owner=True,
+        )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """See Sink.check."""
@@ -368,7 +386,7 @@ def _is_up_to(image: BeforeImage, through: Tag) -> bool:
 
 
 class MemoryTarget:
-    """One writer's way into a MemorySink. See contract.Target."""
+    """One writer's access to a MemorySink. See contract.Target."""
 
     def __init__(self, sink: MemorySink, job_uuid: str, writer: Writer, claim: Claim | None = None) -> None:
         self._sink, self._job, self._writer, self._claim = sink, job_uuid, writer, claim

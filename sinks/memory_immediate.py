@@ -1,6 +1,6 @@
-"""A table in memory that is written at once, for tests and the simulator: fences, tags, tombstones, no database.
+"""A table in memory that is written immediately, for tests and the simulator: fences, tags, tombstones, no database.
 
-A write builds nothing before it has looked at the fence, and publishes under the table's lock, as a transaction would.
+A write checks the fence before it builds anything, and publishes under the table's lock, as a transaction would.
 
 Invariants
     - Rows, tags and the fence's offset change together or not at all.
@@ -30,6 +30,7 @@ from holdfast.sinks.immediate import (
     refused_write,
 )
 from holdfast.sinks.memory import Key, MemorySink, Row
+from holdfast.traits import SinkTraits
 
 WHERE = "memory table"
 
@@ -43,13 +44,18 @@ class KeyTag:
 
 
 class ImmediateTable(MemorySink):
-    """A table that is written at once. All targets that it opens share its contents."""
+    """A table that is written immediately. All targets that it opens share its contents."""
 
     def __init__(self, key: Sequence[str], fault: Fault = no_fault) -> None:
         super().__init__(key, fault)
         self._guard = Lock()
         self.tags: dict[Key, KeyTag] = {}
         self.fences: dict[tuple[str, str, Origin], Written] = {}
+
+    @property
+    def traits(self) -> SinkTraits:
+        """See Sink.traits."""
+        return replace(super().traits, immediate=True)
 
     def at_once(self) -> ImmediateTable:
         """See IdempotentSink.at_once."""
@@ -121,7 +127,7 @@ class ImmediateTable(MemorySink):
         return left
 
     def check_fence(self, owner: Owner, origin: Origin) -> None:
-        """Refuse whoever does not own the partition any more."""
+        """Refuse an owner that no longer owns the partition."""
         standing = self.fences.get((owner.job_uuid, owner.sink, origin))
         if standing is None:
             raise ConfigError(f"{WHERE}: {origin} was not fenced", next_step="fence it first")
@@ -133,7 +139,7 @@ class ImmediateTable(MemorySink):
         self.check_fence(owner, origin)
 
     def is_newer(self, key: Key, tag: str) -> bool:
-        """Tell whether a write with this tag applies to the key; other jobs' tags do not compare."""
+        """Return whether a write with this tag applies to the key; other jobs' tags do not compare."""
         known = self.tags.get(key)
         return known is None or not known.tag.startswith(tag.rsplit("/", 2)[0] + "/") or tag > known.tag
 
@@ -146,7 +152,7 @@ class ImmediateTable(MemorySink):
         self.tags[key] = KeyTag(tag, deleted=True)
 
     def is_elsewhere(self, owner: Owner, origin: Origin, tag: str) -> bool:
-        """Tell whether a key with this tag belongs to this job, but not to this partition."""
+        """Return whether a key with this tag belongs to this job, but not to this partition."""
         ours = tag.startswith(f"{owner.job_uuid}/")
         return ours and not tag.startswith(origin_prefix(owner.job_uuid, owner.sink, origin))
 
@@ -173,7 +179,7 @@ class ImmediateTable(MemorySink):
 
 
 class MemoryImmediateTarget:
-    """One owner's way into an ImmediateTable. See immediate.ImmediateTarget."""
+    """One owner's access to an ImmediateTable. See immediate.ImmediateTarget."""
 
     def __init__(self, table: ImmediateTable, owner: Owner) -> None:
         self._table, self._owner = table, owner

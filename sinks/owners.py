@@ -1,9 +1,9 @@
 """Who may write to a target: the owner token of the driver that last took it over.
 
-A tag tells two epochs of one history apart, not two histories that use the same job UUID and the same epoch numbers: a
-root that was copied or restored from a backup. Every driver has a random token; its job log keeps those of all starts.
-A target remembers, per job and sink, the token of the driver that last took it over. A driver takes over from a token
-that its own log knows, and from none; any other token belongs to a history that is not its own.
+A tag distinguishes two epochs of one history, but not two histories with the same job UUID and the same epoch numbers:
+those of a root that was copied or restored from a backup. Every driver has a random token; its job log keeps those of
+all starts. A target remembers, per job and sink, the token of the driver that last took it over. A driver takes over
+from a token that its own log knows, or from no token; any other token belongs to another history.
 
 Invariants
     - A delivery, a write, a repair and a drop of before-images compare the token in their own transaction.
@@ -23,7 +23,7 @@ from holdfast.errors import Damaged, Fenced, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Generation, Tag, Timeline
 
 NEVER = Tag(Timeline(-1), NO_EPOCH)
-"""Where a writer stands that has not delivered yet."""
+"""The position of a writer that has not delivered yet."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Claim:
     since: Epoch | None = None
 
     def check_stands(self, where: str, held: Held | None, standing: Tag | None) -> None:
-        """Refuse a tag that only this driver can have delivered, and that another one has.
+        """Refuse a tag that only this driver can deliver, but that another one delivered.
 
         Raises:
             Fenced: a copy of the job numbers its epochs as this one does, and was first.
@@ -78,7 +78,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a target says of one sink of a job before it is written to."""
+    """What a target records of one sink of a job before it is written to."""
 
     held: Held | None
     newest: Tag | None

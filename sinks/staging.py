@@ -1,12 +1,12 @@
 """Staged output: the rows of one writer for one epoch, as bytes.
 
 A sink's rows are staged before the checkpoint is acknowledged and delivered after it is
-committed. Between the two they are objects in the checkpoint root that nobody reads but the
-delivery. One part is one Arrow IPC file, zstd-compressed, with the stream's columns and, for an
+committed. Between the two they are objects in the checkpoint root that only the delivery
+reads. One part is one Arrow IPC file, zstd-compressed, with the stream's columns and, for an
 upsert stream, the int8 column `_op` last (0 put, 1 delete).
 
-Of the rows with one key in one epoch only the last is staged: visibility is atomic per epoch, so
-no reader could ever have seen the others.
+Only the last row of a key in an epoch is staged: visibility is atomic per epoch, so no reader
+could ever have seen the others.
 
 Invariants
     - Rows keep their order; parts are delivered in the order that the manifest names them.
@@ -150,7 +150,7 @@ class Stage:
         self.buffered_bytes += batch.nbytes
 
     def seal(self, hashed: bool = False) -> Part | None:
-        """Return what was added since the last seal, None if that is nothing; then begin anew.
+        """Return what was added since the last seal, or None if nothing was; then start a new part.
 
         Args:
             hashed: The digest has more than the number of rows.

@@ -1,4 +1,4 @@
-"""What taking back some of a row's changes leaves of it: the decision behind every repair from before-images.
+"""Decides what remains of a row when some of its changes are taken back: the core of every repair from before-images.
 
 A rewind takes back the changes of the epochs after its base. Mostly these are the row's last ones: then it gets
 back what stood before the first of them. Where a writer that was behind changed the row later, with an older epoch,
@@ -75,7 +75,7 @@ def take_back(changes: Iterable[Change[Place, Before]]) -> TakenBack[Place, Befo
 
 
 def is_undone(tag: Tag, rewinding: Rewinding) -> bool:
-    """Tell whether the rewind takes back what was delivered under this tag."""
+    """Return whether the rewind takes back what was delivered under this tag."""
     return tag.timeline < rewinding.to.timeline and tag.epoch > rewinding.to.epoch
 
 

@@ -1,4 +1,4 @@
-"""The changelog segment: what one worker wrote in one epoch, sealed into one object.
+"""The changelog segment: the keyed writes of one worker in one epoch, sealed into one object.
 
     8 bytes   magic and version
     blocks    one Arrow IPC stream per operator, zstd level 1 from 1 KiB on, rows sorted by (key group, key):
@@ -7,13 +7,13 @@
     footer    msgpack: the header, and operator, key schema, place and size of every block
     20 bytes  footer length u32, xxh3-64 of everything before, magic
 
-Sealing runs on another thread, on frozen deltas; its sorting, compressing and hashing release the
+Sealing runs on another thread, on frozen deltas; sorting, compressing and hashing release the
 interpreter lock.
 
 Invariants
     - A segment with any byte flipped, missing or added is Damaged.
     - unseal(seal(header, deltas)) has the same rows; a row appears at most once per operator.
-    - Rows are sorted, so key groups are taken out by two binary searches.
+    - Rows are sorted, so two binary searches find the rows of a range of key groups.
 
 Pure: bytes in, bytes out. DESIGN sections 5 and 13; docs/formats.
 """
@@ -33,17 +33,17 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state.delta import Delta
-from holdfast.state.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
-from holdfast.state.keys import KeyType
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
 
 VERSION = 2
-"""With ranges; what has none is written as version 1, which every Holdfast reads."""
+"""Segments with ranges; a segment without ranges is written as version 1, which every release reads."""
 _VERSION_WITHOUT_RANGES = 1
 COMPRESSED_FROM_BYTES = 1 << 10
-"""Smaller blocks hardly shrink when their columns are compressed one by one, and take ten times as long to read."""
+"""Smaller blocks hardly shrink by compressing their columns one by one, and take ten times as long to read."""
 PARALLEL_FROM_BYTES = 1 << 18
-"""Arrow compresses smaller blocks on this thread alone: to wake others for each column costs more than the work."""
+"""Arrow compresses smaller blocks on this thread alone: waking others for each column costs more than the work."""
 _MAGIC = b"HFSEG\r\n\x1a"
 _TAIL = struct.Struct("<IQ8s")
 _PUT, _DELETE, _RANGE = 1, 2, 3
@@ -52,7 +52,7 @@ _FIXED_COLUMNS = 4
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """Which epoch of which worker a segment belongs to, and what its values are a change to."""
+    """The epoch and worker to which a segment belongs, and the epoch to which it applies."""
 
     job_uuid: JobUuid
     generation: Generation
@@ -82,7 +82,7 @@ _FOOTER = msgspec.msgpack.Decoder(_Footer)
 
 
 def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
-    """Return the segment of these deltas, at most one per operator; empty ones are left out."""
+    """Return the segment of these deltas, at most one per operator; empty deltas are left out."""
     sink = pa.BufferOutputStream()
     sink.write(_MAGIC)
     blocks: list[_Block] = []
@@ -115,7 +115,7 @@ def unseal(data: bytes, key_groups: tuple[int, int] | None = None) -> tuple[Segm
     """Return a segment's header and deltas, only those of key groups [first, end) if given.
 
     Raises:
-        Damaged: any byte is not what was sealed.
+        Damaged: a byte differs from what was sealed.
         ConfigError: a newer version of Holdfast wrote it.
     """
     footer = _footer(data)
@@ -149,7 +149,7 @@ def _write_block(sink: Any, delta: Delta) -> None:
 
 
 def _with_ranges(batch: pa.RecordBatch, delta: Delta, through: Through) -> pa.RecordBatch:
-    """Put a row per range before the rows of its key group."""
+    """Insert one row per range before the rows of its key group."""
     groups = delta.range_groups()
     count, binary = groups.size, pa.large_binary()
     ranges: dict[str, Any] = {
@@ -197,18 +197,18 @@ def _values(column: pa.Array) -> NDArray[Any]:
 
 def _footer(data: bytes) -> _Footer:
     if len(data) < len(_MAGIC) + _TAIL.size or not data.startswith(_MAGIC):
-        raise _damaged("it does not begin like a segment")
+        raise _damaged("it does not begin with the header of a segment")
     length, hashed, magic = _TAIL.unpack_from(data, len(data) - _TAIL.size)
     view = memoryview(data)
     if magic != _MAGIC or xxhash.xxh3_64_intdigest(view[:-16]) != hashed:
-        raise _damaged("its hash does not fit its bytes")
+        raise _damaged("its hash does not match its bytes")
     try:
         footer = _FOOTER.decode(view[len(data) - _TAIL.size - length : -_TAIL.size])
     except msgspec.MsgspecError as error:
         raise _damaged(f"its footer cannot be read: {error}") from error
     if not _VERSION_WITHOUT_RANGES <= footer.version <= VERSION:
         raise ConfigError(
-            f"a changelog segment has version {footer.version}, this Holdfast reads up to {VERSION}",
+            f"a changelog segment has version {footer.version}; this Holdfast reads versions up to {VERSION}",
             not_done="nothing was restored",
             next_step="run the version of Holdfast that wrote it, or a newer one",
         )
@@ -218,6 +218,6 @@ def _footer(data: bytes) -> _Footer:
 def _damaged(why: str) -> Damaged:
     return Damaged(
         f"a changelog segment is damaged: {why}",
-        not_done="nothing of it was restored",
+        not_done="none of it was restored",
         next_step="restore from an older base or checkpoint; to find all damaged objects: holdfast checkpoints verify",
     )

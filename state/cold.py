@@ -1,14 +1,13 @@
 """Rows of one operator in the cold store: their bytes, and how a table reads them.
 
 A row is `[operator u16][key group u16][canonical key]` -> `[1][values, packed little-endian]`.
-Keys that a table has not seen yet are fetched, sorted; once enough keys of a key group were
-asked for, the whole key group is scanned instead, after which it is *complete*: it needs no
-look-ups any more, also not for keys that are absent.
+Keys that a table has not seen yet are fetched in sorted order. Once a table has fetched enough keys of a key group,
+the whole key group is scanned instead. It is *complete* then: it needs no more look-ups, even for absent keys.
 
 Invariants
     - A key group is marked complete only after all its rows were handed to the table.
     - Key groups that the cold store does not own (P14) count as complete and are never read:
-      whatever lies there is stale.
+      their rows are stale.
 
 Reads through the KeyValue port; no other I/O, clock or thread.
 Source: DESIGN section 5: a sorted multi-get costs 2.1 us per key, a scan 0.2 us per row.
@@ -26,19 +25,19 @@ from numpy.typing import NDArray
 
 from holdfast.errors import Damaged
 from holdfast.ports import KeyValue
-from holdfast.state import canonical as codec
-from holdfast.state.expiry import NOTHING, RANGE_FIRST, Through, range_end
-from holdfast.state.index import Rows
-from holdfast.state.keys import Keys
-from holdfast.state.spec import Columns, TableSpec
+from holdfast.state.keys import canonical as codec
+from holdfast.state.keys.batch import Keys
+from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, range_end
+from holdfast.state.tables.index import Rows
+from holdfast.state.tables.spec import Columns, TableSpec
 
 PREFIX_BYTES = 4
 FETCHED_MAX = 10_000
 """Keys in one call of get_many."""
 SCAN_AFTER_MISSES = 256
-"""A key group of unknown size is scanned after so many misses."""
+"""A key group of unknown size is scanned after this many misses."""
 SCAN_SHARE = 10
-"""A key group of known size is scanned when more than 1/SCAN_SHARE of its rows were asked for."""
+"""A key group of known size is scanned once more than 1/SCAN_SHARE of its rows were requested."""
 _VALUE_FORMAT = 1
 
 
@@ -69,7 +68,7 @@ def row_ranges(operator: int, through: Through) -> list[tuple[bytes, bytes]]:
 
 
 def row_values(spec: TableSpec, columns: Columns, count: int) -> list[bytes]:
-    """Return the stored values of so many rows."""
+    """Return the stored values of `count` rows."""
     rows = np.empty(count, _row_type(spec))
     rows["format"] = _VALUE_FORMAT
     for name, values in columns.items():
@@ -90,7 +89,7 @@ def columns_of(spec: TableSpec, values: Sequence[bytes]) -> Columns:
 
 
 class ColdRows:
-    """What the cold store knows of one operator; a table's Loader.
+    """The rows of one operator in the cold store; a table's Loader.
 
     Args:
         spec: The table.
@@ -109,7 +108,7 @@ class ColdRows:
 
     @property
     def complete(self) -> bool:
-        """Whether every row of the cold store is in the table already."""
+        """Return whether every row of the cold store is already in the table."""
         return not self._incomplete.any()
 
     def fetch(self, keys: Keys) -> tuple[Rows, Columns]:
@@ -134,7 +133,7 @@ class ColdRows:
     def scan_for(self, keys: Keys) -> list[tuple[Keys, Columns]]:
         """Return whole key groups, if that is cheaper than fetching these keys; they are complete then.
 
-        After an eviction nothing is scanned any more: the state is larger than its memory.
+        After an eviction nothing is scanned, since the state is larger than its memory.
         """
         if self._evicted:
             return []
@@ -149,7 +148,7 @@ class ColdRows:
         return self._scan(np.flatnonzero(self._incomplete))
 
     def forget(self, keys: Keys) -> None:
-        """These keys leave the table; they have to be fetched again."""
+        """Note that these keys leave the table and must be fetched again."""
         if len(keys):
             self._incomplete[keys.key_groups(self._count)] = True
             self._evicted = True
@@ -183,5 +182,5 @@ def _wrong_rows(spec: TableSpec) -> Damaged:
     return Damaged(
         f"rows of operator {spec.name!r} in the local store do not have the declared columns",
         not_done="nothing was loaded",
-        next_step="let the worker restore from the checkpoint; the local directory is not used again",
+        next_step="let the worker restore from the checkpoint; it will not use this directory again",
     )

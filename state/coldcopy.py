@@ -9,11 +9,11 @@ Invariants
       moves to `applying` before the first value of that epoch is written, also if a commit
       arrives in the middle of a pass.
     - Ranges are erased before any row that was committed with or after them is written.
-    - A marker whose epoch is not known by content yet is written again when it is; until then the store is no base.
-    - Values are absolute, so applying again after a kill, or restoring over a half applied
+    - A marker whose epoch is not yet known by content is written again once it is; until then the store is no base.
+    - Values are absolute, so applying again after a kill, or restoring over a partly applied
       store, ends in the same state.
-    - Key groups and operators that are not its base are given up in the marker first, then
-      removed, and only then is anything applied; they are claimed again when a pass has ended.
+    - The marker first gives up key groups and operators that are not part of the base; then their rows are removed,
+      and only then is anything applied. The marker claims them again at the end of a pass.
 
 Carries out PROTOCOL P14, P15.
 Reads and writes through the KeyValue port; no other I/O, clock or thread.
@@ -27,19 +27,19 @@ from holdfast.model import NO_EPOCH, Cut, Epoch, JobUuid, Timeline
 from holdfast.ports import KeyValue
 from holdfast.state.cold import ColdRows, row_keys, row_ranges, row_values, scope
 from holdfast.state.marker import Marker, overlap, read_marker, write_marker
-from holdfast.state.spec import TableSpec
-from holdfast.state.table import Table
+from holdfast.state.tables.spec import TableSpec
+from holdfast.state.tables.table import Table
 
 NOTHING = (0, 0)
 _EMPTY = Cut(NO_EPOCH, "")
 FLUSH_AFTER_PASSES = 128
-"""What a kill leaves is as old as the last flush; a store of few writes would flush only after hours by itself."""
+"""A kill leaves the state as of the last flush; by itself, a store with few writes would flush only after hours."""
 SCANS_MAX = 64
-"""Key groups looked through for foreign rows in one step."""
+"""Key groups searched for foreign rows in one step."""
 
 
 class ColdCopy:
-    """The cold store of one worker; valid for nothing until adopt().
+    """The cold store of one worker; nothing in it is valid until adopt().
 
     Args:
         store: The local store.
@@ -67,7 +67,7 @@ class ColdCopy:
         return self._applied.epoch
 
     def adopt(self, job_uuid: JobUuid, applied: Epoch, epoch: Epoch, key_groups: tuple[int, int]) -> None:
-        """Take what the store holds as of `applied` as the base for restoring `epoch`."""
+        """Use the store as of `applied` as the base for restoring `epoch`."""
         marker = self._found
         assert marker is not None and marker.job_uuid == job_uuid
         assert marker.applied == applied and marker.applying <= epoch, "this local state is not usable as a base"
@@ -78,7 +78,7 @@ class ColdCopy:
         self._foreign = self._foreign_groups()
 
     def loader(self, spec: TableSpec) -> ColdRows:
-        """Return how a table reads its rows."""
+        """Return the loader through which a table reads its rows."""
         readable = self.based if spec.operator in self._valid else NOTHING
         return ColdRows(spec, self._store, self._count, readable)
 
@@ -120,7 +120,7 @@ class ColdCopy:
         table.applied(slots)
 
     def _foreign_groups(self) -> list[tuple[int, int]]:
-        """Return (operator, key group) of all rows that may be there without being part of the base."""
+        """Return (operator, key group) of all rows that may exist without being part of the base."""
         if self._found is None:
             return []
         first, end = self.based
@@ -148,7 +148,7 @@ class ColdCopy:
             cleared += 1
         if removed:
             self._store.write([], removed)
-        # Only now: a write that was refused is repeated with the same rows.
+        # Only after the write: a refused write is repeated with the same rows.
         del self._foreign[len(self._foreign) - cleared :]
 
     def _mark(
@@ -156,8 +156,15 @@ class ColdCopy:
     ) -> None:
         operators = tuple(sorted({*touched, *self._operators}))
         marker = Marker(
-            job_uuid, timeline, applied.epoch, applying.epoch, self.based, self._valid, operators,
-            applied_manifest=applied.manifest, applying_manifest=applying.manifest,
-        )  # fmt: skip
+            job_uuid,
+            timeline,
+            applied.epoch,
+            applying.epoch,
+            self.based,
+            self._valid,
+            operators,
+            applied_manifest=applied.manifest,
+            applying_manifest=applying.manifest,
+        )
         write_marker(self._store, marker)
         self._written = marker

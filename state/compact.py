@@ -1,4 +1,4 @@
-"""Merges stored segments into one that says the same.
+"""Merges stored segments into one equivalent segment.
 
 Invariants
     - Restoring the result gives the state that restoring the pieces gives.
@@ -16,21 +16,21 @@ import numpy as np
 
 from holdfast.model import NO_EPOCH, Epoch
 from holdfast.state.changelog import SegmentHeader, seal, unseal
-from holdfast.state.delta import Delta, merge
+from holdfast.state.tables.delta import Delta, merge
 
 
 def compact(header: SegmentHeader, pieces: Iterable[tuple[bytes, tuple[int, int]]]) -> bytes:
-    """Return one segment with what these amount to.
+    """Return one segment with the effect of these pieces.
 
     Args:
-        header: Of the result. With `follows` 0 it is a base.
-        pieces: Segments with the key groups [first, end) that count, in the order of their epochs.
+        header: Header of the result. With `follows` 0, the result is a base.
+        pieces: Segments with the key groups [first, end) to use, in the order of their epochs.
             Those of one epoch have no key group in common.
     """
     by_operator: dict[int, list[Delta]] = {}
     for rank, (data, key_groups) in enumerate(pieces):
         for delta in unseal(data, key_groups)[1]:
-            # Pieces of several owners may be of one epoch; only their order counts here.
+            # Pieces of several owners may belong to one epoch; only their order matters here.
             ranked = replace(delta, epoch=Epoch(rank + 1), follows=NO_EPOCH)
             by_operator.setdefault(delta.operator, []).append(ranked)
     merged = (_merged(deltas) for deltas in by_operator.values())
@@ -40,7 +40,7 @@ def compact(header: SegmentHeader, pieces: Iterable[tuple[bytes, tuple[int, int]
 
 
 def _merged(deltas: list[Delta]) -> Delta:
-    """Merge neighbours pairwise, so that a row is copied a logarithmic number of times."""
+    """Merge adjacent deltas pairwise, so that each row is copied a logarithmic number of times."""
     while len(deltas) > 1:
         pairs = [merge(*deltas[i : i + 2]) if i + 1 < len(deltas) else deltas[i] for i in range(0, len(deltas), 2)]
         deltas = pairs

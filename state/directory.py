@@ -1,13 +1,13 @@
-"""Local state directories: which one a new worker may take over, or a new one.
+"""Local state directories: a new worker takes one over or creates one.
 
-Below a local root every worker incarnation has one directory, named at random, with one RocksDB
-in it. A directory without a live owner is left by a worker that ended; whoever opens it first
-has it, for RocksDB locks it. Whether its content may be used is decided by its marker (P14).
+Below a local root, every worker incarnation has one directory with a random name and one RocksDB in it. A directory
+without a live owner was left by a worker that ended; the first process that opens it owns it, since RocksDB locks it.
+Its marker decides whether its content may be used (P14).
 
 Invariants
     - Two live processes never hold the same directory.
-    - A directory that is damaged is never offered, also if the damage was met only while it was in use; it is removed
-      once nobody holds it, as the copy that replaces it needs the room.
+    - A damaged directory is never offered, even if the damage was found only while it was in use. It is removed once
+      no process holds it, since the copy that replaces it needs the room.
 
 I/O: local files.
 Carries out PROTOCOL P14, P15.
@@ -43,7 +43,7 @@ class LocalDirectory:
 
 
 def create(root: Path, memory: RocksMemory | None = None) -> LocalDirectory:
-    """Make a new, empty directory below the local root and open it."""
+    """Create an empty directory below the local root and open it."""
     path = root / uuid.uuid4().hex
     path.mkdir(parents=True)
     return LocalDirectory(path, RocksKeyValue(path, memory), None)
@@ -78,12 +78,11 @@ def claim(
     owned: tuple[int, int],
     memory: RocksMemory | None = None,
 ) -> LocalDirectory:
-    """Take over the directory that leaves least to restore, else make a new one.
+    """Take over the directory that leaves the least to restore, else create one.
 
-    Best is the one that covers most of the owned key groups, then the one applied furthest. Those
-    that could only ever serve the same key groups, or nothing at all, are removed: every worker that
-    dies leaves one behind, and each is opened at every recovery. So is what is damaged, and what somebody
-    began to remove.
+    The best directory covers most of the owned key groups; among equals, the one applied furthest wins. Directories
+    that could only serve the same key groups, or none at all, are removed: every worker that dies leaves one behind,
+    and each recovery opens all of them. Damaged directories, and those whose removal was begun, are removed too.
     """
     found = unheld(root, memory)
     _make_room(root, memory)
@@ -104,10 +103,10 @@ def claim(
 
 
 def _make_room(root: Path, memory: RocksMemory | None) -> None:
-    """Remove what nobody may ever use again."""
+    """Remove the directories that no process may use again."""
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         if path.name.startswith(_REMOVED):
-            shutil.rmtree(path, ignore_errors=True)  # whoever began it may go on with it
+            shutil.rmtree(path, ignore_errors=True)  # the process that began may be removing it, too
         elif (path / DAMAGED).exists() and not _is_held(path, memory):
             removed = path.with_name(_REMOVED + path.name)
             with suppress(FileNotFoundError):  # another worker was first
@@ -116,7 +115,7 @@ def _make_room(root: Path, memory: RocksMemory | None) -> None:
 
 
 def _is_held(path: Path, memory: RocksMemory | None) -> bool:
-    """Return whether a live process may hold a damaged directory: RocksDB locks it before it looks into it."""
+    """Return whether a live process may hold a damaged directory: RocksDB locks it before it reads it."""
     try:
         RocksKeyValue(path, memory).close()
     except Damaged:
@@ -132,7 +131,7 @@ def _lies_inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
 
 def discard(directory: LocalDirectory) -> None:
     """Close a directory and remove it with all its files."""
-    # Renamed while the lock is held: a worker that looks for directories meanwhile never opens this one.
+    # Renamed while the lock is held, so a worker that looks for directories meanwhile never opens this one.
     # Flushed before, so that closing has nothing left to write below the old name.
     directory.store.flush()
     removed = directory.path.with_name(_REMOVED + directory.path.name)
@@ -144,6 +143,6 @@ def discard(directory: LocalDirectory) -> None:
 
 
 def _unless_gone(_: object, path: str, error: tuple[type[BaseException], BaseException, TracebackType]) -> None:
-    """Another worker that met the removal goes on with it too: what is gone already is no error."""
+    """Another worker may be removing the same directory, so a file that is already gone is not an error."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]

@@ -1,8 +1,8 @@
-"""The marker of a cold store: what it holds, and for whom it is usable.
+"""The marker of a cold store: what the store holds, and for which restore it is usable.
 
-The marker is a row of the store itself. Before a pass writes values of epoch n it says
-`applying = n`, after the last of them `applied = n`; as plain writes survive a kill as a prefix,
-the marker never promises more than is there.
+The marker is a row of the store itself. It is `applying = n` before a pass writes values of epoch n, and
+`applied = n` after the last of them; since plain writes survive a kill as a prefix, the marker never promises more
+than the store holds.
 
 Invariants
     - The store holds everything up to `applied`, perhaps some of the epochs up to `applying`,
@@ -26,15 +26,15 @@ from holdfast.ports import KeyValue
 
 MARKER_KEY = b"\xff\xffmarker"
 _VERSION = 2
-"""Markers of version 1 name epochs by number alone: their stores are no base any more."""
+"""Markers of version 1 name epochs by number alone, so their stores are no longer a base."""
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What a cold store says of itself.
+    """A cold store's description of its content.
 
     Args:
-        key_groups: Half-open range [first, end) that it is valid for.
-        operators: Operators that it is valid for.
+        key_groups: Half-open range [first, end) for which it is valid.
+        operators: Operators for which it is valid.
         touched: Operators of which it may hold rows, valid or not.
     """
 
@@ -59,13 +59,13 @@ _MARKER = msgspec.json.Decoder(Marker)
 
 
 Lineage = Mapping[Epoch, str]
-"""Completed epochs that the target builds on, each with the SHA-256 of its manifest."""
+"""Completed epochs on which the target builds, each with the SHA-256 of its manifest."""
 
 
 def usable(
     marker: Marker | None, job_uuid: JobUuid, lineage: Lineage, target: Epoch, owned: tuple[int, int]
 ) -> tuple[int, int] | None:
-    """Return the owned key groups that this store may be the base of, None if it may not be used (P14)."""
+    """Return the owned key groups for which this store may be the base, None if it may not be used (P14)."""
     if marker is None or marker.job_uuid != job_uuid or marker.version != _VERSION:
         return None
     assert marker.applied <= marker.applying
@@ -75,7 +75,7 @@ def usable(
 
 
 def overlap(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | None:
-    """Return what two half-open ranges share, None if nothing."""
+    """Return the intersection of two half-open ranges, None if it is empty."""
     first, end = max(one[0], other[0]), min(one[1], other[1])
     return (first, end) if first < end else None
 
@@ -91,12 +91,12 @@ def read_marker(store: KeyValue) -> Marker | None:
         raise Damaged(
             f"the marker of the local state cannot be read: {error}",
             not_done="nothing was loaded",
-            next_step="let the worker restore from the checkpoint; this directory is not used again",
+            next_step="let the worker restore from the checkpoint; it will not use this directory again",
         ) from error
 
 
 def write_marker(store: KeyValue, marker: Marker) -> None:
-    """Write the marker in a batch of its own, after everything written before it."""
+    """Write the marker in its own batch, after everything written before it."""
     store.write([(MARKER_KEY, msgspec.json.encode(marker))], [])
 
 

@@ -1,6 +1,6 @@
 """The KeyValue port in memory, for the test driver and the simulator.
 
-It keeps what was written since the last flush as a list, so that a kill can be played: after one,
+It keeps a list of the writes since the last flush, so that a test can simulate a kill: after one,
 the store holds a prefix of the writes, as RocksDB does (PROTOCOL P15).
 
 Pure: no clock, thread or I/O.
@@ -34,7 +34,7 @@ class MemoryKeyValue:
         self._sorted = None
 
     def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
-        """Remove ranges as one batch; what they hold is settled by the writes before it, so a prefix replays alike."""
+        """Remove ranges as one batch. The earlier writes determine what they hold, so replaying a prefix is exact."""
         self.write([], [key for key in self._pairs if any(first <= key < end for first, end in ranges)])
 
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
@@ -53,16 +53,16 @@ class MemoryKeyValue:
 
     @property
     def unflushed(self) -> int:
-        """How many batches were written since the last flush."""
+        """Return how many batches were written since the last flush."""
         return len(self._writes)
 
     def after_kill(self, survived: int) -> MemoryKeyValue:
-        """Return what is there after a kill that only the first so many unflushed batches survived."""
+        """Return the store after a kill that only the first `survived` unflushed batches survived."""
         assert 0 <= survived <= len(self._writes)
         return self.after_power_loss(range(survived))
 
     def after_power_loss(self, survived: Iterable[int]) -> MemoryKeyValue:
-        """Return what is there after a power loss that just these unflushed batches survived, by number."""
+        """Return the store after a power loss that only these unflushed batches survived, given by number."""
         store = MemoryKeyValue(self._flushed)
         for number in survived:
             store.write(*self._writes[number])

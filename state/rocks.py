@@ -4,17 +4,17 @@ One column family and no write-ahead log: after a kill the store holds a prefix 
 written, and a marker among them says which (PROTOCOL P15). Nothing is ingested from files.
 
 Invariants
-    - A scan that meets a damaged block raises; iterators of rocksdict end silently instead, so
-      every scan asks for their status at its end.
-    - A store that could never be written again says so: the worker starts again.
+    - A scan that meets a damaged block raises; rocksdict's iterators would end silently, so
+      every scan checks their status at its end.
+    - A store that can never be written again raises an error that makes the worker restart.
     - A write never waits for compaction inside RocksDB, where it would hold the interpreter
-      lock; it is refused, as Unavailable, and may be tried again later.
-    - Nothing refers to the database after close(), else its lock stays.
-    - A directory in which damage was met says so in a file, for good: opening it again would meet the damage again,
-      perhaps only after hours.
+      lock; it is refused as Unavailable and may be retried later.
+    - Nothing refers to the database after close(), else its lock would remain.
+    - A directory in which damage was found is marked by a file, permanently: a process that opened it again would
+      meet the damage again, perhaps only after hours.
 
 I/O: local files.
-Source: DESIGN section 5; what rocksdict does was measured, see docs/design.
+Source: DESIGN section 5; the behaviour of rocksdict was measured, see docs/design.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from rocksdict import (
 from holdfast.errors import HoldfastError, LocalDamaged, Unavailable
 
 STUCK_AFTER_S = 20.0
-"""After a full disk has room again RocksDB goes on by itself, within some seconds."""
+"""Once a full disk has room again, RocksDB resumes by itself within a few seconds."""
 PROBE_BYTES = 64 << 10
 GET_CHUNK = 1_000
 """Keys in one multi-get; it releases the interpreter lock once per chunk."""
 BLOOM_BITS = 10
 WRITE_BUFFER_BYTES = 32 << 20
 RANGES_MAX = 2_048
-"""Range tombstones that may gather before the write buffer is changed, in the background: the first read after a write
-to a buffer puts all of its ranges in order, 10 ms for 1,300 of them, 300 ms for 25,600."""
+"""Range tombstones that may accumulate before the write buffer is switched in the background: the first read after a
+write to a buffer sorts all of its ranges, which takes 10 ms for 1,300 of them and 300 ms for 25,600."""
 DAMAGED = "DAMAGED"
-"""Name of the file that says that damage was met in the directory."""
+"""Name of the file that marks a directory in which damage was found."""
 
 
 class RocksMemory:
-    """What all databases of one process share: the block cache and the budget of write buffers.
+    """The memory that all databases of one process share: the block cache and the budget of write buffers.
 
     Args:
         cache_bytes: Blocks, and the write buffers charged to the cache.
@@ -83,11 +83,11 @@ class RocksKeyValue:
             self._db = Rdict(str(path), options=options, access_type=AccessType.read_write())
         self._ranges = 0
         writing = WriteOptions()
-        writing.disable_wal = True  # type: ignore[method-assign,assignment]  # a property, whatever its stub says
+        writing.disable_wal = True  # type: ignore[method-assign,assignment]  # a property, contrary to its stub
         writing.no_slowdown = True
         self._db.set_write_options(writing)
         self._fine_since: float | None = None
-        """Since when RocksDB refuses to write to a disk that takes writes."""
+        """Since when RocksDB has refused to write although the disk accepts writes."""
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """Return one value per key; sorted keys are faster."""
@@ -109,7 +109,7 @@ class RocksKeyValue:
 
     def _write(self, batch: WriteBatch) -> None:
         try:
-            with _translated(self.path, "it is not known whether the batch was written; writing it again is safe"):
+            with _translated(self.path, "the batch may or may not have been written; writing it again is safe"):
                 self._db.write(batch)
         except Unavailable as error:
             self._refuse_if_stuck(error)
@@ -117,9 +117,9 @@ class RocksKeyValue:
         self._fine_since = None
 
     def _refuse_if_stuck(self, error: Unavailable) -> None:
-        """After some errors of the disk RocksDB refuses every write until it is opened again, however well the disk is.
+        """After some disk errors RocksDB refuses every write until it is opened again, even if the disk has recovered.
 
-        What is in its memory cannot be saved then, and rows in it count as applied: only a restore gets them back.
+        The rows in its memory cannot be saved then, and they count as applied: only a restore recovers them.
         """
         if "IO error" not in error.what or not takes_writes(self.path, 2 * WRITE_BUFFER_BYTES):
             self._fine_since = None
@@ -128,20 +128,20 @@ class RocksKeyValue:
         self._fine_since = now if self._fine_since is None else self._fine_since
         if now - self._fine_since >= STUCK_AFTER_S:
             raise LocalDamaged(
-                f"RocksDB in {self.path} refuses to write, although the disk takes writes again: {error.what}",
+                f"RocksDB in {self.path} refuses to write, although the disk accepts writes again: {error.what}",
                 not_done="the newest committed values were not written to it; the checkpoint has them",
-                next_step="let the worker start again: it opens the directory anew and restores the rest",
+                next_step="let the worker restart: it reopens the directory and restores the rest",
             ) from error
 
     def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
-        """Remove ranges as one batch: a range tombstone each, whatever they hold."""
+        """Remove ranges as one batch, with one range tombstone each."""
         batch = WriteBatch(raw_mode=True)
         for first, end in ranges:
             batch.delete_range(first, end)
         self._write(batch)
         self._ranges += len(ranges)
         if self._ranges > RANGES_MAX:
-            with _translated(self.path, "the ranges are written, and the write buffer is as full as before"):
+            with _translated(self.path, "the ranges are written, but the write buffer was not emptied"):
                 self._db.flush(False)
             self._ranges = 0
 
@@ -160,22 +160,22 @@ class RocksKeyValue:
                     cursor.next()
                 cursor.status()
             finally:
-                del cursor  # a traceback would keep it, and it keeps the lock
+                del cursor  # a traceback would keep it alive, and with it the lock
         return pairs
 
     def flush(self, wait: bool = True) -> None:
-        """Make everything written so far survive a kill; without `wait`, soon."""
-        with _translated(self.path, "it is not known what survives a kill"):
+        """Make everything written so far survive a kill; without `wait`, return before that is done."""
+        with _translated(self.path, "the newest writes may or may not survive a kill"):
             self._db.flush(wait)
 
     def close(self) -> None:
-        """Release the directory. What was not flushed is lost: the marker knows."""
-        with suppress(Unavailable), _translated(self.path, "what was not flushed is lost"):
+        """Release the directory. Unflushed writes are lost; the marker accounts for that."""
+        with suppress(Unavailable), _translated(self.path, "unflushed writes are lost"):
             self._db.close()
 
 
 def takes_writes(folder: Path, room_bytes: int) -> bool:
-    """Return whether the disk of a folder takes a small file, and has room for so much: a start anew makes none."""
+    """Return whether the disk of a folder accepts a small file and has this much room; a restart makes no room."""
     probe = folder / "probe"
     try:
         with open(probe, "wb") as file:
@@ -213,7 +213,7 @@ def _options(memory: RocksMemory) -> Options:
 
 @contextmanager
 def _translated(path: Path, not_done: str) -> Iterator[None]:
-    """Turn what RocksDB reports, always a bare Exception, into our kinds of error."""
+    """Translate RocksDB's errors, which are always bare Exceptions, into Holdfast's kinds of error."""
     try:
         yield
     except HoldfastError:
@@ -226,10 +226,10 @@ def _translated(path: Path, not_done: str) -> Iterator[None]:
             raise LocalDamaged(
                 f"the local state in {path} is damaged: {message}",
                 not_done=not_done,
-                next_step="let the worker restore from the checkpoint; this directory is not used again, but removed",
+                next_step="let the worker restore from the checkpoint; this directory will be removed",
             ) from error
         raise Unavailable(
             f"the local state in {path} cannot be used now: {message}",
             not_done=not_done,
-            next_step="see that the disk has room and no other process holds the directory, then try again",
+            next_step="make sure that the disk has room and no other process holds the directory, then try again",
         ) from error

@@ -1,17 +1,17 @@
 """All keyed state of one worker: its tables, and the cold store behind them.
 
-The tables run ahead; the cold store holds committed values only, at or a little behind the last
-completed epoch. Applying is lazy and coalesced: a key written in ten epochs is applied once, with
+The tables run ahead; the cold store holds committed values only, as of the last completed epoch or slightly
+earlier. Applying is lazy and coalesced: a key written in ten epochs is applied once, with
 its newest committed value.
 
 Invariants
     - All tables commit an epoch together, so the cold store is never ahead of one of them.
-    - After restore(n) the tables hold what the segments up to n say, and the base below them,
-      whatever the cold store held besides.
+    - After restore(n) the tables hold the state of the segments up to n and the base below them,
+      whatever else the cold store held.
     - roll_back reads and writes no file.
 
 Carries out PROTOCOL P8, P9, P10 (through the tables), P14, P15 (through coldcopy.py).
-One thread uses it: the operator thread. Deltas may be sealed on another.
+For use by one thread, the operator thread. Deltas may be sealed on another.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, JobUuid, Timeline, 
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import header_of, unseal
 from holdfast.state.coldcopy import NOTHING, ColdCopy
-from holdfast.state.delta import Delta
-from holdfast.state.table import Table, TableSpec
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.table import Table, TableSpec
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose state this is; a recovery brings a new generation, a rewind also a new timeline."""
+    """The owner of the state; a recovery brings a new generation, a rewind also a new timeline."""
 
     job_uuid: JobUuid
     generation: Generation
@@ -40,7 +40,7 @@ class Identity:
 
 
 class Piece(NamedTuple):
-    """A sealed segment and the key groups [first, end) of it that count."""
+    """A sealed segment and the key groups [first, end) to use from it."""
 
     data: bytes
     key_groups: tuple[int, int]
@@ -57,12 +57,12 @@ class StateStore:
     """The state of one worker.
 
     Args:
-        identity: Job, generation, timeline, worker. Replace it when a recovery brings another.
+        identity: Job, generation, timeline, worker. Replaced when a recovery brings another.
         specs: One per stateful operator.
         key_group_count: Key groups of the job.
         owned: Key groups [first, end) of this worker's subtask.
-        cold: The cold store, None to keep everything in memory. Nothing in it is used before
-            restore() says so; without a restore it is cleared by the first apply().
+        cold: The cold store, None to keep everything in memory. Its content is used only if
+            restore() says so; without a restore, the first apply() clears it.
     """
 
     def __init__(
@@ -96,19 +96,19 @@ class StateStore:
     # Epochs
 
     def freeze(self, operator: int, epoch: Epoch, committed_through: Epoch) -> None:
-        """Close the epoch for one operator; barrier `epoch` has arrived there (P9)."""
+        """Close the epoch for one operator, at which barrier `epoch` has arrived (P9)."""
         self.commit(committed_through)
         self._tables[operator].freeze(epoch, committed_through)
 
     def deltas(self, epoch: Epoch) -> list[Delta]:
-        """Return what the epoch changed, one delta per operator, once all have frozen it."""
+        """Return the changes of the epoch, one delta per operator, once all have frozen it."""
         return [table.delta(epoch) for table in self._tables.values()]
 
     def commit(self, through: Epoch) -> None:
-        """Take everything frozen up to this completed epoch as committed; a hint, repeating it is harmless."""
+        """Treat everything frozen up to this completed epoch as committed; a hint, harmless to repeat."""
         if through <= self._committed or not any(table.froze(through) for table in self._tables.values()):
             return
-        assert all(table.froze(through) for table in self._tables.values()), "an epoch completed without an operator"
+        assert all(table.froze(through) for table in self._tables.values()), "an operator never froze this epoch"
         for table in self._tables.values():
             table.commit(through)
         self._committed = through
@@ -116,19 +116,19 @@ class StateStore:
             self._copy.epochs_behind += 1
 
     def completed(self, cut: Cut) -> None:
-        """The driver says which manifest an epoch has; the cold store of an epoch without is no base for anybody."""
+        """Record the manifest of an epoch, as the driver reports it; without it the cold store cannot be a base."""
         self._known = max(self._known, cut)
 
     @property
     def cut(self) -> Cut:
-        """The last completed epoch held as committed, by content as far as the driver has said it."""
+        """The last completed epoch held as committed, with its manifest if the driver has reported it."""
         return self._known if self._known.epoch == self._committed else Cut(self._committed, "")
 
     def roll_back(self, base: Epoch, identity: Identity | None = None) -> bool:
         """Return to the end of the completed epoch `base`, without I/O (P10).
 
         Returns:
-            False if this worker does not hold that epoch: nothing was changed, restore() it.
+            False if this worker does not hold that epoch; nothing was changed, call restore().
         """
         if not all(table.holds(base) for table in self._tables.values()):
             return False
@@ -148,22 +148,22 @@ class StateStore:
         base_applied: Epoch | None,
         base_key_groups: tuple[int, int] | None = None,
     ) -> None:
-        """Become the state as of a completed epoch.
+        """Restore the state as of a completed epoch.
 
         Args:
-            epoch: The epoch to stand at.
+            epoch: The epoch to restore.
             segments: Every segment after the base, in any order; from the job's first one for
-                key groups without a base. A piece counts for its key groups only. A stored base
-                is a segment that follows 0: nothing older of its key groups may be there,
-                a cold store included, since it has no tombstones.
-            base_applied: The epoch that the cold store is used as the base of; its marker must
-                say so and must be usable (marker.usable). None: it is not used.
-            base_key_groups: Which key groups [first, end) of the cold store are used; default
+                key groups without a base. A piece applies to its key groups only. A stored base
+                is a segment that follows 0: nothing older of its key groups may exist,
+                in a cold store either, since it has no tombstones.
+            base_applied: The epoch up to which the cold store is applied and serves as the base; its marker must
+                agree and must be usable (marker.usable). None: the cold store is not used.
+            base_key_groups: Which key groups [first, end) of the cold store to use; by default
                 all owned ones.
 
         Raises:
-            Damaged: a segment or the cold store is not what it should be. Restore again, from
-                something older; until then this store must not be used.
+            Damaged: a segment or the cold store is not what it should be. Restore again from
+                an older checkpoint; until then this store must not be used.
         """
         copy = self._begin(epoch, base_applied, base_key_groups or self.owned)
         applied, based = (NO_EPOCH, NOTHING) if copy is None else (copy.applied, copy.based)
@@ -176,7 +176,7 @@ class StateStore:
             copy.epochs_behind = len({segment_epoch for segment_epoch, _ in headed if segment_epoch > applied})
 
     def follow(self, epoch: Epoch, segments: Iterable[bytes]) -> None:
-        """Move a standby, which processes nothing itself, on to the completed epoch of these segments."""
+        """Advance a standby, which processes no records itself, to the completed epoch of these segments."""
         assert epoch > self._committed
         for data in segments:
             assert self._committed < header_of(data).epoch <= epoch
@@ -188,7 +188,7 @@ class StateStore:
             self._copy.epochs_behind += 1
 
     def _begin(self, epoch: Epoch, base_applied: Epoch | None, base_key_groups: tuple[int, int]) -> ColdCopy | None:
-        """Empty the tables; the cold store, where it is a base, is behind them."""
+        """Empty the tables, and attach the cold store if it is the base."""
         if self._cold is not None:
             owned, count = self.owned, self._count
             self._copy = ColdCopy(self._cold, tuple(self._tables), count, owned)
@@ -202,7 +202,7 @@ class StateStore:
         return self._copy
 
     def _absorb(self, piece: Piece, without: tuple[int, int]) -> None:
-        """Write the owned part of a piece into the tables, but for the key groups `without`."""
+        """Write the owned part of a piece into the tables, except for the key groups `without`."""
         data = piece.data
         first, end = max(self.owned[0], piece.key_groups[0]), min(self.owned[1], piece.key_groups[1])
         low, high = (end, end) if without == NOTHING else without
@@ -214,23 +214,23 @@ class StateStore:
             if header.job_uuid != self.identity.job_uuid:
                 raise Damaged(
                     f"a changelog segment belongs to job {header.job_uuid}, not {self.identity.job_uuid}",
-                    not_done="nothing of it was restored",
-                    next_step="see who writes below this job's root besides this job",
+                    not_done="none of it was restored",
+                    next_step="find out which other process writes below this job's root",
                 )
             for delta in deltas:
                 self._absorb_delta(delta)
 
     def _absorb_delta(self, delta: Delta) -> None:
         table = self._tables.get(delta.operator)
-        if table is None:  # the planner has accepted that this operator's state is dropped
+        if table is None:  # the planner has accepted the loss of this operator's state
             return
         declared = {column.name: column.dtype for column in table.spec.columns}
         stored = {name: values.dtype for name, values in delta.columns.items()}
         if declared != stored or table.spec.key != delta.keys.type or delta.key_group_count != self._count:
             raise ConfigError(
-                f"the state of operator {table.spec.name!r} was written with other columns, keys or key groups",
+                f"the state of operator {table.spec.name!r} was written with different columns, keys or key groups",
                 not_done="nothing was restored",
-                next_step="restore the former declaration, give the operator a new name, or drop its state",
+                next_step="restore the previous declaration, give the operator a new name, or drop its state",
             )
         table.absorb(delta)
 
@@ -238,7 +238,7 @@ class StateStore:
 
     @property
     def lag(self) -> Lag:
-        """How far the cold store is behind the committed epochs."""
+        """Return how far the cold store is behind the committed epochs."""
         rows = (table.unapplied_count * (table.spec.row_bytes + 16) for table in self._tables.values())
         return Lag(0 if self._copy is None else self._copy.epochs_behind, sum(rows))
 
@@ -260,7 +260,7 @@ class StateStore:
         return self._copy.step(identity.job_uuid, identity.timeline, self.cut, tables, keys_max)
 
     def evict(self) -> int:
-        """Drop clean, applied rows not written lately from memory; every slot number changes."""
+        """Drop clean, applied rows that were not written recently from memory; every slot number changes."""
         return sum(table.evict() for table in self._tables.values())
 
     def get_committed(self, operator: int, key: tuple[object, ...]) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ settings.load_profile("holdfast")
 
 CAUGHT = "wrong version"
 """A property of a test: the name of a wrong version that the simulator caught, and after how many seeds."""
-WITH_SPARK = ("tests/bench/", "tests/e2e/", "tests/soak/")
+WITH_SPARK = ("tests/bench/", "tests/docs/test_on_spark.py", "tests/e2e/", "tests/soak/")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,3 +37,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if caught:
         said = f"{len(caught)} wrong versions caught, each after so many seeds: {', '.join(sorted(caught))}"
         terminalreporter.write_line(textwrap.fill(said, 120, break_on_hyphens=False))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that rewrites transcripts."""
+    parser.addoption("--rewrite-transcripts", action="store_true", help="write down what transcripts now lead to")
+
+
+@pytest.fixture
+def rewrite(request: pytest.FixtureRequest) -> bool:
+    """Whether transcripts are written and not compared."""
+    return bool(request.config.getoption("--rewrite-transcripts"))

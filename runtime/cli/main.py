@@ -1,7 +1,7 @@
 """`holdfast`: finds the command, and loads only that one.
 
-Loading Spark or Polars takes longer than most commands do, so a command's module is imported when it is asked for,
-and the list of commands stands here.
+Loading Spark or Polars takes longer than most commands run, so the list of commands is here, and the module of a
+command is imported only when the command is given.
 
 Source: API.md, command line.
 """
@@ -14,40 +14,55 @@ from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 
+import holdfast
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.arguments import Parser
 from holdfast.runtime.cli.reporting import guarded
 
 COMMANDS = {
-    "demo": "the main job on real data: kills a worker on purpose, checks the result",
+    "demo": "run a job on real data, kill a worker on purpose, and check the result",
+    "new": "create a folder with a job, its test and its data",
     "run": "run the job that a Python file describes",
-    "plan": "what a job would do: graph, settings, changes against the last checkpoint",
-    "jobs": "the jobs under a root",
-    "status": "how a job is doing",
-    "events": "what happened to a job: starts, restarts and their causes, ends",
-    "explain": "why a job makes no progress, and what to do about it",
+    "plan": "show what a job would do: graph, settings, changes against the last checkpoint",
+    "jobs": "list the jobs under a root",
+    "status": "show how a job is doing",
+    "events": "list what happened to a job: starts, restarts and their causes, ends",
+    "explain": "explain why a job makes no progress, and what to do about it",
     "stop": "take a last checkpoint and end a running job; it can be started again",
     "savepoint": "name a checkpoint of a job, so that it is kept",
-    "rewind": "go back to an earlier checkpoint: state, offsets and what targets show",
+    "rewind": "go back to an earlier checkpoint: state, offsets and the rows in targets",
     "checkpoints": "list, show or verify the checkpoints of a job",
-    "audit": "prove that what was read is what came out, from sources and targets, for every checkpoint kept",
+    "audit": "prove from sources and targets that every record read came out once, for every checkpoint kept",
     "dlq": "list dead letters, and append their records to the log that they came from",
     "log": "create, write, read, compact and seal embedded logs",
-    "chaos": "play whole jobs in a world that fails, and check every answer",
+    "chaos": "run whole jobs under injected faults, and check every result",
+    "connectors": "list the installed sources and sinks",
     "doctor": "check this machine: Python, Java, Spark, packages, storage",
-    "completion": "print the completion script of a shell",
+    "completion": "print a completion script for a shell",
 }
-ELSEWHERE = {"chaos": "holdfast.chaos.cli"}
-"""Commands of layers above this one: named here, imported by nobody until they are asked for."""
+PLACES = {
+    "start": ("demo", "new", "run", "plan", "connectors", "doctor"),
+    "operate": (
+        *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind"),
+        *("checkpoints", "audit", "dlq"),
+    ),
+}
+ELSEWHERE = {
+    "chaos": "holdfast.chaos.commands.chaos",  # of a layer above this one, so imported by name alone
+    "log": "holdfast.runtime.cli.log.commands",
+    "completion": "holdfast.runtime.cli.completion",
+} | {command: f"holdfast.runtime.cli.{place}.{command}" for place, commands in PLACES.items() for command in commands}
+"""The module of each command, imported only when the command is given."""
 _EPILOG = """\
 examples:
   holdfast demo
+  holdfast new sales
   holdfast run job.py --parallelism 4
   holdfast status hot-auctions --json
 
 JOB is the name of a job under the root, JOB.py a Python file that builds an hf.App.
 exit status: 0 done, 1 unexpected, 2 wrong use or configuration, 3 plan shown only, 4 damaged data,
-or something is not as it must be, 5 something is unavailable, 6 fenced or already running, 7 the job failed"""
+or a check found something wrong, 5 something is unavailable, 6 fenced or already running, 7 the job failed"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,19 +73,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def module_of(command: str) -> ModuleType:
     """Load the module of a command."""
-    return import_module(ELSEWHERE.get(command, f"holdfast.runtime.cli.{command}"))
+    return import_module(ELSEWHERE[command])
 
 
 def _dispatch(arguments: list[str]) -> int:
     parser = Parser(prog="holdfast", description="Stateful stream processing on Spark.", epilog=_EPILOG)
-    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     command = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if command is None:
         for name, does in COMMANDS.items():
             subparsers.add_parser(name, help=does)
         if parser.parse_args(arguments).version:
-            print(f"holdfast {_version()}")
+            print(f"holdfast {holdfast.__version__}")
             return 0
         parser.print_help(sys.stderr)
         return ConfigError.exit_status
@@ -88,15 +103,6 @@ def _dispatch(arguments: list[str]) -> int:
         chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
     status: int = args.handler(args)
     return status
-
-
-def _version() -> str:
-    from importlib import metadata  # slow to load, and only needed here
-
-    try:
-        return metadata.version("holdfast")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ PIPE_CLOSED = 141
 
 
 def guarded(arguments: Sequence[str], work: Callable[[], int]) -> int:
-    """Do the work of a command; return the exit status, after showing what went wrong.
+    """Do the work of a command; show any error; return the exit status.
 
     Args:
-        arguments: The command line, which says how errors are wanted also when it cannot be parsed.
+        arguments: The command line; its flags choose the form of errors even if it cannot be parsed.
     """
     as_json, debug = "--json" in arguments, "--debug" in arguments
     try:
@@ -34,11 +34,11 @@ def guarded(arguments: Sequence[str], work: Callable[[], int]) -> int:
     except HoldfastError as error:
         return _shown(error, as_json, debug)
     except KeyboardInterrupt as interrupt:
-        follows = str(interrupt) or "what was not committed yet is read again by the next run"
+        follows = str(interrupt) or "the next run reads again what was not committed"
         print(f"\ninterrupted; {follows}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; Python would complain about it once more at its end.
+        # The reader of our output has exited; without this, Python would complain again at its own exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except SystemExit as leaving:  # argparse ends this way after --help and --version
@@ -46,7 +46,7 @@ def guarded(arguments: Sequence[str], work: Callable[[], int]) -> int:
     except Exception as error:  # noqa: BLE001  shown, and the process ends: nothing is hidden
         unexpected = HoldfastError(
             f"unexpected {type(error).__name__}" + (f": {error}" if str(error) else ""),
-            not_done="the command did not come to its end",
+            not_done="the command did not complete",
             next_step="run it again with --debug to see where this arose, and report it",
         )
         return _shown(unexpected, as_json, debug)
@@ -58,7 +58,7 @@ def print_json(value: Any) -> None:
 
 
 def advise(text: str) -> None:
-    """Print a line for people that is no result."""
+    """Print a line for the user that is not a result."""
     print(text, file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Numbers, times and tables for people. What is not known is shown as "-", never as zero.
+"""Numbers, times and tables as text. Unknown values are shown as "-", never as zero.
 
 Pure.
 """
@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"-?[\d,.]+( [A-Za-z]{1,3})?( ago)?")
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 0) -> str:
-    """Return the rows below their headers, in columns two blanks apart; numbers stand on the right."""
+    """Return the rows below their headers, in columns two spaces apart; numbers are right-aligned."""
     cells = [[_cell(value) for value in row] for row in rows]
     kinds = list(zip(*([_is_number(value) for value in row] for row in cells), strict=True)) or [()] * len(headers)
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]

@@ -1,17 +1,14 @@
-"""Aggregates over a table: a whole batch at a time in, the changed keys of an epoch out.
+"""Aggregates over a table: input in whole batches, output of the keys changed in an epoch.
 
-Nothing here is done per record. Rows are mapped to slots once per batch; NumPy's unbuffered `ufunc.at` then folds every
-value into its slot, also when a key occurs many times in one batch. It is fast only if value and state have exactly the
-same type, so values are converted first. Columns without nulls are never masked.
+No work is done per record. Rows are mapped to slots once per batch; the functions (runtime/rows/aggregate_functions.py)
+then fold whole columns. Columns without nulls are never masked.
 
-Sums of integers are checked before they change anything. A bound on the largest sum of all keys is kept and raised by
-every batch; while it stays inside int64 nothing can overflow. Values that come into the table from elsewhere make it
-unknown; then, or when it is reached, the sums of the batch's keys are looked at, and only if these do not settle it is
-every key's new sum computed exactly. A rollback leaves the bound true: it brings back sums that it held for.
+Values loaded into the table make a bound on its sums unknown. A rollback keeps the bound valid, because it restores
+sums for which the bound held.
 
 Invariants
-    - A sum that does not fit int64 fails the job before any state changed; it never wraps.
-    - What a key's aggregates are depends on its rows alone (float sums: up to rounding), not on how they were batched.
+    - A sum that does not fit int64 fails the job before any state changes; it never wraps.
+    - A key's aggregates depend only on its rows (float sums: up to rounding), not on how they were batched.
     - Every slot touched since the last barrier is emitted once at the next.
 
 Pure.
@@ -19,61 +16,110 @@ Pure.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.errors import JobFailed, Where
-from holdfast.runtime.aggregates import BoundAggregation
-from holdfast.runtime.operators.stateless import OP_FIELD
-from holdfast.runtime.steps import Aggregate
+from holdfast.runtime.operators.contract import (
+    OP_FIELD,
+    Description,
+    KeyedStep,
+    Needed,
+    Operator,
+    OperatorContext,
+    TableDraft,
+)
+from holdfast.runtime.operators.differences import Found, columns_text, compare_keys
+from holdfast.runtime.rows.aggregate_functions import SEEN, Known, Slots, State
+from holdfast.runtime.rows.aggregates import BoundAggregation, state_columns
+from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import PUT
-from holdfast.state.keys import Keys
-from holdfast.state.table import Table
-
-INT64_MAX = (1 << 63) - 1
-INT64_MIN = -(1 << 63)
-STOCK_ROWS_MAX = 16
-"""Slots per row of a batch up to which all sums are looked at to bound them."""
-_CERTAINLY_FITS = float(1 << 62)
-"""Sums whose float approximation stays below this cannot be beyond int64."""
-
-Slots = NDArray[np.int64]
+from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.tables.spec import ColumnSpec
+from holdfast.state.tables.table import Table
 
 
-class AggregateOperator:
-    """One operator on one subtask.
+@dataclass(frozen=True)
+class Aggregate(KeyedStep):
+    """Keep aggregates per key; at a barrier, emit the last values of the keys that changed in the epoch."""
+
+    operator: str
+    keys: tuple[str, ...]
+    aggregations: tuple[BoundAggregation, ...]
+
+    kind: ClassVar[str] = "aggregate"
+    keeps: ClassVar[str] = "aggregates per key"
+
+    def keyed_by(self, port: int) -> tuple[str, ...]:
+        return self.keys
+
+    def reads(self, port: int, given: pa.Schema, needed: Needed) -> tuple[str, ...]:
+        return columns_read(self.keys, self.aggregations)
+
+    def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
+        return (TableDraft(KeyType.of(given[0].field(key) for key in self.keys), value_columns(self.aggregations)),)
+
+    def identity(self, column: Description) -> dict[str, Any]:
+        return aggregates_identity(self.keys, self.aggregations, column)
+
+    def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        compare_keys(found, before["key"], now["key"])
+        compare_aggregates(found, before["aggregates"], now["aggregates"])
+
+    def text(self) -> str:
+        return f"aggregate {self.operator} by {', '.join(self.keys)}: {aggregates_text(self.aggregations)}"
+
+    def open(self, ctx: OperatorContext) -> Operator:
+        return AggregateOperator(self, ctx)
+
+
+class AggregateOperator(Operator):
+    """One operator on one subtask."""
+
+    def __init__(self, step: Aggregate, ctx: OperatorContext) -> None:
+        self._keys, self._ctx, self._name = step.keys, ctx, step.operator
+        self._schema = pa.schema([*ctx.placed[0].schema, OP_FIELD])
+        self._table = ctx.table(step.operator)
+        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job)
+        self.rows_in = self.rows_out = 0
+
+    def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        self._folding.fold(self._table.spec.key.encode([batch.column(name) for name in self._keys]), batch)
+        self.rows_in += batch.num_rows
+
+    def on_barrier(self) -> None:
+        if not self._ctx.wanted():
+            return
+        slots = self._table.changed()
+        if slots.size:
+            arrays = [*self._table.key_columns(slots), *self._folding.results(slots)]
+            arrays.append(pa.array(np.full(slots.size, PUT, np.int8)))
+            self.rows_out += slots.size
+            self._ctx.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+    def progress(self) -> OperatorProgress:
+        return OperatorProgress(self._name, self.rows_in, self.rows_out, 0)
+
+
+class Folding:
+    """The aggregates of one table.
 
     Args:
-        aggregate: What to keep.
-        schema: What comes out: the keys, then the results.
-        table: The operator's state.
-        job: Named in errors.
+        operator: Named in errors, with the job.
     """
 
-    def __init__(self, aggregate: Aggregate, schema: pa.Schema, table: Table, job: str | None) -> None:
-        self._aggregate, self._table, self._job = aggregate, table, job
-        self._schema = pa.schema([*schema, OP_FIELD])
-        self.name = aggregate.operator
-        self.rows_in = self.rows_out = 0
-        self._bounds: dict[str, tuple[int, int]] = {}
-        """By state column: the table's `loads` and a bound on the largest absolute sum."""
-        self.reads = frozenset(aggregate.keys) | {
-            bound.column for bound in aggregate.aggregations if bound.column is not None
-        }
-        """The columns of the input that the operator needs."""
-
-    def update(self, batch: pa.RecordBatch) -> None:
-        """Take rows into the state.
-
-        Raises:
-            JobFailed: a sum does not fit.
-        """
-        if batch.num_rows == 0:
-            return
-        self.fold(self._table.spec.key.encode([batch.column(name) for name in self._aggregate.keys]), batch)
+    def __init__(self, operator: str, aggregations: Sequence[BoundAggregation], table: Table, job: str | None) -> None:
+        self._operator, self._table, self._job = operator, table, job
+        self._parts = [(bound, bound.function, bound.state) for bound in aggregations]
+        self._columns = {bound.column for bound in aggregations}
+        self._known: dict[str, Known] = {}
+        """Per aggregate: the findings of its checks since the table's last load."""
+        self._loads = -1
 
     def fold(self, keys: Keys, batch: pa.RecordBatch) -> Slots:
         """Take rows into the state of these keys, one per row; return their slots.
@@ -82,105 +128,57 @@ class AggregateOperator:
             JobFailed: a sum does not fit.
         """
         slots = self._table.slots(keys)
-        columns = {bound.column for bound in self._aggregate.aggregations if bound.column is not None}
-        inputs = {name: _Input(batch.column(name), slots) for name in columns}
-        for bound in self._aggregate.aggregations:
-            if bound.kind == "sum" and bound.column is not None and pa.types.is_int64(bound.result.type):
-                self._refuse_overflow(bound, inputs[bound.column])
+        inputs = {name: _Input(None if name is None else batch.column(name), slots) for name in self._columns}
+        if self._loads != self._table.loads:
+            self._known, self._loads = {bound.value: Known() for bound, _, _ in self._parts}, self._table.loads
+        states = [self._state(names) for _, _, names in self._parts]
+        for (bound, function, _), state in zip(self._parts, states, strict=True):
+            if not function.check(state, inputs[bound.column], self._known[bound.value]):
+                raise self._too_large(bound)
         self._table.touch(slots)
-        for bound in self._aggregate.aggregations:
-            if bound.column is None:
-                np.add.at(self._table.column(bound.value), slots, 1)
-            else:
-                self._fold(bound, inputs[bound.column])
-        self.rows_in += batch.num_rows
+        for (bound, function, _), state in zip(self._parts, states, strict=True):
+            function.fold(state, inputs[bound.column])
         return slots
-
-    def changes(self) -> pa.RecordBatch | None:
-        """Return keys and results of every key changed since the last barrier; None if there is none."""
-        slots = self._table.changed()
-        if slots.size == 0:
-            return None
-        arrays = [*self._table.key_columns(slots), *self.results(slots)]
-        arrays.append(pa.array(np.full(slots.size, PUT, np.int8)))
-        self.rows_out += slots.size
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def results(self, slots: Slots) -> list[pa.Array]:
         """Return the result columns of these slots."""
-        return [self._result(bound, slots) for bound in self._aggregate.aggregations]
+        arrays = []
+        for bound, function, names in self._parts:
+            state, kind = self._state(names), bound.result.type
+            null = state[SEEN][slots] == 0 if bound.result.nullable else None
+            array = pa.array(function.result(state, slots), mask=null)
+            arrays.append(array if array.type == kind else array.view(kind))
+        return arrays
 
-    def _fold(self, bound: BoundAggregation, given: _Input) -> None:
-        column, slots = self._table.column(bound.value), given.slots
-        if bound.seen is not None:
-            np.add.at(self._table.column(bound.seen), slots, 1)
-        match bound.kind:
-            case "count":
-                np.add.at(column, slots, 1)
-            case "sum" | "mean":
-                np.add.at(column, slots, given.values(column.dtype))
-            case "min":
-                (np.fmin if column.dtype.kind == "f" else np.minimum).at(column, slots, given.values(column.dtype))
-            case "max":
-                (np.fmax if column.dtype.kind == "f" else np.maximum).at(column, slots, given.values(column.dtype))
+    def _state(self, names: Mapping[str, str]) -> State:
+        return {role: self._table.column(name) for role, name in names.items()}
 
-    def _refuse_overflow(self, bound: BoundAggregation, given: _Input) -> None:
-        values, slots = given.values(np.dtype(np.int64)), given.slots
-        if slots.size == 0:
-            return
-        growth = slots.size * _largest(values)
-        loads, bound_before = self._bounds.get(bound.value, (-1, 0))
-        if loads == self._table.loads and bound_before + growth <= INT64_MAX:
-            self._bounds[bound.value] = loads, bound_before + growth
-            return
-        sums = self._table.column(bound.value)[slots]
-        if _largest(sums) + growth <= INT64_MAX:
-            self._raise_bound(bound.value, growth, slots.size)
-            return
-        if not _all_fit(slots, sums, values):
-            raise JobFailed(
-                f"aggregate {bound.result.name} = sum({bound.column!r}) of operator {self._aggregate.operator!r} "
-                "is larger than 64 bits can hold",
-                not_done="the epoch was not completed; state and output stay as of the last checkpoint",
-                next_step=f'sum floats instead, with .with_columns({bound.column}=pl.col("{bound.column}")'
-                ".cast(pl.Float64)) and a new operator name, or use a larger unit",
-                where=Where(job=self._job, operator=self._aggregate.operator),
-            )
-
-    def _raise_bound(self, name: str, growth: int, rows: int) -> None:
-        """Take stock of all sums, unless there are so many that looking at a batch's each time is cheaper."""
-        sums = self._table.column(name)
-        if sums.size <= STOCK_ROWS_MAX * rows:
-            self._bounds[name] = self._table.loads, _largest(sums) + growth
-
-    def _result(self, bound: BoundAggregation, slots: Slots) -> pa.Array:
-        values = self._table.column(bound.value)[slots]
-        null: NDArray[np.bool_] | None = None
-        if bound.seen is not None:
-            seen = self._table.column(bound.seen)[slots]
-            null = seen == 0 if bound.result.nullable else None
-            if bound.kind == "mean":
-                values = values / np.maximum(seen, 1)
-        kind = bound.result.type
-        array = pa.array(values, mask=null)
-        return array if array.type == kind else array.view(kind)
+    def _too_large(self, bound: BoundAggregation) -> JobFailed:
+        return JobFailed(
+            f"aggregate {bound.result.name} = {bound.kind}({bound.column!r}) of operator {self._operator!r} "
+            "does not fit into 64 bits",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step=f'sum floats instead, with .with_columns({bound.column}=pl.col("{bound.column}")'
+            ".cast(pl.Float64)) and a new operator name, or use a larger unit",
+            where=Where(job=self._job, operator=self._operator),
+        )
 
 
 class _Input:
-    """One column of a batch without its nulls, and the slots of the rows that are left."""
+    """One column of a batch without its nulls, and the slots of the rows that are left; without a column, all rows."""
 
-    def __init__(self, column: pa.Array, slots: Slots) -> None:
+    def __init__(self, column: pa.Array | None, slots: Slots) -> None:
         self._column = column
         self._rows: NDArray[np.int64] | None = None
         self._values: dict[np.dtype[Any], NDArray[Any]] = {}
         self.slots = slots
-        if column.null_count:
+        if column is not None and column.null_count:
             self._rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
             self.slots = slots[self._rows]
 
     def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return the values as this type; times as the integers behind them."""
         if dtype not in self._values:
+            assert self._column is not None
             values = _numbers(self._column)
             if self._rows is not None:
                 values = values[self._rows]
@@ -189,27 +187,76 @@ class _Input:
 
 
 def _numbers(column: pa.Array) -> NDArray[Any]:
-    """Return the values of a fixed-width column without a copy; anything stands where it is null."""
+    """Return the values of a fixed-width column without a copy; nulls have arbitrary values."""
     kind = column.type
     dtype = np.dtype(f"i{kind.bit_width // 8}") if pa.types.is_temporal(kind) else np.dtype(kind.to_pandas_dtype())
     values: NDArray[Any] = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
     return values
 
 
-def _largest(values: NDArray[np.int64]) -> int:
-    """Return the largest absolute value, exactly."""
-    return max(-int(values.min()), int(values.max()))
+# Shared with windows
 
 
-def _all_fit(slots: Slots, sums: NDArray[np.int64], values: NDArray[np.int64]) -> bool:
-    """Whether every slot's new sum fits int64, exactly: halves are summed apart, where nothing can overflow."""
-    _, first, group = np.unique(slots, return_index=True, return_inverse=True)
-    high, low = np.zeros(first.size, np.int64), np.zeros(first.size, np.int64)
-    np.add.at(high, group, values >> 32)
-    np.add.at(low, group, values & 0xFFFF_FFFF)
-    before = sums[first]
-    about = before.astype(np.float64) + high.astype(np.float64) * 2.0**32 + low.astype(np.float64)
-    return all(
-        INT64_MIN <= int(before[at]) + (int(high[at]) << 32) + int(low[at]) <= INT64_MAX
-        for at in np.flatnonzero(np.abs(about) >= _CERTAINLY_FITS)
-    )
+def columns_read(keys: Sequence[str], aggregations: Sequence[BoundAggregation], *more: str) -> tuple[str, ...]:
+    """Return the columns that aggregates read, each once: keys, others, inputs."""
+    inputs = (bound.column for bound in aggregations if bound.column is not None)
+    return tuple(dict.fromkeys((*keys, *more, *inputs)))
+
+
+def value_columns(aggregations: Sequence[BoundAggregation]) -> tuple[ColumnSpec, ...]:
+    """Return the columns of state behind aggregates."""
+    return tuple(column for bound in aggregations for column in state_columns(bound))
+
+
+def aggregates_text(aggregations: Sequence[BoundAggregation]) -> str:
+    """Return aggregates as text for plans."""
+    return ", ".join(f"{bound.result.name} = {bound.kind}({bound.column or ''})" for bound in aggregations)
+
+
+def aggregates_identity(
+    keys: Sequence[str], aggregations: Sequence[BoundAggregation], column: Description
+) -> dict[str, Any]:
+    """Return the identity of aggregates per key."""
+
+    def aggregate(bound: BoundAggregation) -> dict[str, Any]:
+        shown = {"name": bound.result.name, "function": bound.kind, "result": str(bound.result.type)}
+        return shown | {"input": None if bound.column is None else column(bound.column)}
+
+    return {"key": [column(name) for name in keys], "aggregates": [aggregate(bound) for bound in aggregations]}
+
+
+def compare_aggregates(found: Found, before: list[Any], now: list[Any]) -> None:
+    """Compare the aggregates of two identities."""
+    if [each["name"] for each in before] != [each["name"] for each in now]:
+        found.refuse(f"had the aggregates {_names(before)} and now has {_names(now)}")
+        return
+    for old, new in zip(before, now, strict=True):
+        called = f"aggregate {new['name']!r}"
+        was, given = old["input"], new["input"]
+        if old["function"] != new["function"] or (was is None) != (given is None):
+            found.refuse(f"had {called} as {_call(old)} and now has it as {_call(new)}")
+        elif old["result"] != new["result"]:
+            found.refuse(f"had {called} of type {old['result']} and now has it as {new['result']}")
+        elif was is not None and given is not None:
+            _compare_inputs(found, new, was, given)
+
+
+def _compare_inputs(found: Found, aggregate: Any, was: Any, given: Any) -> None:
+    called, function = f"aggregate {aggregate['name']!r}", aggregate["function"]
+    found.compare_provenance(f"input of {called}", was, given)
+    if was["nullable"] != given["nullable"] and function != "count":
+        found.refuse(f"had {called} over {columns_text([was])} and now has it over {columns_text([given])}")
+    elif (was["type"], was["nullable"]) != (given["type"], given["nullable"]):
+        found.allow(
+            f"had {called} over {columns_text([was])} and now has it over {columns_text([given])}",
+            "the kept state is read unchanged, and later values are added to it",
+        )
+
+
+def _call(aggregate: Mapping[str, Any]) -> str:
+    given = aggregate["input"]
+    return f"{aggregate['function']}({'' if given is None else repr(given['column'])})"
+
+
+def _names(aggregates: Sequence[Mapping[str, Any]]) -> str:
+    return "(" + ", ".join(f"{each['name']}: {_call(each)}" for each in aggregates) + ")"

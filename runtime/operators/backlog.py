@@ -1,12 +1,12 @@
-"""What the Python functions of one fragment have still to work on.
+"""The rows that wait for the Python functions of one fragment.
 
-A batch that reaches a function waits here, and is worked on in pieces until the turn is over; the rest waits for the
-next turn. The deepest function goes first, so what waits stays as little as it can be. Whoever owns the fragment gives
-it nothing else before nothing waits: then a barrier or watermark stands behind every row that came before it.
+A batch that reaches a function waits in the backlog and is processed in pieces until the turn is over; the rest waits
+for the next turn. The deepest function goes first, which keeps the backlog as small as possible. The fragment's owner
+gives it no other input until the backlog is empty, so a barrier or watermark follows every row that arrived before it.
 
 Invariants
     - Rows leave in the order of the rows that they were computed from.
-    - Every call of `go_on` finishes at least one row, if any waits.
+    - Every call of `go_on` completes at least one row, if any waits.
 
 Pure, as far as the user's functions are. Source: docs/design/0004-python-functions.md.
 """
@@ -18,25 +18,25 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from holdfast.runtime.operators.functions import FunctionOperator
-from holdfast.runtime.turns import Turn
+from holdfast.runtime.operators.contract import Work
+from holdfast.runtime.operators.turns import Turn
 
 OUTPUT_ROWS = 65_536
-"""Rows that are given on at once, as soon as there are as many."""
+"""Results are passed on as soon as there are this many rows."""
 
 
 @dataclass
 class _Work:
     """One batch on its way through one function."""
 
-    operator: FunctionOperator
+    operator: Work
     give: Callable[[pa.RecordBatch], None]
     batch: pa.RecordBatch
     base: int
-    """Row i is record `base + i` of what entered the fragment, where rows and records correspond at all."""
+    """Row i is record `base + i` of the fragment's input, if rows and records correspond at all."""
     done: int = 0
     given: int = 0
-    """Rows whose results were given on."""
+    """Rows whose results were passed on."""
     results: list[pa.RecordBatch] = field(default_factory=list)
 
 
@@ -54,12 +54,12 @@ class Backlog:
 
     @property
     def at_work(self) -> str | None:
-        """The name of the function whose turn it is; any thread may ask."""
+        """Return the name of the running function; any thread may call this."""
         top = self._stack[-1:]
         return top[0].operator.name if top else None
 
-    def add(self, operator: FunctionOperator, give: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> None:
-        """Let a function work on a batch, behind what waits for it already."""
+    def add(self, operator: Work, give: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> None:
+        """Queue a batch for a function, behind what already waits for it."""
         if batch.num_rows:
             self._added.append(_Work(operator, give, batch, self._base))
 
@@ -67,7 +67,7 @@ class Backlog:
         """Work until nothing is left or the turn is over.
 
         Raises:
-            JobFailed: a function raised, or what it gave does not fit, and its on_error is "fail".
+            JobFailed: a function raised an error or returned an unfit value, and its on_error is "fail".
         """
         self._put_on_top()
         while self._stack:

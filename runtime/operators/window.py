@@ -1,17 +1,15 @@
-"""Aggregates per window and key: a whole batch at a time in, the rows of a window out when event time has passed it.
+"""Aggregates per window and key: input in whole batches, output of a window's rows when event time has passed it.
 
-Rows of state are keyed by (window end, keys); how they are folded is the matter of aggregate.py. The clock of a key
-group is the watermark up to which its windows are closed. It is the larger of what the fragment's input says and what
-the operator had written down at the checkpoint, in a table of its own with one row per key group: a window that was
-closed never opens again, whatever the watermark after a restore or a change of parallelism (P11).
+Rows of state are keyed by (window end, keys); aggregate.py folds them. The clock of a key group (event_clock.py) is
+the watermark up to which its windows are closed. A closed window never opens again (P11).
 
-Windows that are due are found by a scan over all rows, but only when time passes the earliest one that is due.
+Windows that are due are found by a scan over all rows, but only when event time passes the earliest due time.
 
 Invariants
-    - A record is late, and nothing else, if the end of its window and the lateness are not after the clock.
-    - A row is deleted when the clock reaches the end of its window and the lateness; `final` gives it then. One range
-      per key group says so, whatever the number of rows (docs/design/0015-window-expiry.md).
-    - `close` gives a row when the clock reaches the end of its window, and again whenever a later batch changes it.
+    - A record is late if and only if the end of its window plus the lateness is not after the clock.
+    - A row is deleted when the clock reaches the end of its window plus the lateness; `final` emits it then. One range
+      per key group deletes any number of rows (docs/design/0015-window-expiry.md).
+    - `close` emits a row when the clock reaches the end of its window, and again whenever a later batch changes it.
     - The clock of every owned key group is in the state before the barrier's freeze.
 
 Pure.
@@ -20,204 +18,248 @@ Source: docs/design/0006-watermarks.md; PROTOCOL P11; DESIGN section 5 (keys of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.errors import JobFailed, Where
 from holdfast.model import LAST_US, NEVER_US
-from holdfast.runtime.operators.aggregate import AggregateOperator, Slots
-from holdfast.runtime.operators.stateless import OP_FIELD
-from holdfast.runtime.steps import Aggregate, WindowAggregate
-from holdfast.runtime.windows import CLOCK_KEY, TIME, WINDOW_END, event_times_held, micros_of, not_held, outside
+from holdfast.runtime.operators.aggregate import (
+    Folding,
+    aggregates_identity,
+    aggregates_text,
+    columns_read,
+    compare_aggregates,
+    value_columns,
+)
+from holdfast.runtime.operators.contract import (
+    OP_FIELD,
+    Description,
+    KeyedStep,
+    Needed,
+    Operator,
+    OperatorContext,
+    TableDraft,
+)
+from holdfast.runtime.operators.differences import Found, columns_text, compare_keys, typed
+from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, drop_vacant, time_not_held
+from holdfast.runtime.operators.side import LATE
+from holdfast.runtime.rows.aggregate_functions import Slots
+from holdfast.runtime.rows.aggregates import BoundAggregation
+from holdfast.runtime.rows.windows import (
+    END_COLUMN,
+    TIME,
+    WINDOW_END,
+    Windows,
+    event_times_held,
+    micros_of,
+    outside,
+    span,
+    window_text,
+)
+from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import PUT
-from holdfast.state.keygroups import key_of_group
-from holdfast.state.keys import Keys, KeyType
-from holdfast.state.table import Table
-
-Consumer = Callable[[pa.RecordBatch], None]
-Times = NDArray[np.int64]
-
-VACANT_SLOTS_MIN = 16_384
-"""Expired windows leave slots behind; they are dropped when they are more than this, and half of all."""
+from holdfast.state.keys.batch import KeyType
 
 
 @dataclass(frozen=True)
-class KeyGroups:
-    """How many the job has, and which this subtask owns: [first, end)."""
+class WindowAggregate(KeyedStep):
+    """Keep aggregates per window and key, and emit them when event time has passed the window."""
 
-    count: int
-    first: int
-    end: int
+    operator: str
+    keys: tuple[str, ...]
+    aggregations: tuple[BoundAggregation, ...]
+    time: str
+    """Column with the event time."""
+    window: Windows
+    lateness_us: int
+    emit: str
+    """`close` or `final`."""
+
+    kind: ClassVar[str] = "windowaggregate"
+    keeps: ClassVar[str] = "aggregates per window and key"
+
+    def keyed_by(self, port: int) -> tuple[str, ...]:
+        return self.keys
+
+    def reads(self, port: int, given: pa.Schema, needed: Needed) -> tuple[str, ...]:
+        read = columns_read(self.keys, self.aggregations, self.time)
+        return tuple(dict.fromkeys((*read, *given.names))) if LATE in needed else read
+
+    def times_held(self) -> tuple[int, int]:
+        return event_times_held([(self.window, self.lateness_us)])
+
+    def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
+        fields = [pa.field(WINDOW_END, TIME, nullable=False), *(given[0].field(key) for key in self.keys)]
+        text = f"{self.window}, allowed_lateness={self.lateness_us}us, emit={self.emit}"
+        columns = (END_COLUMN, *value_columns(self.aggregations))
+        return (
+            TableDraft(KeyType.of(fields, unrouted=1), columns, window=text),
+            CLOCK_TABLE,
+        )
+
+    def identity(self, column: Description) -> dict[str, Any]:
+        window = self.window.identity() | {
+            "time": column(self.time),
+            "lateness_us": self.lateness_us,
+            "emit": self.emit,
+        }
+        return aggregates_identity(self.keys, self.aggregations, column) | {"window": window}
+
+    def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        compare_keys(found, before["key"], now["key"])
+        compare_aggregates(found, before["aggregates"], now["aggregates"])
+        _compare_windows(found, before["window"], now["window"])
+
+    def text(self) -> str:
+        window = f"{self.window.shown()} of {self.time}, lateness {span(self.lateness_us)}, emit {self.emit}"
+        keys = ", ".join(self.keys)
+        return f"aggregate {self.operator} by {keys} over {window}: {aggregates_text(self.aggregations)}"
+
+    def open(self, ctx: OperatorContext) -> Operator:
+        return WindowOperator(self, ctx)
 
 
-class WindowOperator:
-    """One window operator on one subtask.
+class WindowOperator(Operator):
+    """One window operator on one subtask."""
 
-    Args:
-        kind: What to keep.
-        schema: What comes out: keys, window_start, window_end, results.
-        upsert: Rows that come out replace each other.
-        tables: State by name, with that of the clock.
-        job: Named in errors.
-        give: Takes results.
-        give_late: Takes late records; None: they are counted only.
-    """
-
-    def __init__(
-        self,
-        kind: WindowAggregate,
-        schema: pa.Schema,
-        upsert: bool,
-        tables: Mapping[str, Table],
-        key_groups: KeyGroups,
-        job: str | None,
-        give: Consumer,
-        give_late: Consumer | None,
-    ) -> None:
-        self._kind, self._give, self._give_late, self._job = kind, give, give_late, job
-        self._schema, self._upsert = pa.schema([*schema, OP_FIELD] if upsert else schema), upsert
-        self._table, self._clock_table, self._key_groups = tables[kind.operator], tables[kind.clock], key_groups
-        inner = Aggregate(kind.operator, kind.keys, kind.aggregations)
-        self._aggregate = AggregateOperator(inner, schema, self._table, job)
-        self._keys = KeyType.of(schema.field(name) for name in kind.keys)
-        self.name, self.reads = kind.operator, self._aggregate.reads | {kind.time}
+    def __init__(self, step: WindowAggregate, ctx: OperatorContext) -> None:
+        placed = ctx.placed[0]
+        self._step, self._ctx, self._upsert = step, ctx, placed.upsert_key is not None
+        self._schema = pa.schema([*placed.schema, OP_FIELD] if self._upsert else placed.schema)
+        self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
+        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job)
+        self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
         self.rows_in = self.rows_out = self.late = 0
-        owned = np.arange(key_groups.first, key_groups.end)
-        self._changed = False
-        self._clock_keys = CLOCK_KEY.from_ints(key_of_group(owned, key_groups.count))
-        self._clock = self._read_clock()
-        self._note_uniform()
         self._due = NEVER_US
         """Nothing is due before this time."""
-        self._held = event_times_held([(kind.window, kind.lateness_us)])
+        self._held = step.times_held()
 
-    def update(self, batch: pa.RecordBatch) -> None:
-        """Take rows into their windows; give the late ones, and windows that are closed already and changed.
+    def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        """Take rows into their windows; emit late rows, and the rows of already closed windows that changed.
 
         Raises:
-            JobFailed: a sum does not fit, or no window holds an event time, which a function gave then.
+            JobFailed: a sum does not fit, or no window can hold an event time (which then comes from a function).
         """
         self.rows_in += batch.num_rows
-        times = micros_of(batch.column(self._kind.time))
+        times = micros_of(batch.column(self._step.time))
         if (wrong := outside(times, self._held)) is not None:
-            raise self._failed(int(times[wrong.argmax()]))
-        ends = self._kind.window.ends(times)
-        clock = self._clock_of(lambda: self._keys.encode([batch.column(name) for name in self._kind.keys]))
-        late = ends + self._kind.lateness_us <= clock
+            at_us, step = int(times[wrong.argmax()]), self._step
+            raise time_not_held("windows of operator", step.operator, step.time, at_us, self._ctx.job)
+        rows, ends = self._step.window.assign(times)
+        given = batch
+        if rows is not None:
+            batch = batch.take(pa.array(rows))
+        clock = self._clock.of(lambda: self._keys.encode([batch.column(name) for name in self._step.keys]))
+        late = ends + self._step.lateness_us <= clock
         if late.any():
-            batch, ends = self._set_late_apart(batch, ends, late)
+            self._set_late_apart(given, rows, late)
+            batch, ends = batch.filter(pa.array(~late)), ends[~late]
             clock = clock[~late] if isinstance(clock, np.ndarray) else clock
             if batch.num_rows == 0:
                 return
-        columns = [pa.array(ends).view(TIME), *(batch.column(name) for name in self._kind.keys)]
-        slots = self._aggregate.fold(self._table.spec.key.encode(columns), batch)
+        columns = [pa.array(ends).view(TIME), *(batch.column(name) for name in self._step.keys)]
+        slots = self._folding.fold(self._table.spec.key.encode(columns), batch)
         self._table.column(WINDOW_END)[slots] = ends
-        if self._kind.emit == "final":
-            self._due = min(self._due, int(ends.min()) + self._kind.lateness_us)
+        self._note_due(slots, ends, clock)
+
+    def _note_due(self, slots: Slots, ends: Times, clock: Times | np.int64) -> None:
+        """Note when the windows of a batch are due; emit those that are already closed."""
+        if self._step.emit == "final":
+            self._due = min(self._due, int(ends.min()) + self._step.lateness_us)
             return
         closed = ends <= clock
         if not closed.all():
             self._due = min(self._due, int(ends[~closed].min()))
         if closed.any():
-            self._due = min(self._due, int(ends[closed].min()) + self._kind.lateness_us)
+            self._due = min(self._due, int(ends[closed].min()) + self._step.lateness_us)
             self._give_rows(np.unique(slots[closed]))
 
-    def advance(self, at_us: int) -> None:
-        """Event time has come this far; give and delete the windows that are due."""
-        if self._uniform is not None and at_us <= self._uniform:
-            return
-        old: Times | int = self._clock if self._uniform is None else self._uniform
-        self._clock, self._changed = np.maximum(self._clock, at_us), True
-        self._note_uniform()
-        if at_us >= self._due:
+    def on_watermark(self, at_us: int) -> None:
+        """Advance event time to this point; emit and delete the windows that are due."""
+        old = self._clock.advance(at_us)
+        if old is not None and at_us >= self._due:
             self._close(old)
 
-    def note_clock(self) -> None:
-        """Write the clock into the state, before the barrier freezes it."""
-        if self._changed:
-            slots = self._clock_table.slots(self._clock_keys)
-            self._clock_table.column("at")[slots] = self._clock[self._key_groups.first : self._key_groups.end]
-            self._clock_table.touch(slots)
-            self._changed = False
-        if self._table.vacant > max(VACANT_SLOTS_MIN, len(self._table) // 2):
-            self._table.drop_vacant()
+    def on_barrier(self) -> None:
+        self._clock.note()
+        drop_vacant(self._table)
 
-    def _read_clock(self) -> Times:
-        groups = self._key_groups
-        # What this subtask does not own is never asked for; it must not keep the clock from being uniform.
-        clock = np.full(groups.count, LAST_US)
-        slots = self._clock_table.slots(self._clock_keys)
-        clock[groups.first : groups.end] = self._clock_table.column("at")[slots]
-        return clock
+    def _set_late_apart(self, batch: pa.RecordBatch, rows: Times | None, late: NDArray[np.bool_]) -> None:
+        """Emit or count the late records. A record in several windows is late if it is late for all of them.
 
-    def _note_uniform(self) -> None:
-        """Note the clock if it is the same in all owned key groups, as it is but for a while after a restore."""
-        owned = self._clock[self._key_groups.first : self._key_groups.end]
-        self._uniform: int | None = int(owned[0]) if owned.size and (owned == owned[0]).all() else None
-
-    def _clock_of(self, keys: Callable[[], Keys]) -> Times | np.int64:
-        """Return the clock of each key; a single one if it is the same for all."""
-        if self._uniform is not None:
-            return np.int64(self._uniform)
-        clocks: Times = self._clock[keys().key_groups(self._key_groups.count)]
-        return clocks
-
-    def _set_late_apart(
-        self, batch: pa.RecordBatch, ends: Times, late: NDArray[np.bool_]
-    ) -> tuple[pa.RecordBatch, Times]:
-        """Give or count the late rows; return the others."""
+        Args:
+            rows: The record number of every pair of record and window; None: each record is one pair.
+        """
+        if rows is not None:
+            taken = np.zeros(batch.num_rows, bool)
+            taken[rows[~late]] = True
+            late = ~taken
         self.late += int(late.sum())
-        if self._give_late is not None:
-            self._give_late(batch.filter(pa.array(late)))
-        return batch.filter(pa.array(~late)), ends[~late]
+        if self._ctx.wanted(LATE) and late.any():
+            self._ctx.emit(batch.filter(pa.array(late)), LATE)
 
-    def _failed(self, at_us: int) -> JobFailed:
-        name = self._kind.operator
-        return JobFailed(
-            f"windows of operator {name!r}: a function gave {self._kind.time!r} a time that cannot be held: "
-            f"{not_held(at_us)}",
-            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
-            next_step=f"give {self._kind.time!r} out as it came in, or filter such rows out in the function; then run "
-            "the job again, it goes on from the last checkpoint",
-            where=Where(job=self._job, operator=name),
-        )
+    def progress(self) -> OperatorProgress:
+        return OperatorProgress(self._step.operator, self.rows_in, self.rows_out, 0, late=self.late)
 
     def _close(self, old: Times | int) -> None:
-        """Give what is due since the clock stood at `old`, delete what is over, and find what is due next."""
+        """Emit the rows that became due after the clock `old`, delete those that are over, find the next due time."""
         slots = self._table.present()
         ends = self._table.column(WINDOW_END)[slots]
-        now = self._clock_of(lambda: self._table.keys_at(slots))
+        now = self._clock.of(lambda: self._table.keys_at(slots))
         before: Times | int = old
         if isinstance(old, np.ndarray):
-            before = old[self._table.keys_at(slots).key_groups(self._key_groups.count)]
-        over = ends + self._kind.lateness_us <= now
-        due = over if self._kind.emit == "final" else (ends > before) & (ends <= now)
+            before = self._clock.at(old, self._table.keys_at(slots))
+        over = ends + self._step.lateness_us <= now
+        due = over if self._step.emit == "final" else (ends > before) & (ends <= now)
         if due.any():
             rows = np.flatnonzero(due)
             self._give_rows(slots[rows[np.argsort(ends[rows], kind="stable")]])
         if over.any():
-            self._table.expire(slots[over], self._expired_through())
+            self._table.expire(slots[over], self._clock.expired_through(self._step.lateness_us))
         left, closed = ends[~over], (ends <= now)[~over]
-        next_due = np.where(closed | (self._kind.emit == "final"), left + self._kind.lateness_us, left)
+        next_due = np.where(closed | (self._step.emit == "final"), left + self._step.lateness_us, left)
         self._due = int(next_due.min(initial=LAST_US))
-
-    def _expired_through(self) -> Times:
-        """Return per owned key group the last window end that is over, its lateness included."""
-        groups, lateness = self._key_groups, self._kind.lateness_us
-        through = np.full(groups.count, NEVER_US)
-        owned = self._clock[groups.first : groups.end]
-        through[groups.first : groups.end] = np.maximum(owned, NEVER_US + lateness) - lateness
-        return through
 
     def _give_rows(self, slots: Slots) -> None:
         ends, *keys = self._table.key_columns(slots)
-        starts = pa.array(self._table.column(WINDOW_END)[slots] - self._kind.window.size_us).view(TIME)
-        arrays = [*keys, starts, ends, *self._aggregate.results(slots)]
+        starts = pa.array(self._table.column(WINDOW_END)[slots] - self._step.window.size_us).view(TIME)
+        arrays = [*keys, starts, ends, *self._folding.results(slots)]
         if self._upsert:
             arrays.append(pa.array(np.full(slots.size, PUT, np.int8)))
         self.rows_out += slots.size
-        self._give(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._ctx.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+
+def _compare_windows(found: Found, before: Any, now: Any) -> None:
+    if _windows(before) != _windows(now):
+        found.refuse(f"had the windows {window_text(before)} and now has {window_text(now)}")
+        return
+    if typed(before["time"])[1:] != typed(now["time"])[1:]:
+        found.refuse(f"had the event time {columns_text([before['time']])} and now has {columns_text([now['time']])}")
+    else:
+        found.compare_provenance("event time", before["time"], now["time"])
+    if before["emit"] != now["emit"]:
+        found.refuse(
+            f"had emit={before['emit']!r} and now has emit={now['emit']!r}",
+            "; windows with results already emitted would be emitted again, or never",
+        )
+    old, new = before["lateness_us"], now["lateness_us"]
+    if new > old:
+        found.refuse(
+            f"had allowed_lateness {span(old)} and now has {span(new)}",
+            "; windows that are already closed would reopen without their earlier rows",
+        )
+    elif new < old:
+        found.allow(
+            f"had allowed_lateness {span(old)} and now has {span(new)}",
+            "windows that are over by the new lateness close when event time next advances, and take no more rows",
+        )
+
+
+def _windows(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the windows themselves are."""
+    return {part: value for part, value in identity.items() if part not in ("time", "lateness_us", "emit")}

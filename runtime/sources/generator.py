@@ -1,14 +1,14 @@
 """`hf.Generator`: records computed from their index; for tests, demonstrations and load.
 
-Record i is whatever the user's function gives for i, so reading again gives the same and nothing needs to be stored.
+Record i is what the user's function returns for i, so reading again returns the same records and none are stored.
 Offset o of partition p is index o * partitions + p.
 
-A rate limits how many records exist at a moment, by a monotonic clock, counted from where each partition was first
-read after opening: a job that goes on from a checkpoint does not wait for the past to happen again, and what was
-read before is read again without waiting.
+A rate limits how many records exist at a moment, by a monotonic clock, counted from the offset at which each partition
+was first read after opening. So a job that resumes from a checkpoint does not wait for the time before it to pass
+again, and records that were read before are read again without waiting.
 
 Invariants
-    - The record at an offset depends on the function and the offset alone (PROTOCOL P3: the clock decides when).
+    - The record at an offset depends only on the function and the offset (PROTOCOL P3: the clock decides when).
     - With a count the source ends after exactly that many records over all partitions.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -24,28 +25,32 @@ import pyarrow as pa
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError, HoldfastError, JobFailed, Where
 from holdfast.ports import Clock
-from holdfast.runtime.clock import SystemClock
-from holdfast.runtime.dead_letters import ERROR, Refused, with_refused, without_addresses
-from holdfast.runtime.rows import WrongRow, batch_of_columns, batch_of_rows
-from holdfast.runtime.schema import schema_of
+from holdfast.runtime.plan.ahead import Ahead
+from holdfast.runtime.plan.source import PartitionReader, direct_reader
+from holdfast.runtime.rows.dead_letters import ERROR, Refused, with_refused, without_addresses
+from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
+from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.wire.clock import SystemClock
+from holdfast.traits import Endless, SourceTraits
 
 ROWS_MAX = 65_536
 ROWS_MAX_ONE_BY_ONE = 4_096
 """For a function called per record: a read must not hold up the operator thread for long."""
 _VARIABLE_WIDTH_BYTES = 32
-_CORRECT = "correct the function: for every index it must give a record that fits the schema"
+_CORRECT = "correct the function: for every index it must return a record that fits the schema"
 
 
-class Generator:
+class Generator(RowsOf[T]):
     """A source whose records are computed.
 
     Args:
         schema: A dataclass or pyarrow.Schema.
-        fn: Gives record i for i: a dataclass instance, dict or tuple. Deterministic in i.
+        fn: Returns record i for i: a dataclass instance, dict or tuple. Deterministic in i.
         rate: Records per second over all partitions; None is as fast as possible.
-        count: Records in all; None never ends.
+        count: Number of records over all partitions; None: the source never ends.
         partitions: Number of partitions.
-        vectorised: `fn` takes an int64 array of indices and gives a dict of columns or a RecordBatch.
+        vectorised: `fn` takes an int64 array of indices and returns a dict of columns or a RecordBatch.
 
     Raises:
         ConfigError: an argument is out of range, or the schema cannot be used.
@@ -54,7 +59,7 @@ class Generator:
     @checked("hf.Generator", "(Bid, lambda i: Bid(i, 1.0), count=1_000)")
     def __init__(
         self,
-        schema: type | pa.Schema,
+        schema: type[T] | ArrowSchema,
         fn: Callable[[Any], Any],
         rate: float | None = None,
         count: int | None = None,
@@ -68,18 +73,40 @@ class Generator:
         given: object = fn
         problem = None
         if not callable(given):
-            problem = f"fn is {fn!r}, which cannot be called"
+            problem = f"fn is {fn!r}, which is not callable"
         elif rate is not None and not rate > 0:
-            problem = f"rate is {rate!r}, it must be above 0"
+            problem = f"rate is {rate!r}, but must be above 0"
         elif count is not None and count < 0:
-            problem = f"count is {count!r}, it must not be negative"
+            problem = f"count is {count!r}, but must not be negative"
         elif partitions < 1:
-            problem = f"partitions is {partitions!r}, it must be at least 1"
+            problem = f"partitions is {partitions!r}, but must be at least 1"
         if problem:
             raise ConfigError(f"{self!r}: {problem}", not_done="the source was not created", next_step="correct it")
 
     def __repr__(self) -> str:
         return f"Generator({getattr(self.fn, '__qualname__', repr(self.fn))})"
+
+    @property
+    def where(self) -> str:
+        """How messages name the generator."""
+        return repr(self)
+
+    @property
+    def traits(self) -> SourceTraits:
+        """See Source.traits."""
+        endless = Endless(what="a generator without a count", instead="give the generator a count")
+        return SourceTraits(
+            kind="Generator",
+            local_paths=(),
+            endless=endless if self.count is None else None,
+            paced=self.rate is not None,
+        )
+
+    def unpaced(self) -> Generator:
+        """See PacedSource.unpaced: the rate paces new records only."""
+        source = copy(self)
+        source.rate = None
+        return source
 
     def check(self) -> None:
         """Compute record 0 and raise ConfigError if that fails or does not fit the schema."""
@@ -89,7 +116,7 @@ class Generator:
         try:
             first = self.batch(0, 0, 1)
             nulls = [c.name for c in self.schema if not c.nullable and first.column(c.name).null_count]
-            what = f"the function of {self!r} gives null as {nulls[0]!r} at index 0" if nulls else None
+            what = f"the function of {self!r} returned null as {nulls[0]!r} at index 0" if nulls else None
             what = first.column(ERROR)[0].as_py() if ERROR in first.schema.names else what
         except JobFailed as error:
             what, next_step = error.what, error.next_step
@@ -100,7 +127,7 @@ class Generator:
         return OpenGenerator(self, clock or SystemClock())
 
     def batch(self, partition: int, offset: int, rows: int) -> pa.RecordBatch:
-        """Compute records; one that does not fit the schema is refused, as `Source.read` says.
+        """Compute records; one that does not fit the schema is refused, as `Source.read` describes.
 
         Raises JobFailed naming the index, or the HoldfastError that the function raised.
         """
@@ -110,10 +137,10 @@ class Generator:
         except WrongRow as wrong:
             at = 0 if wrong.row is None else wrong.row
             named = f"index {indices[at]}" if rows == 1 or wrong.row is not None else _span(indices)
-            raise self._failed(partition, offset + at, f"gave a wrong result at {named}: {wrong.what}") from wrong
+            raise self._failed(partition, offset + at, f"returned a wrong result at {named}: {wrong.what}") from wrong
 
     def end(self, partition: int) -> int | None:
-        """Return how many records the partition will ever have, None for no limit."""
+        """Return the total number of records of the partition, None if it never ends."""
         return None if self.count is None else max(0, -(-(self.count - partition) // self.partitions))
 
     def _one_by_one(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
@@ -131,7 +158,9 @@ class Generator:
         except WrongRow:
             wrong = _wrong_rows(self.schema, rows, 0)
         refused = {
-            row: Refused(f"the function of {self!r} gave a wrong result at index {indices[row]}: {what}", "text", text)
+            row: Refused(
+                f"the function of {self!r} returned a wrong result at index {indices[row]}: {what}", "text", text
+            )
             for row, what in wrong.items()
             for text in [_text(rows[row])]
         }
@@ -147,7 +176,7 @@ class Generator:
             offset, partition = divmod(int(indices[0]), self.partitions)
             raise self._failed(partition, offset, f"raised {_shown(error)} at {_span(indices)}") from error
         if not isinstance(columns, dict | pa.RecordBatch):
-            raise WrongRow(f"{type(columns).__name__} is no dict of columns and no RecordBatch")
+            raise WrongRow(f"{type(columns).__name__} is neither a dict of columns nor a RecordBatch")
         try:
             return batch_of_columns(self.schema, columns, len(indices))
         except WrongRow as wrong:
@@ -167,7 +196,7 @@ class Generator:
 
 @dataclasses.dataclass
 class _Pace:
-    """Where a partition was first read, and how far it was read since."""
+    """Where a partition was first read, and how far it has been read since."""
 
     first: int
     reached: int
@@ -185,7 +214,7 @@ class OpenGenerator:
         self._rows_max = ROWS_MAX if source.vectorised else ROWS_MAX_ONE_BY_ONE
 
     def identity(self, partition: int, offset: int) -> str:
-        """Return the number of partitions, which decides what record is at an offset; the code is the user's affair."""
+        """Return the number of partitions, which decides the record at an offset; the user answers for the function."""
         return f"generator {self._source.partitions}"
 
     def changed(self, identity: str) -> str | None:
@@ -200,7 +229,7 @@ class OpenGenerator:
         return list(range(self._source.partitions))
 
     def end_offsets(self) -> dict[int, int]:
-        """Return the end where there is one; else what exists by the rate, or what was read if nothing limits it."""
+        """Return each partition's end; without one, what exists by the rate, or what was read if nothing limits it."""
         ends = {}
         for partition in self.partitions():
             end = self._source.end(partition)
@@ -223,12 +252,16 @@ class OpenGenerator:
         pace.reached = max(pace.reached, offset + rows)
         return batch, offset + rows
 
+    def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
+        """See OpenSource.reader. The user's function runs in the operator thread, whose silence is watched."""
+        return direct_reader(self, partition, offset)
+
     def ended(self, partition: int, offset: int) -> bool:
         end = self._source.end(partition)
         return end is not None and offset >= end
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _existing(self, partition: int) -> int:
         pace = self._paces.get(partition, _Pace(0, 0))
@@ -246,7 +279,7 @@ def _width(kind: pa.DataType) -> int:
 
 
 def _wrong_rows(schema: pa.Schema, rows: list[Any], first: int) -> dict[int, str]:
-    """Return which rows do not fit, by halving, and why."""
+    """Return which rows do not fit, and why; found by halving."""
     try:
         batch_of_rows(schema, rows)
         return {}
@@ -258,7 +291,7 @@ def _wrong_rows(schema: pa.Schema, rows: list[Any], first: int) -> dict[int, str
 
 
 def _text(record: object) -> bytes:
-    """Return a record that is no row, as text for people, and the same in every process."""
+    """Return a record that is not a row, as readable text that is the same in every process."""
     try:
         text = repr(record)
         return (text if isinstance(record, str | bytes) else without_addresses(text)).encode("utf-8", "replace")

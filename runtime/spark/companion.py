@@ -1,13 +1,13 @@
-"""A small process beside every worker that speaks to the driver when the worker cannot (runtime/vitals.py).
+"""A small process beside every worker that reports to the driver when the worker cannot (runtime/wire/vitals.py).
 
-It shares a page of memory with the worker, and has a control stream of its own to the driver, authenticated as all are.
-It holds no state of the job. This module is imported by both; the process itself imports nothing but the standard
-library and what the handshake needs, so that it starts in some 50 ms, beside the worker's own start.
+It shares a page of memory with the worker, and has its own control stream to the driver, authenticated like all others.
+It holds no state of the job. Both processes import this module; the companion imports only the standard library and
+what the handshake needs, so that it starts in about 50 ms, in parallel with the worker.
 
 Invariants
     - The run's secret reaches the process through a pipe, never through arguments, environment or files.
-    - The process ends when the worker does, or lets it go; it never outlives either by more than a connection attempt.
-    - Without it a worker works as well; it is only silent while its interpreter is held.
+    - The process ends when the worker ends or closes it; it never outlives that by more than a connection attempt.
+    - A worker also runs without it; it is then only silent while its interpreter is held.
 
 Source: docs/design/0026-vitals.md; pidfd_open(2), proc(5).
 """
@@ -34,7 +34,7 @@ import holdfast
 from holdfast.errors import Unavailable
 from holdfast.runtime.spark.tls import Credentials
 from holdfast.runtime.spark.wire import VITALS, Stream, StreamClosed, connect
-from holdfast.runtime.vitals import Limits, Seen, State, Watch, look
+from holdfast.runtime.wire.vitals import Limits, Seen, State, Watch, look
 
 _BEATS, _MARK = 0, 1
 _BYE = b"."
@@ -57,7 +57,7 @@ class Board:
     """A page of memory that the worker writes and its companion reads.
 
     Args:
-        marks: Everything that may be marked.
+        marks: All possible marks.
     """
 
     def __init__(self, marks: Sequence[str]) -> None:
@@ -68,24 +68,24 @@ class Board:
         self._page = memoryview(mmap.mmap(self.descriptor, mmap.PAGESIZE)).cast("Q")
 
     def beat(self) -> None:
-        """The worker's threads run."""
+        """Record that the worker's threads run."""
         self._page[_BEATS] += 1
 
     def mark(self, mark: str | None) -> None:
-        """The thread of the loop is about to call this; None when it has returned."""
+        """Record what the loop's thread is about to call; None when the call has returned."""
         self._page[_MARK] = 0 if mark is None else self._numbers.get(mark, 0)
 
     def close(self) -> None:
-        """Give the descriptor back; the page stays for threads that still beat."""
+        """Close the descriptor; the page stays for threads that still beat."""
         os.close(self.descriptor)
 
 
 class Companion:
-    """The worker's end: starts the process, and lets it go.
+    """The worker's end: starts the process, and ends it.
 
     Args:
-        address: Where the driver takes control streams.
-        hello: What tells the driver which worker this is the companion of.
+        address: Where the driver accepts control streams.
+        hello: Names the companion's worker to the driver.
     """
 
     def __init__(
@@ -94,24 +94,31 @@ class Companion:
         self._board = board
         self._process: subprocess.Popen[bytes] | None = None
         task = {
-            "paths": [str(Path(holdfast.__file__).absolute().parent.parent)], "pid": os.getpid(),
-            "board": board.descriptor, "marks": board.marks, "address": address, "limits": asdict(limits),
+            "paths": [str(Path(holdfast.__file__).absolute().parent.parent)],
+            "pid": os.getpid(),
+            "board": board.descriptor,
+            "marks": board.marks,
+            "address": address,
+            "limits": asdict(limits),
             "hello": _text(hello),
             "credentials": list(map(_text, (credentials.secret, credentials.certificate, credentials.private_key))),
-        }  # fmt: skip
+        }
         data = json.dumps(task).encode()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _PROGRAM],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(board.descriptor,), bufsize=0,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(board.descriptor,),
+                bufsize=0,
+            )
             self._write(len(data).to_bytes(8, "big") + data)
         except OSError as error:
             _log.warning("no companion process (%s): a function that holds the interpreter silences the worker", error)
 
     @property
     def pid(self) -> int | None:
-        """Return the number of the process, None if it did not start."""
+        """Return the process id, None if it did not start."""
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
@@ -139,8 +146,8 @@ class Companion:
 
 
 def accompany(task: dict[str, Any]) -> None:
-    """Run the companion until the worker ends or lets it go."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # for the worker; the companion ends with it
+    """Run the companion until the worker ends or closes it."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the worker; the companion ends with it
         signal.signal(number, signal.SIG_IGN)
     _Accompanying(task).run()
 
@@ -168,9 +175,9 @@ class _Accompanying:
             if 0 in ready:
                 if os.read(0, 1) == _BYE:
                     return
-                pipe = []  # the worker is gone, or its pipe: the process itself says which
+                pipe = []  # the worker has ended or only closed its pipe: its process descriptor tells which
             if self._stream is not None and self._stream.fileno() in ready:
-                self._unlink()  # a driver never sends anything here: it has let the worker go, or is gone
+                self._unlink()  # a driver never sends anything here: it dismissed the worker, or has ended
             alive = os.getppid() == self._pid and not (self._process in ready)
             stopped = alive and _is_stopped(self._pid)
             seen = Seen(time.monotonic(), self._page[_BEATS], alive, stopped, self._stream is not None)
@@ -183,7 +190,7 @@ class _Accompanying:
                 os.kill(self._pid, signal.SIGKILL)
 
     def _say(self, state: State, held: float, memory: bool) -> None:
-        """Tell the driver; what cannot be told is not."""
+        """Report to the driver if it is reachable."""
         self._link(at_last=state == "ended")
         if self._stream is None:
             return
@@ -197,7 +204,7 @@ class _Accompanying:
             self._unlink()
 
     def _link(self, at_last: bool = False) -> None:
-        """Connect, unless that was refused a moment ago; a stream that was closed is not opened again."""
+        """Connect, unless that failed a moment ago; a closed stream is not reopened."""
         if self._stream is not None or self._was_linked or (time.monotonic() < self._connect_at and not at_last):
             return
         try:
@@ -213,7 +220,7 @@ class _Accompanying:
 
 
 def _opened(pid: int) -> int | None:
-    """Return what `select` finds readable when the process ends; None where the system has no such thing."""
+    """Return a descriptor that is readable when the process ends; None if the system has none."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -229,7 +236,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _oom_kills() -> int:
-    """Return how many processes of this machine the system has killed for want of memory."""
+    """Return how many processes of this machine the system has killed because memory ran out."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/vmstat").read_bytes().splitlines()
         return int(next(line for line in lines if line.startswith(b"oom_kill ")).split()[1])

@@ -1,11 +1,11 @@
 """The control stream between driver and worker: one authenticated connection each, typed messages.
 
-A companion process speaks for its worker on a stream of its own, and has the last word: when the worker's stream ends,
-the driver waits a moment for that of the companion, which sees the end of the process and knows what it was doing.
+A companion process reports for its worker on its own stream. When the worker's stream ends, the driver waits a moment
+for the end of the companion's stream, because the companion sees the process end and knows what it was doing.
 
 Invariants
-    - A worker speaks to the driver on one stream, and its end is the end of the worker.
-    - A companion is heard only while its worker has a stream, and sends nothing but `Vitals`.
+    - A worker has one stream to the driver; the end of the stream is the end of the worker.
+    - A companion is accepted only while its worker has a stream, and sends only `Vitals`.
     - Messages are decoded only after the peer has proved that it knows the run's secret.
 
 Source: DESIGN section 3 (control plane).
@@ -22,16 +22,16 @@ from typing import Literal
 import msgspec
 
 from holdfast.model import WorkerId
-from holdfast.runtime import messages as m
 from holdfast.runtime.spark.door import serve_each
 from holdfast.runtime.spark.tls import Credentials
 from holdfast.runtime.spark.wire import MESSAGE, Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.wire import messages as m
 
 UNSENT_MAX_S = 5.0
 LAST_WORDS_S = 0.3
-"""How long the end of a worker is kept back for its companion's report; that takes milliseconds."""
+"""How long the end of a worker is held back for its companion's report, which takes milliseconds."""
 COMING_S = 1.0
-"""How long instead, if the worker has only just come and the companion has not."""
+"""How long instead, if the worker has only just started and its companion has not connected."""
 YOUNG_S = 2.0
 _log = logging.getLogger("holdfast.control")
 
@@ -49,7 +49,7 @@ _REPORT = msgspec.json.Decoder(_Report)
 
 
 class ControlServer:
-    """The driver's end: takes the streams of all workers, and of their companions."""
+    """The driver's end: accepts the streams of all workers and their companions."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class ControlServer:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._streams: dict[WorkerId, Stream] = {}
         self._companions: dict[WorkerId, Stream | None] = {}
-        """None for one that has gone."""
+        """None for a companion that has ended."""
         self._changed = threading.Condition()
-        """Guards and reports changes of both."""
+        """Guards both and signals their changes."""
         self._refusals = serve_each(self._listener, "control", credentials, self._serve)
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
@@ -79,7 +79,7 @@ class ControlServer:
             _log.info("a message to worker %s was not sent: %s", worker, error)
 
     def dismiss(self, worker: WorkerId) -> None:
-        """Close the worker's stream, and its companion's, and hear it no more."""
+        """Close the streams of the worker and its companion."""
         with self._changed:
             streams = self._streams.pop(worker, None), self._companions.pop(worker, None)
             self._changed.notify_all()
@@ -123,7 +123,6 @@ class ControlServer:
                 who = f"worker {register.worker} (pid {register.pid})"
                 self._closed(register.worker, f"{who} closed its stream: {error}")
 
-
     def _serve_companion(self, stream: Stream, worker: WorkerId) -> None:
         with self._changed:
             known = worker in self._streams
@@ -136,7 +135,7 @@ class ControlServer:
                 report = _REPORT.decode(data)
                 self._received(m.Vitals(worker, report.state, report.mark, report.for_ms, report.memory))
         except (StreamClosed, msgspec.DecodeError) as error:
-            _log.info("the companion of worker %s has gone: %s", worker, error)
+            _log.info("the companion of worker %s closed its stream: %s", worker, error)
         stream.close()
         with self._changed:
             if self._companions.get(worker) is stream:
@@ -144,7 +143,7 @@ class ControlServer:
             self._changed.notify_all()
 
     def _wait_for_last_words(self, worker: WorkerId, began: float) -> None:
-        """Wait until the worker's companion has gone, which it does once it has reported the worker's end."""
+        """Wait until the worker's companion closes its stream, which it does after it has reported the worker's end."""
         coming_s = COMING_S if time.monotonic() - began < YOUNG_S else 0.0
         with self._changed:
             self._changed.wait_for(lambda: worker in self._companions or worker not in self._streams, coming_s)
@@ -167,7 +166,7 @@ class ControlClient:
         self._sending = threading.Lock()
 
     def start(self) -> None:
-        """Begin to hand over messages."""
+        """Start to deliver messages."""
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
     def send(self, message: m.FromWorker) -> None:

@@ -1,8 +1,8 @@
-"""The Python daemon of an executor: loads what workers need before they are forked.
+"""The Python daemon of an executor: import what workers need before they are forked.
 
-Spark starts one daemon per executor and forks every Python worker from it. Imports done here cost a
-new worker nothing, which is most of the time that a failover takes. Import only: a library that has
-started threads (a used Polars, an open RocksDB) would hang in the forked child.
+Spark starts one daemon per executor and forks every Python worker from it. Imports in the daemon cost a
+new worker nothing; they are most of the time of a failover. Import only: a library that has started
+threads (Polars in use, an open RocksDB) would hang in the forked child.
 
 Source: DESIGN section 3; measured there.
 """
@@ -15,16 +15,16 @@ import warnings
 
 
 def _prefer_installed_spark() -> None:
-    """Import PySpark from where it is installed, if it is, not from the zip that Spark puts first.
+    """Import PySpark from its installation, if it has one, not from the zip that Spark puts first.
 
-    Sources in a zip are compiled anew by every daemon: about four seconds.
+    Every daemon compiles the sources in a zip again, which takes about four seconds.
     """
     if any(os.path.isfile(os.path.join(path, "pyspark", "worker.py")) for path in sys.path if os.path.isdir(path)):
         sys.path[:] = [path for path in sys.path if not path.endswith(("pyspark.zip", "-src.zip"))]
 
 
 _prefer_installed_spark()
-# PySpark says so at every start of a daemon; nothing here converts through pandas.
+# PySpark warns at every start of a daemon; nothing here converts through pandas.
 warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
 
 import encodings.idna  # noqa: F401
@@ -41,7 +41,7 @@ import holdfast.runtime.spark.host  # noqa: F401
 
 def main() -> None:
     """Run Spark's own daemon."""
-    # The first conversion from NumPy imports pandas, a quarter of a second.
+    # The first conversion from NumPy imports pandas, which takes a quarter of a second.
     pyarrow.array(numpy.zeros(1))
     pyspark.daemon.manager()
 

@@ -1,12 +1,12 @@
-"""A way around, for tests of faults: streams between processes go through proxies of a Toxiproxy on this machine.
+"""A detour for fault tests: streams between processes go through proxies of a Toxiproxy on this machine.
 
-A fault harness names Toxiproxy's address in HOLDFAST_DETOUR when it starts a driver. Each worker then makes a proxy for
-its own end of the control stream and one for its data address, and uses and announces those. What flows is the same:
-both ends still prove that they know the run's secret, and TLS, if it is on, goes from end to end.
+A fault harness sets HOLDFAST_DETOUR to Toxiproxy's address when it starts a driver. Each worker then creates a proxy
+for its end of the control stream and one for its data address, and uses and announces those. The streams are
+unchanged: both ends still prove that they know the run's secret, and TLS, if enabled, is end to end.
 
 Invariants
-    - Without the variable nothing of this module is used.
-    - Only loopback addresses take part: neither the harness nor a proxy ever is another machine.
+    - Without the variable, no code of this module takes effect.
+    - Only loopback addresses are allowed: harness and proxies are always on this machine.
 
 Source: docs/design/0016-live-chaos.md.
 """
@@ -32,7 +32,7 @@ def detour_of(environment: Mapping[str, str]) -> Address | None:
     """Return where the harness's Toxiproxy listens, None without a harness.
 
     Raises:
-        ConfigError: it is no loopback address with a port.
+        ConfigError: it is not a loopback address with a port.
     """
     given = environment.get(VARIABLE)
     if not given:
@@ -40,7 +40,7 @@ def detour_of(environment: Mapping[str, str]) -> Address | None:
     host, _, port = given.rpartition(":")
     if not port.isdigit() or not _loopback(host):
         raise ConfigError(
-            f"{VARIABLE} is {given!r}, which is no address on this machine",
+            f"{VARIABLE} is {given!r}, which is not a loopback address with a port",
             not_done="the job was not started",
             next_step=f"unset {VARIABLE}: only a fault harness sets it, to an address such as 127.0.0.1:8474",
         )
@@ -52,16 +52,16 @@ def around(address: Address, plane: str, detour: Address | None) -> Address:
 
     Raises:
         ConfigError: the address is on a network.
-        Unavailable: Toxiproxy did not make the proxy.
+        Unavailable: Toxiproxy did not create the proxy.
     """
     if detour is None:
         return address
     host, port = address
     if not _loopback(host):
         raise ConfigError(
-            f"{host}:{port} is reached over a network, and {VARIABLE} is set",
+            f"{VARIABLE} is set, but {host}:{port} is not a loopback address",
             not_done="the worker did not register",
-            next_step="break a job only where all of it runs on one machine, at loopback addresses",
+            next_step="inject faults only into a job that runs on one machine, at loopback addresses",
         )
     name = f"{plane}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     wanted = {"name": name, "upstream": f"{host}:{port}", "listen": "127.0.0.1:0", "enabled": True}
@@ -89,7 +89,7 @@ def _loopback(host: str) -> bool:
 
 def _no_proxy(detour: Address, why: str) -> Unavailable:
     return Unavailable(
-        f"Toxiproxy at {detour[0]}:{detour[1]} made no proxy: {why.strip()}",
+        f"Toxiproxy at {detour[0]}:{detour[1]} did not create a proxy: {why.strip()}",
         not_done="the worker did not register",
-        next_step=f"see whether the fault harness still runs; without one, unset {VARIABLE}",
+        next_step=f"check whether the fault harness is still running; without one, unset {VARIABLE}",
     )

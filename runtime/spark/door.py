@@ -1,13 +1,13 @@
-"""Takes connections: authenticates each in a thread of its own, and serves it from there.
+"""Accept connections; authenticate and serve each in its own thread.
 
-What has not authenticated yet may be anything that reaches the port, so it gets little: a number of places, a time,
-and no line in the log for each.
+A peer that has not authenticated may be anything that reaches the port, so its resources are limited: a number of
+places, a time, and no log line per connection.
 
 Invariants
-    - At most PENDING_MAX handshakes are under way; when all places are taken, one that has had
-      GIVES_WAY_AFTER_S gives way to the next connection, the oldest first.
-    - Streams that are served take no place.
-    - Taking connections goes on until the listener is closed.
+    - At most PENDING_MAX handshakes are in progress; when all places are taken, the next connection
+      replaces the oldest one that has had GIVES_WAY_AFTER_S.
+    - Authenticated streams take no place.
+    - Connections are accepted until the listener is closed.
 
 Source: DESIGN section 3 (control and data plane).
 """
@@ -26,19 +26,19 @@ from holdfast.runtime.spark.wire import Stream, StreamClosed, accept
 
 PENDING_MAX = 128
 GIVES_WAY_AFTER_S = 1.0
-"""A handshake takes milliseconds; one of a busy host is not to be given up for the next one from there."""
+"""A handshake takes milliseconds; the grace keeps a busy host from displacing its own handshakes."""
 QUIET_S = 60.0
-"""Refusals are logged at most so often."""
+"""Minimum time between two log lines about refusals."""
 ACCEPT_PAUSE_S = 0.2
-"""How long to wait after a connection could not be taken: a missing file descriptor or thread takes time to return."""
+"""How long to wait after a connection could not be accepted: a file descriptor or thread takes time to become free."""
 _CLOSED = (errno.EINVAL, errno.EBADF)
-"""What `accept` fails with on a listener that was shut down, or closed."""
+"""Errors of `accept` on a listener that was shut down or closed."""
 Serve = Callable[[Stream, bytes], None]
 _log = logging.getLogger("holdfast.wire")
 
 
 class Refusals:
-    """Logs refused connections: the first, then one line a minute with how many there were. Any thread may add."""
+    """Logs refused connections: the first, then one line a minute with their number. Any thread may add."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._clock = name, clock
@@ -47,7 +47,7 @@ class Refusals:
         self._unlogged = 0
 
     def add(self, why: str) -> None:
-        """A connection was refused."""
+        """Record a refused connection."""
         with self._lock:
             now = self._clock()
             if self._quiet_until is not None and now < self._quiet_until:
@@ -59,10 +59,10 @@ class Refusals:
 
 
 def serve_each(listener: socket.socket, name: str, credentials: Credentials, serve: Serve) -> Refusals:
-    """Serve every peer that authenticates in a thread of its own until the listener is closed; does not wait.
+    """Serve every peer that authenticates, in its own thread, until the listener is closed; return immediately.
 
     Returns:
-        Where `serve` reports a peer whose hello it does not take.
+        Where `serve` reports a peer whose hello it refuses.
     """
     door = _Door(listener, name, credentials, serve)
     threading.Thread(target=door.accept_all, name=f"{name}-accept", daemon=True).start()
@@ -75,7 +75,7 @@ class _Door:
         self.refusals = Refusals(name)
         self._changed = threading.Condition()
         self._pending: dict[socket.socket, float] = {}
-        """With the time at which each was taken; the oldest comes first."""
+        """The time at which each was accepted, oldest first."""
 
     def accept_all(self) -> None:
         while True:
@@ -84,7 +84,7 @@ class _Door:
             except OSError as error:
                 if error.errno in _CLOSED:
                     return
-                # Out of file descriptors or memory, or the peer has left: no other thread takes connections.
+                # Out of file descriptors or memory, or the peer has left. No other thread accepts: continue.
                 self.refusals.add(str(error))
                 time.sleep(ACCEPT_PAUSE_S)
                 continue
@@ -126,8 +126,8 @@ class _Door:
 
 
 def _shut(connection: socket.socket) -> None:
-    """End what the thread of this connection waits for; that thread closes it."""
+    """Interrupt the thread that waits on this connection; that thread closes it."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # the peer has left already
+        pass  # the peer has already left

@@ -1,12 +1,12 @@
 """The data plane between workers: one TCP connection per channel.
 
-Receiver threads fill the input queues and stop reading when one is full, so that a slow reader is
-felt by its sender alone. Sender threads empty the output queues: the operator thread never sends.
-Channels of a subtask to itself are plain queues.
+Receiver threads fill the input queues and stop reading when one is full, so that a slow reader slows
+only its sender. Sender threads empty the output queues: the operator thread never sends. Channels from
+a subtask to itself are plain queues.
 
 Invariants
     - A connection serves one channel of one generation of one job; others are refused (P2).
-    - A generation's connections all close together, and before those of the next are used.
+    - All connections of a generation close together, before those of the next one are used.
     - A broken connection is reported once per channel, unless this end closed it.
 
 Source: DESIGN section 3 (data plane).
@@ -22,18 +22,18 @@ import pyarrow as pa
 
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Watermark
-from holdfast.runtime.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue, parts_of
-from holdfast.runtime.mailbox import Mailbox
 from holdfast.runtime.spark.door import serve_each
 from holdfast.runtime.spark.tls import Credentials
 from holdfast.runtime.spark.wire import Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue, parts_of
+from holdfast.runtime.wire.mailbox import Mailbox
 
 _BATCH, _BARRIER, _WATERMARK = 1, 2, 3
 _log = logging.getLogger("holdfast.exchange")
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a data connection is for."""
+    """The channel that a data connection serves."""
 
     job_uuid: JobUuid
     generation: Generation
@@ -45,7 +45,7 @@ _BARRIER_OF, _WATERMARK_OF = msgspec.msgpack.Decoder(Barrier), msgspec.msgpack.D
 
 
 class TcpNetwork:
-    """Takes data connections of this worker and opens those to its peers."""
+    """Accepts this worker's data connections and opens those to its peers."""
 
     def __init__(
         self, host: str, credentials: Credentials, mailbox: Mailbox, channel_bytes_max: int = CHANNEL_BYTES_MAX
@@ -70,7 +70,7 @@ class TcpNetwork:
         return links
 
     def close(self) -> None:
-        """Stop taking connections, and let go of those that nobody waits for."""
+        """Stop accepting connections, and close those that no generation has claimed."""
         close_listener(self._listener)
         with self._lock:
             waiting, self._waiting = list(self._waiting.values()), {}
@@ -193,7 +193,7 @@ class _TcpLinks:
             self._report(channel, error)
 
     def _report(self, channel: ChannelId, error: Exception) -> None:
-        """Tell the loop, on its own thread: it owns everything that has to be looked at."""
+        """Report to the loop, on its own thread, because it owns the state involved."""
         if self._closed:
             return
         why = str(error) if isinstance(error, StreamClosed | Unavailable) else f"{type(error).__name__}: {error}"
@@ -217,7 +217,7 @@ class _Bounded(Queue):
 
     def take(self) -> Frame | None:
         frame = super().take()
-        # Read after the take: the waiter sets it before it looks at the room, so one of the two sees the other.
+        # Read after the take: the waiter sets it before it checks the room, so one of the two sees the other.
         if self._full:
             with self._changed:
                 self._changed.notify()
@@ -238,7 +238,7 @@ class _Bounded(Queue):
         return None if self._closed else super().take()
 
     def close(self) -> None:
-        """Let whoever waits go."""
+        """Release all waiting threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

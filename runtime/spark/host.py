@@ -1,7 +1,7 @@
-"""The worker process: one resident Spark task that runs a worker's loop until the driver lets it go.
+"""The worker process: one resident Spark task that runs a worker's loop until the driver dismisses it.
 
 Invariants
-    - The process dies with the Python daemon that started it, and leaves when the driver is silent
+    - The process dies with the Python daemon that started it, and exits when the driver is silent
       for longer than the session timeout.
     - Only the thread that runs the loop touches state; all others post to its mailbox.
 
@@ -21,42 +21,41 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from holdfast.errors import ErrorReport
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane
-from holdfast.runtime import messages as m
-from holdfast.runtime import vitals
-from holdfast.runtime.channels import CHANNEL_BYTES_MAX
-from holdfast.runtime.clock import SystemClock
-from holdfast.runtime.local import LocalFolders
-from holdfast.runtime.loop import Limits, WorkerLoop
-from holdfast.runtime.mailbox import Mailbox, ThreadLanes
-from holdfast.runtime.plan import Plan
-from holdfast.runtime.presence import boot_id
+from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.spark.companion import Board, Companion
 from holdfast.runtime.spark.control import ControlClient
 from holdfast.runtime.spark.detour import Address, around
 from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.steps import Call
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire import vitals
+from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX
+from holdfast.runtime.wire.clock import SystemClock
+from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
+from holdfast.runtime.wire.presence import boot_id
+from holdfast.runtime.worker.local import LocalFolders
+from holdfast.runtime.worker.loop import Limits, WorkerLoop
 from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
 from holdfast.storage.objects import open_objects
 
 _PR_SET_PDEATHSIG = 1
 EXIT_SESSION_LOST = 75
 HUNG_AFTER_S = 120.0
-"""How long the loop may be busy with one thing, a restore for instance, before the worker is given up."""
+"""How long the loop may be busy with one operation, such as a restore, before the worker counts as hung."""
 BUSY_AFTER_S = 2.0
-"""After which heartbeats name the Python function that the loop is busy with."""
+"""How long a Python function may run before heartbeats name it."""
 _log = logging.getLogger("holdfast.worker")
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """What a worker process is started with; Spark ships it to the executor."""
+    """The parameters of a worker process; Spark sends them to the executor."""
 
     plan: Plan
     root: str
@@ -65,9 +64,9 @@ class WorkerTask:
     credentials: Credentials
     heartbeat_s: float
     session_timeout_s: float
-    records_per_second: float | None
+    max_records_per_second: float | None
     detour: Address | None = None
-    """Of a fault harness's Toxiproxy."""
+    """Address of a fault harness's Toxiproxy."""
     channel_bytes_max: int = CHANNEL_BYTES_MAX
     staged_bytes_max: int = BACKLOG_BYTES_MAX
     hung_after_s: float = HUNG_AFTER_S
@@ -94,8 +93,8 @@ class _Ports:
 
 
 def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
-    """Run one worker in this Spark task; yields why it left."""
-    (launch,) = list(launches)  # consumed, so that Spark uses this Python process again
+    """Run one worker in this Spark task; yields why it exited."""
+    (launch,) = list(launches)  # consumed, so that Spark reuses this Python process
     _die_with_parent()
     mailbox = Mailbox()
     host = _own_host(task.driver)
@@ -105,11 +104,11 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), announced)
     ports = _Ports(task, mailbox, network)
     board, companion = Board(marks_of(task.plan)), None
-    loop = WorkerLoop(worker, task.plan, ports, limits_of(task), board.mark)
+    loop = WorkerLoop(worker, task.plan, ports, limits_of(task), board.mark, reads_ahead=True)
     session = Session(task, loop, mailbox, beat=board.beat)
     try:
         ports.client = ControlClient(driver, task.credentials, register, session.received, session.closed)
-        # The driver knows the worker by now, and no record is taken yet; connecting goes on beside the worker's start.
+        # The driver now knows the worker, which takes no record yet; the companion connects while the worker starts.
         watched = vitals.Limits(task.heartbeat_s, task.hung_after_s, task.session_timeout_s)
         companion = Companion(board, driver, task.credentials, msgspec.msgpack.encode(m.Companion(worker)), watched)
         ports.client.start()
@@ -119,8 +118,8 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
             if loop.exited is None and not loop.turn():
                 mailbox.wait(loop.idle_s())
     except BaseException as error:
-        # A broken invariant, or a panic of native code, ends this process; the driver should know why it is gone.
-        if ports.client is not None:  # else the driver is not reached, and learns it from Spark
+        # A broken invariant, or a panic of native code, ends this process; report the reason to the driver.
+        if ports.client is not None:  # else there is no stream yet, and Spark reports it
             ports.send(m.Failed(worker, loop.heartbeat().generation, unexpected(error), permanent=False))
         raise
     finally:
@@ -137,40 +136,40 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
 
 
 def limits_of(task: WorkerTask) -> Limits:
-    """Return what the settings say about a worker's loop."""
-    return Limits(task.records_per_second, staged_bytes_max=task.staged_bytes_max)
+    """Return the limits that the settings give a worker's loop."""
+    return Limits(task.max_records_per_second, staged_bytes_max=task.staged_bytes_max)
 
 
-def unexpected(error: BaseException) -> dict[str, Any]:
-    """Return what is told of an error that nobody foresaw, with the place where it happened."""
+def unexpected(error: BaseException) -> ErrorReport:
+    """Return the report of an unexpected error, with the place where it happened."""
     places = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
-    return {
-        "kind": "error",
-        "what": f"{type(error).__name__}: {str(error) or 'no message'}{place}",
-        "not_done": "the worker process ended; state and output stay as of the last checkpoint",
-        "next": "the worker is started again; if this repeats, report it with the message above",
-    }
+    return ErrorReport(
+        kind="error",
+        what=f"{type(error).__name__}: {str(error) or 'no message'}{place}",
+        not_done="the worker process ended; state and output stay as of the last checkpoint",
+        next="the worker is restarted; if this repeats, report it with the message above",
+    )
 
 
-def hung(busy_s: float, doing: str | None) -> dict[str, Any]:
-    """Return what is told of a loop that hangs."""
-    what = "one thing" if doing is None else f"the Python function of step {doing!r}, for one row or batch,"
-    return {
-        "kind": "unavailable",
-        "what": f"a worker was busy with {what} for {busy_s:.0f} s, and was given up",
-        "not_done": "the epoch in progress was not completed; state and output stay as of the last checkpoint",
-        "next": "see the load of the worker and its log"
+def hung(busy_s: float, doing: str | None) -> ErrorReport:
+    """Return the report of a hung loop."""
+    what = "one operation" if doing is None else f"the Python function of step {doing!r}, for one row or batch,"
+    return ErrorReport(
+        kind="unavailable",
+        what=f"a worker was busy with {what} for {busy_s:.0f} s, and counts as hung",
+        not_done="the epoch in progress was not completed; state and output stay as of the last checkpoint",
+        next="check the load of the worker and its log"
         if doing is None
-        else "let the function give up in time, by a timeout of what it calls for one; the worker is replaced",
-    }
+        else "make the function return in time, for example by a timeout on what it calls; the worker is replaced",
+    )
 
 
 class Session:
-    """What the worker's other threads do: hear the driver, show signs of life.
+    """The work of the worker's other threads: receive the driver's messages, send heartbeats.
 
     Args:
-        beat: Shows the companion that threads of this process run.
+        beat: Signals to the companion that threads of this process run.
     """
 
     def __init__(
@@ -189,35 +188,35 @@ class Session:
         self.over = threading.Event()
 
     def received(self, message: m.FromDriver) -> None:
-        """The driver said something."""
+        """Take a message from the driver."""
         self._heard = self._clock.monotonic()
         if not isinstance(message, m.Pulse):
             self._mailbox.post(lambda: self._loop.received(message))
 
     def closed(self, why: str) -> None:
-        """The stream to the driver ended."""
+        """Leave: the stream to the driver ended."""
         self._mailbox.post(lambda: self._loop.leave(f"the driver closed the stream: {why}"))
 
     def watch(self, ports: _Ports) -> None:
-        """Show signs of life until the worker leaves, or leave when the driver shows none."""
+        """Send heartbeats until the worker exits; exit if the driver is silent for too long."""
         while not self.over.wait(self._task.heartbeat_s):
             self._beat()
             if (silent := self.silent_s()) > self._task.session_timeout_s:
-                _log.error("no word from the driver for %.1f s: leaving", silent)
+                _log.error("no message from the driver for %.1f s: the worker exits", silent)
                 os._exit(EXIT_SESSION_LOST)
             self.show_life(ports.send)
 
     def silent_s(self) -> float:
-        """Return for how long the driver has said nothing, without the time in which this process could not hear."""
+        """Return how long the driver has been silent, without the time in which this process could not receive."""
         now = self._clock.monotonic()
         pause = now - self._looked - self._task.heartbeat_s
         self._looked = now
-        if pause > self._task.session_timeout_s / 2:  # a function held the interpreter: what came is not read yet
+        if pause > self._task.session_timeout_s / 2:  # a function held the interpreter: messages are not read yet
             self._heard += pause
         return now - self._heard
 
     def show_life(self, send: Callable[[m.FromWorker], None]) -> None:
-        """Send a heartbeat; if the loop hangs, tell that once and then nothing, so that this worker is replaced."""
+        """Send a heartbeat; if the loop hangs, report that once and then nothing, so that this worker is replaced."""
         busy_s, doing = self._clock.monotonic() - self._turned, self._loop.at_work()
         shown = self._loop.heartbeat()
         if busy_s > self._task.hung_after_s:
@@ -232,36 +231,35 @@ class Session:
         self._mailbox.post(self.take_stock)
 
     def take_stock(self) -> None:
-        """Renew what heartbeats show; runs in the thread of the loop."""
+        """Update what heartbeats report; runs in the thread of the loop."""
         self._turned, self._hangs = self._clock.monotonic(), False
         self._loop.take_stock()
         self._log_refusal(self._loop.heartbeat().progress.local_refused)
 
     def _log_refusal(self, told: m.LocalRefusal | None) -> None:
-        """Say once that the local state refuses, and once that it does no more."""
+        """Log once that the local state refuses writes, and once that it accepts them again."""
         if told is not None and self._refused is None:
-            _log.warning("no local state written for %.0f s; going on without: %s", told.for_ms / 1000, told.what)
+            _log.warning("no local state written for %.0f s; continuing without: %s", told.for_ms / 1000, told.what)
         if told is None and self._refused is not None:
-            _log.warning("local state is written again, or begun anew")
+            _log.warning("local state is written again, or was recreated")
         self._refused = told
 
 
 def marks_of(plan: Plan) -> list[str]:
-    """Return everything that a worker of this job may mark as what it is busy with."""
-    steps = (step.kind for fragment in plan.fragments for step in fragment.steps)
-    functions = dict.fromkeys(vitals.FUNCTION + kind.operator for kind in steps if isinstance(kind, Call))
+    """Return all marks that a worker of this job may set."""
+    functions = dict.fromkeys(vitals.FUNCTION + name for fragment in plan.fragments for name in fragment.calls())
     return [*(vitals.SOURCE + spec.name for spec in plan.sources), *functions]
 
 
 def _die_with_parent() -> None:
-    """If the daemon is killed, nobody else would end its workers."""
+    """Have the system kill this process when the daemon dies: no other process would end it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         _log.warning("PR_SET_PDEATHSIG failed: errno %d", ctypes.get_errno())
 
 
 def _own_host(driver: tuple[str, int]) -> str:
-    """Return the address of this machine that the driver is reached from."""
+    """Return this machine's address on the route to the driver."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(driver)  # sends nothing: asks the routing table
+        probe.connect(driver)  # sends nothing: consults the routing table
         return str(probe.getsockname()[0])

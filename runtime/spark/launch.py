@@ -1,7 +1,7 @@
-"""Starts worker processes as ordinary resident Spark tasks, each its own one-partition job.
+"""Start worker processes as ordinary resident Spark tasks, each its own one-partition job.
 
-A failed Spark barrier stage is never retried and kills healthy tasks; a job of its own per worker
-leaves the others alone and is resubmitted in 0.3 to 0.6 s.
+A failed Spark barrier stage is never retried and kills healthy tasks; a separate job per worker
+leaves the others running and is resubmitted in 0.3 to 0.6 s.
 
 Source: DESIGN section 3; measured there.
 """
@@ -23,6 +23,7 @@ import holdfast
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.spark import reach
 from holdfast.runtime.spark.host import WorkerTask, host_worker
+from holdfast.runtime.spark.jvm import start_jvm
 
 _log = logging.getLogger(__name__)
 
@@ -45,14 +46,14 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
     """Return the Spark context: that of spark-submit, or a new one.
 
     Raises:
-        ConfigError: the master's URL says nothing of where it listens.
-        Unavailable: Spark cannot be started, for instance without Java, or its master takes no connection.
+        ConfigError: the master's URL does not name a host and port.
+        Unavailable: Spark cannot be started, for instance without Java, or its master accepts no connection.
     """
     if SparkContext._active_spark_context is None:
         _share_environment()
-        # Only with a JVM does SparkConf see what spark-defaults.conf says.
+        # SparkConf reads spark-defaults.conf only with a JVM.
         try:
-            SparkContext._ensure_initialized()
+            start_jvm()
         except Exception as error:  # no Java, or a broken installation
             raise _no_spark(error) from error
     conf = SparkConf()
@@ -70,21 +71,21 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
         conf.setIfMissing("spark.executorEnv.PYTHONPATH", executor_path(conf.get("spark.submit.pyFiles") or ""))
     conf.setIfMissing("spark.ui.enabled", "false")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        # Spark's bar of resident tasks never ends; spark-submit's users may have asked for it.
+        # With resident tasks Spark's progress bar never ends; users of spark-submit may have requested it.
         conf.set("spark.ui.showConsoleProgress", "false")
     if SparkContext._active_spark_context is None:
         reach.check(conf.get("spark.master") or "")
     try:
         context = SparkContext.getOrCreate(conf)
-    except Exception as error:  # py4j raises several kinds; each means that Spark did not come up
+    except Exception as error:  # py4j raises several kinds; each means that Spark did not start
         raise _no_spark(error) from error
-    # A worker that is killed fails its Spark job; what that means is told by the job itself, in one line.
+    # A killed worker fails its Spark job; the Holdfast job reports what that means, in one line.
     context.setLogLevel("FATAL")
     return context
 
 
 def _share_environment() -> None:
-    """Let workers on this machine run the driver's Python and import what it imports, unless told otherwise."""
+    """Let workers on this machine run the driver's Python and import what it imports, unless the user set these."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     package = str(Path(holdfast.__file__).resolve().parent.parent)
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -95,9 +96,9 @@ def _share_environment() -> None:
 def executor_path(py_files: str) -> str:
     """Return the module search path for executors, which their Python daemon needs before the first task.
 
-    What `--py-files` brings is put on the path by Spark only inside a task, later than the daemon imports Holdfast; but
-    by then the files lie in the executor's working directory, so relative names find them. Without any, executors look
-    where the driver looks: the same folders may be there, and a folder that is not does no harm.
+    Spark puts `--py-files` on the path only inside a task, later than the daemon imports Holdfast. But by then the
+    files are in the executor's working directory, so relative names find them. Without such files, executors use the
+    driver's path: they may have the same folders, and a missing folder does no harm.
 
     Args:
         py_files: Value of `spark.submit.pyFiles`.
@@ -107,21 +108,21 @@ def executor_path(py_files: str) -> str:
 
 
 def check_slots(context: SparkContext, needed: int) -> None:
-    """Wait for executors, then refuse a cluster that cannot host every worker at once.
+    """Wait for executors, then refuse a cluster that cannot host all workers at the same time.
 
     Raises:
         ConfigError: too few slots; gives needed, found and the setting to change.
-        Unavailable: Spark has stopped meanwhile.
+        Unavailable: Spark has stopped in the meantime.
     """
     deadline = time.monotonic() + (0 if _is_one_process(context) else SLOTS_WAIT_S)
     try:
         while (found := context.defaultParallelism) < needed and time.monotonic() < deadline:
             time.sleep(0.1)
-    except Exception as error:  # py4j raises several kinds; each means that Spark has stopped: no master took the app
+    except Exception as error:  # py4j raises several kinds; each means that Spark stopped: no master took the app
         raise _no_spark(error) from error
     if found < needed:
         raise ConfigError(
-            f"the job needs {needed} task slots at the same time, Spark at {context.master} has {found}",
+            f"the job needs {needed} task slots at the same time, but Spark at {context.master} has {found}",
             not_done="no worker was started and nothing was read",
             next_step=f"run with --parallelism {found}, or give Spark more cores (here: --master 'local[{needed}]')",
         )
@@ -130,9 +131,7 @@ def check_slots(context: SparkContext, needed: int) -> None:
 class SparkHost:
     """Submits and cancels the Spark jobs that host workers."""
 
-    def __init__(
-        self, context: SparkContext, task: WorkerTask, ended: Callable[[int, str | None], None]
-    ) -> None:
+    def __init__(self, context: SparkContext, task: WorkerTask, ended: Callable[[int, str | None], None]) -> None:
         self._context, self._ended = context, ended
         self._prefix = f"holdfast-{task.plan.app}-{id(self)}"
         self._warming = threading.Lock()
@@ -143,19 +142,19 @@ class SparkHost:
         self._run = run
 
     def launch(self, number: int) -> None:
-        """Start one worker; how its job ends is reported, whatever the cause."""
+        """Start one worker; the end of its Spark job is reported, whatever the cause."""
         threading.Thread(target=self._submit, args=(number,), name=f"launch-{number}", daemon=True).start()
 
     def cancel(self, number: int) -> None:
-        """End the worker's Spark job; Spark kills the process if it does not leave."""
+        """End the worker's Spark job; Spark kills the process if it does not exit."""
         self._context.cancelJobGroup(self._group(number))
 
     def warm_up(self, workers: int) -> None:
-        """Have tasks do nothing on the slots that so many workers leave free, in the background.
+        """Run empty tasks in the background on the slots that this number of workers leaves free.
 
-        The first Python task of an executor starts its daemon, which takes a second or two; then a worker that has to
-        come up there after a failure does not wait for that. Spark is asked on a thread of its own, as it may be
-        stopped. None begins while one is under way.
+        The first Python task of an executor starts its daemon, which takes a second or two; a worker that has to start
+        there after a failure then saves that time. The tasks are submitted on a separate thread, because Spark may have
+        stopped. A call has no effect while a warm-up is in progress.
         """
         if not _is_one_process(self._context) and self._warming.acquire(blocking=False):
             threading.Thread(target=self._do_nothing, args=(workers,), name="warm-up", daemon=True).start()
@@ -202,9 +201,9 @@ _NEXT = "Next: "
 
 
 def _first_line(error: Exception) -> str:
-    """Return the line of a long Java or Python report that names the cause, with the advice of an error of ours."""
+    """Return the line of a long Java or Python report that names the cause, with the advice of a Holdfast error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for at in reversed(range(len(lines))):  # the last is what ended the worker; what led to it comes before
+    for at in reversed(range(len(lines))):  # the last error ended the worker; its causes come before it
         if found := _OWN.search(lines[at]):
             advice = next((line for line in lines[at + 1 :] if line.startswith(_NEXT)), "")
             what = found.group(1).rstrip(".")[:300]

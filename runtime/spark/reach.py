@@ -1,7 +1,7 @@
-"""Whether the Spark master of a URL can be reached, looked at before Spark tries for minutes.
+"""Check whether the Spark master of a URL is reachable, before Spark tries for minutes.
 
-Spark's client of a standalone master retries for a minute and then stops its own context from another thread; what a
-driver sees is a connection refused by its own JVM. A connection attempt that takes a second says more.
+Spark's client of a standalone master retries for a minute and then stops its own context from another thread; the
+driver sees only a connection refused by its own JVM. A connection attempt of a second tells more.
 
 Source: Spark's manual, "Submitting Applications" (master URLs) and "Spark Standalone Mode" (several masters).
 """
@@ -19,10 +19,10 @@ _AT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:/\[\]]+))(?::(?P<po
 
 
 def addresses(master: str) -> list[tuple[str, int]] | None:
-    """Return where the masters of this URL listen; None where the URL does not say, as for local or yarn.
+    """Return where the masters of this URL listen; None if the URL does not say, as with local or yarn.
 
     Raises:
-        ConfigError: it is no URL of a Spark master.
+        ConfigError: it is not the URL of a Spark master.
     """
     kind, separator, rest = master.partition("://")
     if not separator or kind not in ("spark", "k8s"):
@@ -35,7 +35,7 @@ def addresses(master: str) -> list[tuple[str, int]] | None:
     found = [_address(each, default) for each in rest.split(",")]
     if None in found:
         raise ConfigError(
-            f"{master!r} does not say where a Spark master listens",
+            f"{master!r} does not name the host and port of a Spark master",
             not_done="no record was read; missing targets were created and are empty",
             next_step="give it as spark://HOST:PORT, such as spark://master:7077",
         )
@@ -43,10 +43,10 @@ def addresses(master: str) -> list[tuple[str, int]] | None:
 
 
 def unreached(master: str, within_s: float = CONNECT_WITHIN_S) -> str | None:
-    """Return why none of the masters takes a connection; None if one does, or if the URL does not say where they are.
+    """Return why no master accepts a connection; None if one does, or if the URL does not say where they listen.
 
     Raises:
-        ConfigError: it is no URL of a Spark master.
+        ConfigError: it is not the URL of a Spark master.
     """
     why: list[str] = []
     for host, port in addresses(master) or ():
@@ -59,18 +59,18 @@ def unreached(master: str, within_s: float = CONNECT_WITHIN_S) -> str | None:
 
 
 def check(master: str) -> None:
-    """Refuse a standalone master that takes no connection; Kubernetes may be reached through a proxy that Spark knows.
+    """Refuse an unreachable standalone master. Kubernetes is not checked: Spark may reach it through a proxy.
 
     Raises:
-        ConfigError: it is no URL of a Spark master.
+        ConfigError: it is not the URL of a Spark master.
         Unavailable: no connection can be made.
     """
     if master.startswith("spark://") and (why := unreached(master)) is not None:
         raise Unavailable(
-            f"the Spark master {master} takes no connection ({why})",
+            f"the Spark master {master} accepts no connection ({why})",
             not_done="no record was read; missing targets were created and are empty",
             next_step="start it, or correct --master, HOLDFAST_MASTER or spark.master; "
-            f"to look again: holdfast doctor --master {master}",
+            f"to check again: holdfast doctor --master {master}",
         )
 
 

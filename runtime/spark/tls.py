@@ -1,16 +1,16 @@
-"""Who may be a peer in this run, and TLS for the streams between them.
+"""The credentials of a run's peers, and TLS for the streams between them.
 
-The driver makes a secret for each run and, if streams are to be encrypted, a private key with a self-signed
-certificate. Spark brings them to the workers with the task. Every end shows this one certificate and takes no other,
-in both directions; no authority is trusted and no host name is looked at.
+The driver makes a secret for each run and, if streams are encrypted, a private key with a self-signed certificate.
+Spark brings them to the workers with the task. Both ends of a stream present this certificate and accept no other; no
+authority is trusted and no host name is checked.
 
-Reading and writing go through memory buffers, because one OpenSSL connection must not be read by one thread while
-another writes, and a control stream is. The lock is held for encryption only, never while the socket waits.
+Reads and writes go through memory buffers, because one thread must not read an OpenSSL connection while another writes
+to it, as happens on a control stream. The lock is held only for encryption, never while the socket waits.
 
 Invariants
-    - With TLS no byte from a peer reaches the handshake of wire.py, and none of that reaches a peer, in the clear.
+    - With TLS, the handshake of wire.py exchanges no byte with a peer in the clear.
     - A private key is in memory only, never in a file system.
-    - The wall clock has no say: the certificate is valid always, the run is what ends it (P3).
+    - The wall clock decides nothing: the certificate never expires, its use ends with the run (P3).
 
 Source: docs/design/0013-clusters.md; RFC 8446.
 """
@@ -35,7 +35,7 @@ CHUNK_BYTES = 64 * 1024
 
 @dataclass(frozen=True, repr=False)
 class Credentials:
-    """What the ends of this run know and nobody else: a secret and, if streams are encrypted, a key pair as PEM."""
+    """What only the processes of this run know: a secret and, if streams are encrypted, a key pair as PEM."""
 
     secret: bytes
     certificate: bytes | None = None
@@ -51,17 +51,17 @@ class Credentials:
 
 
 def make_credentials(encrypted: bool) -> Credentials:
-    """Make those of a new run."""
+    """Make the credentials of a new run."""
     secret = secrets.token_bytes(SECRET_BYTES)
     return Credentials(secret, *_key_pair()) if encrypted else Credentials(secret)
 
 
 def is_wanted(setting: str, driver_host: str) -> bool:
-    """Return whether streams are to be encrypted.
+    """Return whether to encrypt streams.
 
     Args:
-        setting: `on`, `off`, or `auto`: if the driver is reached over a network. Who reaches it at a loopback
-            address is on its machine, and so are all its peers.
+        setting: `on`, `off`, or `auto`: if the driver is reached over a network. A process that reaches it at a
+            loopback address is on its machine, and so are all peers of that process.
         driver_host: Address or name at which the driver listens.
     """
     if setting != "auto":
@@ -69,11 +69,11 @@ def is_wanted(setting: str, driver_host: str) -> bool:
     try:
         return not ipaddress.ip_address(socket.gethostbyname(driver_host)).is_loopback
     except OSError:
-        return True  # a name that is not known here is no loopback name
+        return True  # an unknown name is not a loopback name
 
 
 class Link(Protocol):
-    """What carries the encrypted bytes: a connected socket, or something before one."""
+    """The carrier of the encrypted bytes: a connected socket, or a wrapper of one."""
 
     def recv(self, size: int, /) -> bytes:
         """Receive some bytes, none at the end of the stream. Raises OSError."""
@@ -86,7 +86,7 @@ class TlsConnection:
     """An encrypted connection over a connected socket. One thread may send while another receives.
 
     Args:
-        connection: Stays the caller's to shut down and close, which frees threads that are blocked here.
+        connection: The caller shuts down and closes it, which frees threads that are blocked here.
         context: From `context_of`.
         accepting: Whether this is the end that was connected to.
     """
@@ -98,7 +98,7 @@ class TlsConnection:
         self._lock, self._sending = threading.Lock(), threading.Lock()
 
     def handshake(self) -> None:
-        """Prove to each other who this is. Raises OSError, also for a peer that speaks in the clear."""
+        """Authenticate both ends. Raises OSError, also if the peer does not use TLS."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -107,7 +107,7 @@ class TlsConnection:
                 if not self._fill():
                     raise ConnectionResetError("the peer left during the TLS handshake") from None
             except ssl.SSLError:
-                self._flush()  # tells the peer why
+                self._flush()  # sends the alert that tells the peer why
                 raise
             else:
                 self._flush()
@@ -128,7 +128,7 @@ class TlsConnection:
         while True:
             try:
                 with self._lock:
-                    count: Any = self._tls.read(len(view), view)  # with a buffer it gives a number
+                    count: Any = self._tls.read(len(view), view)  # with a buffer it returns a number
                 return int(count)
             except ssl.SSLWantReadError:
                 if not self._fill():
@@ -149,16 +149,16 @@ class TlsConnection:
 
 @lru_cache(maxsize=8)
 def context_of(credentials: Credentials, accepting: bool) -> ssl.SSLContext:
-    """Return the TLS settings of one end: TLS 1.3, this run's certificate shown and the only one taken."""
+    """Return the TLS settings of one end: TLS 1.3, this run's certificate presented and the only one accepted."""
     assert credentials.certificate is not None and credentials.private_key is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if accepting else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the certificate names no host: who has its key is a peer, wherever it runs
+    context.check_hostname = False  # the certificate names no host: a process with its key is a peer on any host
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=credentials.certificate.decode("ascii"))
     if accepting:
         context.num_tickets = 0  # no session is ever resumed
-    # ssl reads keys from files only: this one has no name and is gone when it is closed.
+    # ssl reads keys only from files: this one has no name and vanishes when it is closed.
     descriptor = os.memfd_create("holdfast", os.MFD_CLOEXEC)
     with open(descriptor, "wb") as file:
         file.write(credentials.private_key + credentials.certificate)
@@ -175,9 +175,9 @@ def _key_pair() -> tuple[bytes, bytes]:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise Unavailable(
-            f"streams are to be encrypted and the package cryptography cannot be imported: {error}",
+            f"streams must be encrypted, but the package cryptography cannot be imported: {error}",
             not_done="the job was not started",
-            next_step="pip install cryptography where the driver runs; or, in a network of its own, set tls=off",
+            next_step="pip install cryptography where the driver runs; or, on an isolated network, set tls=off",
         ) from error
     from datetime import datetime
 

@@ -3,11 +3,11 @@
 Both ends prove that they know the run's secret before anything else is read, by an HMAC over fresh
 nonces of both; the secret itself does not cross these streams (Spark brings it to the workers with
 the task). Then either end sends frames: one byte of kind, eight of length, the bytes. With TLS (tls.py)
-all of this, from the first byte, goes through it; without, whoever can change packets is not kept out.
+all bytes are encrypted, from the first one; without it, an attacker who can change packets is not stopped.
 
 Invariants
-    - Nothing of a peer that did not authenticate is decoded; it is limited in size, and in time by one deadline for
-      the whole handshake, at either end.
+    - Nothing from a peer that has not authenticated is decoded. Its input is limited in size, and in time by one
+      deadline for the whole handshake, at either end.
     - No end sends a frame that the other would refuse.
     - `close` may be called by any thread and frees a thread that is blocked in send or receive.
 
@@ -29,23 +29,23 @@ from holdfast.runtime.spark.tls import Credentials, TlsConnection, context_of
 
 _HEADER = struct.Struct("<BQ")
 MESSAGE, VITALS = 3, 4
-"""Kinds of frames on control streams: messages of worker and driver in msgspec, a companion's in JSON."""
+"""Kinds of frames on control streams: messages of worker and driver in msgpack, those of a companion in JSON."""
 NONCE_BYTES = 32
 HELLO_BYTES_MAX = 4096
 FRAME_BYTES_MAX = 1 << 30
-"""A sender refuses a longer frame: a receiver that is told of one closes the stream."""
+"""A sender refuses a longer frame, because its receiver would close the stream."""
 HANDSHAKE_TIMEOUT_S = 5.0
-"""From the connection to the end of the handshake, TLS included, however the peer divides what it sends."""
+"""From the connection to the end of the handshake, TLS included, however the peer divides its bytes."""
 CONNECTIONS_WAITING_MAX = 1024
-"""In the kernel, until they are taken: at a start every worker connects to every other."""
+"""Connections queued in the kernel until they are accepted: at a start every worker connects to every other."""
 
 
 class StreamClosed(Exception):
-    """The peer went away, or this end closed the stream."""
+    """The peer has left, or this end closed the stream."""
 
 
 class _Link:
-    """A socket on which, while `until` is set, everything ends by that time, in however many pieces it comes."""
+    """A socket whose operations, while `until` is set, share that deadline, in however many pieces data arrives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -67,7 +67,7 @@ class _Link:
         if self.until is not None:
             left = self.until - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"the handshake was not over after {HANDSHAKE_TIMEOUT_S:g} s")
+                raise TimeoutError(f"the handshake did not complete within {HANDSHAKE_TIMEOUT_S:g} s")
             self._socket.settimeout(left)
 
 
@@ -79,30 +79,30 @@ class Stream:
         self._link = _Link(connection)
         self._bytes: _Link | TlsConnection = self._link
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A peer whose packets are dropped sends nothing, also no end: ask after it.
+        # A peer whose packets are dropped never ends the stream: probe it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def fileno(self) -> int:
-        """Return what `select` waits for."""
+        """Return the descriptor for `select`."""
         return self._socket.fileno()
 
     def hurry(self, until: float) -> None:
-        """Let all that is sent and received end at this time of the monotonic clock, until `settle`."""
+        """Set a deadline on the monotonic clock for all sends and receives until `settle`."""
         self._link.until = until
 
     def settle(self) -> None:
-        """The handshake is over: from here on nothing has a deadline."""
+        """Remove the deadline: the handshake is complete."""
         self._link.until = None
         self._socket.settimeout(None)
 
     def give_up_after(self, seconds: float) -> None:
-        """Take the stream for closed when the peer has not acknowledged what was sent for so long."""
+        """Treat the stream as closed when the peer has not acknowledged sent data for this long."""
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
 
     def encrypt(self, credentials: Credentials, accepting: bool) -> None:
-        """From here on everything goes through TLS, if these credentials have it. Raises StreamClosed."""
+        """Send everything that follows through TLS, if these credentials have it. Raises StreamClosed."""
         if credentials.encrypted:
             tls = TlsConnection(self._link, context_of(credentials, accepting), accepting)
             try:
@@ -112,7 +112,7 @@ class Stream:
             self._bytes = tls
 
     def send_raw(self, data: bytes) -> None:
-        """Send bytes that are no frame, for the handshake. Raises StreamClosed."""
+        """Send bytes without a frame, for the handshake. Raises StreamClosed."""
         try:
             self._bytes.sendall(data)
         except OSError as error:
@@ -122,8 +122,8 @@ class Stream:
         """Send one frame.
 
         Raises:
-            StreamClosed: the peer went away, or this end closed the stream.
-            JobFailed: the frame is longer than receivers take; nothing of it was sent.
+            StreamClosed: the peer has left, or this end closed the stream.
+            JobFailed: the frame is longer than receivers accept; nothing of it was sent.
         """
         if len(payload) > FRAME_BYTES_MAX:
             raise JobFailed(
@@ -150,11 +150,11 @@ class Stream:
         return kind, self._exactly(length)
 
     def close(self) -> None:
-        """Close the stream now; what is under way in other threads ends with StreamClosed."""
+        """Close the stream; calls in progress in other threads end with StreamClosed."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # never connected, or the peer was first: closed is what was asked for
+            pass  # never connected, or the peer closed it first
         self._socket.close()
 
     def _exactly(self, size: int) -> bytearray:
@@ -181,24 +181,24 @@ def listen(host: str) -> socket.socket:
 
 
 def close_listener(listener: socket.socket) -> None:
-    """Stop listening; a thread that waits in `accept` is freed, which closing alone does not do."""
+    """Stop listening, and free a thread that waits in `accept`, which closing alone does not do."""
     try:
         listener.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # it was not listening any more
+        pass  # it was no longer listening
     listener.close()
 
 
 def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes) -> Stream:
-    """Connect and authenticate both ends; `hello` tells the peer what the stream is for.
+    """Connect and authenticate both ends; `hello` tells the peer the purpose of the stream.
 
     Raises:
-        Unavailable: nobody answers, or the peer does not know the secret, or speaks no TLS where this end does.
+        Unavailable: the peer does not answer, does not know the secret, or does not use TLS as this end does.
     """
     host, port = str(address[0]), int(address[1])
     until = time.monotonic() + HANDSHAKE_TIMEOUT_S
     try:
-        # One address: each of several would be given the whole time.
+        # One address only: each of several would get the whole timeout.
         connection = socket.create_connection((socket.gethostbyname(host), port), HANDSHAKE_TIMEOUT_S)
     except OSError as error:
         raise _refused(host, port, str(error)) from error
@@ -221,7 +221,7 @@ def connect(address: Sequence[str | int], credentials: Credentials, hello: bytes
 
 
 def accept(connection: socket.socket, credentials: Credentials) -> tuple[Stream, bytes]:
-    """Authenticate a connection that came in; return it with the peer's hello. Raises StreamClosed."""
+    """Authenticate an accepted connection; return it with the peer's hello. Raises StreamClosed."""
     stream = Stream(connection)
     stream.hurry(time.monotonic() + HANDSHAKE_TIMEOUT_S)
     ours, secret = os.urandom(NONCE_BYTES), credentials.secret
@@ -253,5 +253,5 @@ def _refused(host: str, port: int, why: str) -> Unavailable:
     return Unavailable(
         f"no stream to {host}:{port}: {why}",
         not_done="nothing was sent",
-        next_step="if it goes on, check that hosts reach each other on all ports: holdfast doctor",
+        next_step="if it persists, check that hosts reach each other on all ports: holdfast doctor",
     )

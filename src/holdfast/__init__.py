@@ -2,7 +2,8 @@
 
 import holdfast as hf
 
-Names load at first use, so that importing the package costs nothing.
+Names load at first use, so importing the package costs nothing. `hf.__version__` is the version of the installed
+distribution, "0+unknown" for a copy that was not installed, such as a folder or a zip file on the path.
 """
 
 from __future__ import annotations
@@ -21,30 +22,38 @@ if TYPE_CHECKING:
         JobFailed,
         Unavailable,
     )
-    from holdfast.runtime.aggregates import count, max, mean, min, sum
-    from holdfast.runtime.app import App
-    from holdfast.runtime.rowtypes import Row
+    from holdfast.runtime.api.app import App
+    from holdfast.runtime.rows.aggregates import count, max, mean, min, sum
+    from holdfast.runtime.rows.row_types import Row
+    from holdfast.runtime.rows.windows import calendar, hopping, session, tumbling
     from holdfast.runtime.sources.generator import Generator
+    from holdfast.runtime.sources.installed import connector
     from holdfast.runtime.sources.log import Log
-    from holdfast.runtime.windows import calendar, hopping, session, tumbling
-    from holdfast.sinks.sqlite import SQLite
+    from holdfast.sinks.collect import Collect
+    from holdfast.sinks.console import Console
+    from holdfast.sinks.sqlite.sink import SQLite
+
+    __version__: str
 
 _MODULES = {"errors": "holdfast.errors", "testing": "holdfast.testing"}
 _HOMES = {
-    "App": "holdfast.runtime.app",
-    "count": "holdfast.runtime.aggregates",
-    "sum": "holdfast.runtime.aggregates",
-    "min": "holdfast.runtime.aggregates",
-    "max": "holdfast.runtime.aggregates",
-    "mean": "holdfast.runtime.aggregates",
-    "Row": "holdfast.runtime.rowtypes",
-    "tumbling": "holdfast.runtime.windows",
-    "hopping": "holdfast.runtime.windows",
-    "session": "holdfast.runtime.windows",
-    "calendar": "holdfast.runtime.windows",
+    "App": "holdfast.runtime.api.app",
+    "count": "holdfast.runtime.rows.aggregates",
+    "sum": "holdfast.runtime.rows.aggregates",
+    "min": "holdfast.runtime.rows.aggregates",
+    "max": "holdfast.runtime.rows.aggregates",
+    "mean": "holdfast.runtime.rows.aggregates",
+    "Row": "holdfast.runtime.rows.row_types",
+    "tumbling": "holdfast.runtime.rows.windows",
+    "hopping": "holdfast.runtime.rows.windows",
+    "session": "holdfast.runtime.rows.windows",
+    "calendar": "holdfast.runtime.rows.windows",
     "Log": "holdfast.runtime.sources.log",
     "Generator": "holdfast.runtime.sources.generator",
-    "SQLite": "holdfast.sinks.sqlite",
+    "SQLite": "holdfast.sinks.sqlite.sink",
+    "Collect": "holdfast.sinks.collect",
+    "Console": "holdfast.sinks.console",
+    "connector": "holdfast.runtime.sources.installed",
     "HoldfastError": "holdfast.errors",
     "ConfigError": "holdfast.errors",
     "Damaged": "holdfast.errors",
@@ -55,7 +64,9 @@ _HOMES = {
 
 __all__ = [
     "App",
+    "Collect",
     "ConfigError",
+    "Console",
     "Damaged",
     "Fenced",
     "Generator",
@@ -66,6 +77,7 @@ __all__ = [
     "SQLite",
     "Unavailable",
     "calendar",
+    "connector",
     "count",
     "errors",
     "hopping",
@@ -82,16 +94,28 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
+    if name == "__version__":
+        globals()[name] = found = _version()
+        return found
     home = _HOMES.get(name)
     if home is None:
         if name.startswith("_"):
             raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-        unsupported = import_module("holdfast.runtime.unsupported")
+        unsupported = import_module("holdfast.runtime.api.unsupported")
         raise unsupported.no_attribute("hf", name, unsupported.MODULE, __all__)
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 
 
+def _version() -> str:
+    from importlib import metadata  # slow to load
+
+    try:
+        return metadata.version("holdfast")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,7 +1,7 @@
-"""Calls by a job's code whose arguments do not fit: one sentence with the place, not a traceback.
+"""Reports a call with wrong arguments in one sentence with its place in the job, not as a traceback.
 
-`checked` is put on the functions and constructors that users call. Python's own error names an `__init__` and no line
-of the job; this one names the call as users write it, what is missing or unknown, and how the call looks.
+`checked` decorates the functions and constructors that users call. Python's own error names an `__init__` and no line
+of the job; this error names the call as users write it, the missing or unknown argument, and an example of the call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class WrongArguments(ConfigError, TypeError):
-    """A call lacks an argument, or has one that does not exist."""
+    """A call lacks an argument, or names one that does not exist."""
 
 
 def checked(called: str, example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -48,7 +48,7 @@ def checked(called: str, example: str) -> Callable[[Callable[P, R]], Callable[P,
 
 
 def position() -> str:
-    """Return file and line of the nearest caller outside Holdfast."""
+    """Return the file and line of the nearest caller outside Holdfast."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "holdfast":
         frame = frame.f_back
@@ -63,9 +63,10 @@ def _wrong(
     by_place = [each.name for each in taken if each.kind is not each.KEYWORD_ONLY]
     given = len(args) - ("self" in signature.parameters)
     missing = [
-        each.name for each in taken
+        each.name
+        for each in taken
         if each.default is each.empty and each.name not in by_place[:given] and each.name not in kwargs
-    ]  # fmt: skip
+    ]
     unknown = [name for name in kwargs if name not in names]
     what = f"{called} at {position()}"
     example = f"for example {called}{example}"
@@ -75,7 +76,7 @@ def _wrong(
         return _refused(f"{what} has no argument {unknown[0]!r}", f"{hint}; {example}")
     if missing:
         return _refused(f"{what} lacks {' and '.join(repr(name) for name in missing)}", f"give it, {example}")
-    return _refused(f"{what} is given too much: {given} arguments by position, or one twice", f"write {example}")
+    return _refused(f"{what} has too many arguments: {given} by position, or one given twice", f"write {example}")
 
 
 def _refused(what: str, next_step: str) -> WrongArguments:

@@ -1,4 +1,4 @@
-"""The few kinds of error, each named for who has to act.
+"""The few kinds of error. Each kind decides who has to act.
 
 A message says what happened, what was *not* done, and what to do next. A broken invariant is
 an `assert` and stops the process; an expected refusal is an event, never an exception.
@@ -6,13 +6,13 @@ an `assert` and stops the process; an expected refusal is an event, never an exc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Where:
-    """The place an error speaks of; what is not known stays None, never zero."""
+    """The place an error refers to; an unknown part is None, never zero."""
 
     job: str | None = None
     operator: str | None = None
@@ -22,12 +22,34 @@ class Where:
     offset: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ErrorReport:
+    """An error as a value: on the wire, in the master's state, and in JSON as `errors` of API.md."""
+
+    kind: str
+    job: str | None = None
+    operator: str | None = None
+    epoch: int | None = None
+    source: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    what: str
+    not_done: str
+    next: str
+
+    def as_error(self) -> HoldfastError:
+        """Return the error that this report was made of."""
+        where = Where(self.job, self.operator, self.epoch, self.source, self.partition, self.offset)
+        raised = _KINDS.get(self.kind, JobFailed)
+        return raised(self.what, not_done=self.not_done, next_step=self.next, where=where)
+
+
 class HoldfastError(Exception):
     """Every error a user may see: what happened, what was not done, what to do next.
 
     Args:
         what: What happened, one sentence without a final full stop.
-        not_done: What was therefore not done or not changed.
+        not_done: What was not done, or not changed, as a result.
         next_step: What the reader should do.
         where: Job, operator, epoch, source, partition, offset, as far as known.
     """
@@ -48,14 +70,15 @@ class HoldfastError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.not_done, self.next_step, self.where)
 
+    def report(self) -> ErrorReport:
+        """Return the error as a value."""
+        return ErrorReport(
+            kind=self.kind, what=self.what, not_done=self.not_done, next=self.next_step, **asdict(self.where)
+        )
+
     def as_json(self) -> dict[str, Any]:
-        """Return the error in the form of API.md's `errors`."""
-        place = self.where
-        return {
-            "kind": self.kind, "job": place.job, "operator": place.operator, "epoch": place.epoch,
-            "source": place.source, "partition": place.partition, "offset": place.offset,
-            "what": self.what, "not_done": self.not_done, "next": self.next_step,
-        }  # fmt: skip
+        """Return the error in the form of `errors` in API.md."""
+        return asdict(self.report())
 
 
 def _rebuild(kind: type[HoldfastError], what: str, not_done: str, next_step: str, where: Where) -> HoldfastError:
@@ -70,20 +93,20 @@ class ConfigError(HoldfastError):
 
 
 class Damaged(HoldfastError):
-    """Stored bytes are not what was written; restore from something older."""
+    """Stored bytes differ from what was written; restore an older copy."""
 
     kind = "damaged"
     exit_status = 4
 
 
 class LocalDamaged(Damaged):
-    """The copy of the state on this machine's disk is not what was written; a restart reads the checkpoint instead."""
+    """The state on this machine's disk differs from what was written; a restart reads the checkpoint instead."""
 
 
 class Unavailable(HoldfastError):
-    """Something outside is not reachable; trying again later may work.
+    """A source, target or store is unreachable; a later retry may succeed.
 
-    Raised by a write, it means the outcome is unknown: it may have taken effect.
+    If a write raises it, the outcome is unknown: the write may have taken effect.
     """
 
     kind = "unavailable"
@@ -91,30 +114,35 @@ class Unavailable(HoldfastError):
 
 
 class Fenced(HoldfastError):
-    """A newer generation owns the job, or another run does; this process may not write again."""
+    """A newer generation or another run owns the job; this process may not write again."""
 
     kind = "fenced"
     exit_status = 6
 
 
 class JobFailed(HoldfastError):
-    """The job cannot run on; the message holds the first cause, not the last symptom."""
+    """The job cannot continue; the message holds the first cause, not the last symptom."""
 
     kind = "failed"
     exit_status = 7
 
 
+_KINDS: dict[str, type[HoldfastError]] = {
+    each.kind: each for each in (ConfigError, Damaged, Unavailable, Fenced, JobFailed)
+}
+
+
 class AlreadyExists(Exception):
-    """A conditional create found the name taken; the caller reads what is there."""
+    """A conditional create found the name taken; the caller reads the existing object."""
 
 
 class NotFound(Exception):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether code failed with this: an exception, `sys.exit`, or a panic of native code.
+    """Return whether this error is a failure of the code: an exception, `sys.exit`, or a panic of native code.
 
-    All else, an interrupt or the time limit of a test, is meant for whoever runs the process.
+    Anything else, such as an interrupt or the time limit of a test, is meant for the program that runs the code.
     """
     return isinstance(error, Exception | SystemExit) or type(error).__module__ == "pyo3_runtime"

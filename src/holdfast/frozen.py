@@ -1,8 +1,8 @@
-"""Changes to frozen dataclasses: dataclasses.replace, several times as fast.
+"""Changed copies of frozen dataclasses: dataclasses.replace, several times as fast.
 
-State machines return a changed copy of their state for every event, most often with one field changed of fifteen. The
-copy takes over what the original has and is not initialized again, so only classes may be changed so that check and
-compute nothing when they are made; others are left to dataclasses.replace.
+State machines return a changed copy of their state for every event, usually with one of fifteen fields changed. The
+copy takes over the original's fields without running `__init__`. That is correct only for classes that check and
+compute nothing when they are created; the others go through dataclasses.replace.
 
 Pure: no clock, thread or I/O.
 """
@@ -18,7 +18,7 @@ __all__ = ["replace"]
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from dataclasses import replace  # the type checker knows it, and compares the changes with the fields
+    from dataclasses import replace  # the type checker knows it and compares the changes with the fields
 else:
 
     def replace(value: T, /, **changes: Any) -> T:
@@ -31,12 +31,12 @@ else:
             fields.update(changes)
             if len(fields) == count:
                 return copy
-        return dataclasses.replace(value, **changes)  # something is cached beside the fields, or a change is no field
+        return dataclasses.replace(value, **changes)  # a cached value beside the fields, or a change that is no field
 
 
 @cache
 def _fields_copied(kind: Any) -> int:
-    """Return how many fields an object of this class has; 0 if making one does more than store them."""
+    """Return how many fields an object of this class has; 0 if creating one does more than store them."""
     fields = dataclasses.fields(kind)
     checks = hasattr(kind, "__post_init__") or hasattr(kind, "__slots__") or not kind.__dataclass_params__.init
     return 0 if checks or not all(field.init for field in fields) else len(fields)

@@ -1,6 +1,6 @@
-"""Values that every part of Holdfast shares; the words are those of docs/glossary.md.
+"""Values that every part of Holdfast shares, in the words of docs/glossary.md.
 
-All are frozen and plain, so that msgspec can put them on the wire and into JSON as they are.
+All are frozen and plain, so msgspec can put them on the wire and into JSON as they are.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ EPOCHS_GIVEN_UP_MAX = 100
 
 
 class Cut(NamedTuple):
-    """A completed checkpoint by content. Its number alone says too little: a root that was copied or restored uses
-    the same numbers for other checkpoints."""
+    """A completed checkpoint, identified by content. The number alone is ambiguous: a root that was copied or
+    restored reuses the same numbers for other checkpoints."""
 
     epoch: Epoch
     manifest: str
-    """SHA-256 of its manifest; empty where it is not known, and for epoch 0."""
+    """SHA-256 of its manifest; empty if unknown, and for epoch 0."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """A stored object, as a manifest names it; size and hash are verified on every read."""
+    """A stored object as a manifest names it; every read verifies size and hash."""
 
     path: str
     size: int
@@ -58,10 +58,10 @@ class SegmentRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     epoch: Epoch
     follows: Epoch
-    """The completed epoch that the segment's values are a change to; 0: nothing lies below it."""
+    """The completed epoch to which the segment applies; 0: nothing lies below it."""
     object: ObjectRef
     key_groups: tuple[int, int] | None = None
-    """Half-open range of key groups that count; None: all that the handle owns."""
+    """Half-open range of the key groups to read; None: all that the handle owns."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Writer:
 
 @dataclass(frozen=True, order=True)
 class Tag:
-    """How far a writer's output stands in its target. Only ever grows (PROTOCOL P17)."""
+    """How far a writer's output has reached in its target. Only ever grows (PROTOCOL P17)."""
 
     timeline: Timeline
     epoch: Epoch
@@ -102,7 +102,7 @@ class Staged:
 
 
 class RowDigest(msgspec.Struct, frozen=True):
-    """What some rows are known by, in any order: storage/rowhash.py. Unknown is None, never 0."""
+    """Identifies a set of rows regardless of their order: storage/rowhash.py. Unknown is None, never 0."""
 
     rows: int
     sum: int | None = None
@@ -135,7 +135,7 @@ class Barrier:
     epoch: Epoch
     committed_through: Epoch
     last: bool
-    """No record follows: the job finishes or stops with this epoch."""
+    """No record follows; the job finishes or stops with this epoch."""
 
 
 NEVER_US = -(1 << 63)
@@ -146,19 +146,19 @@ LAST_US = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Watermark:
-    """How far event time has come in a channel; microseconds since 1970, UTC (docs/design/0006)."""
+    """How far event time has advanced in a channel; microseconds since 1970, UTC (docs/design/0006)."""
 
     at_us: int
     idle: bool = False
-    """The sender has had nothing for a while: it holds nothing back where another one shows life."""
+    """The sender has sent no record for a while; it does not hold back event time where another sender is active."""
     quiet: bool = False
-    """The sender has had nothing for half of that while: it holds time back as before, and shows no life."""
+    """The sender has sent no record for half of that while; it holds back event time as before, but is not active."""
     over: bool = False
-    """The sender will have nothing any more, or never has: it holds nothing back."""
+    """The sender will send no more records, or never sends any; it does not hold back event time."""
 
 
 class SourcePosition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where reading goes on: the next offset of one partition of one source."""
+    """Where reading resumes: the next offset of one partition of one source."""
 
     source: str
     partition: int
@@ -166,4 +166,21 @@ class SourcePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     watermark: int | None = None
     """Watermark of the partition at this offset, in microseconds since 1970, UTC; None before its first record."""
     identity: str | None = None
-    """What the source said of the history that the records before this offset belong to (docs/design/0022)."""
+    """The history to which the records before this offset belong, as the source named it (docs/design/0022)."""
+
+
+class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that runs a job, as it shows itself in `live.json`."""
+
+    host: str
+    pid: int
+    seen_ms: int = 0
+    """How long ago, at the time of reading."""
+    at: int
+    """When it last showed itself; microseconds since 1970, UTC, by its own clock."""
+    owner: str | None = None
+    """The token in the job log's records that says which driver wrote them."""
+    boot_id: str | None = None
+    namespace: str | None = None
+    began: int | None = None
+    """When the process began, in ticks since the boot."""

@@ -1,6 +1,6 @@
 """What the runtime needs from the outside world, as protocols.
 
-Production, the test driver and the simulator each supply their own; the code between is the same.
+Production, the test driver and the simulator each supply their own implementation; the code above is the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Clock(Protocol):
     """Time decides when something happens, never whether it is right (PROTOCOL P3)."""
 
     def monotonic(self) -> float:
-        """Seconds, never going back."""
+        """Seconds; never decreases."""
 
     def wall_us(self) -> int:
         """Microseconds since 1970, UTC; may jump."""
@@ -35,7 +35,7 @@ class ObjectStore(Protocol):
         """
 
     def put(self, path: str, data: bytes) -> None:
-        """Write the object, replacing what is there. Readers see the old or the new bytes, whole."""
+        """Write the object, replacing any existing one. Readers see either the old or the new bytes, whole."""
 
     def get(self, path: str) -> bytes:
         """Return the bytes. Raises NotFound."""
@@ -44,15 +44,15 @@ class ObjectStore(Protocol):
         """Return the paths of all objects below the folder `prefix`, sorted."""
 
     def delete(self, path: str) -> None:
-        """Remove the object; it is no error if there is none."""
+        """Remove the object; a missing object is not an error."""
 
 
 @runtime_checkable
 class TidyStore(Protocol):
-    """An object store in which killed writers leave something behind."""
+    """An object store in which killed writers leave files behind."""
 
     def tidy(self) -> int:
-        """Remove it; return how many files that were."""
+        """Remove these files; return how many were removed."""
 
 
 class KeyValue(Protocol):
@@ -65,20 +65,20 @@ class KeyValue(Protocol):
         """Apply one batch atomically; at most about 1,000 keys, as this holds the GIL."""
 
     def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
-        """Remove all pairs with first <= key < end, of every range, as one batch; costs nothing per key."""
+        """Remove all pairs with first <= key < end for every range, as one batch; costs nothing per key."""
 
     def scan(self, first: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         """Return all pairs with first <= key < end, in order; raises Damaged, never truncates."""
 
     def flush(self, wait: bool = True) -> None:
-        """Make everything written so far survive a kill; without `wait`, soon."""
+        """Make everything written so far survive a kill; without `wait`, return before that is done."""
 
     def close(self) -> None:
         """Release the directory."""
 
 
 class Lane(Protocol):
-    """Background work in order: one job at a time, results come back as events."""
+    """Background work, one job at a time and in order; results come back as events."""
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         """Run `work` later; hand its result, or the exception it raised, to `done` on the loop's thread."""
@@ -88,4 +88,4 @@ class Target(Protocol):
     """The outside system behind one sink, seen by one writer. See sinks/contract.py."""
 
     def schema(self) -> pa.Schema:
-        """Columns that the target takes."""
+        """Columns that the target accepts."""

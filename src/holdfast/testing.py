@@ -1,6 +1,8 @@
-"""Test your own job: `from holdfast.testing import TestDriver, chaos_case`; for a check, `Context, Finding`.
+"""Test your own job: `from holdfast.testing import TestDriver, chaos_case`; to write a check, `Context, Finding`.
 
-Names load at first use: a test under real faults needs nothing of the test driver, and the other way round.
+Test your own connector with pytest: `SourceKit, source_conformance` and `SinkKit, sink_conformance`.
+
+Names load at first use: a test under real faults does not load the test driver, and vice versa.
 """
 
 from __future__ import annotations
@@ -9,19 +11,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.chaos.cases import Outcome, chaos_case
-    from holdfast.chaos.findings import Context, Finding
-    from holdfast.runtime.testing import TestDriver
+    from holdfast.chaos.cases.cases import chaos_case
+    from holdfast.chaos.cases.outcome import Outcome
+    from holdfast.chaos.judge.findings import Context, Finding
+    from holdfast.runtime.testing.driver import TestDriver
+    from holdfast.runtime.testing.sink_kit import SinkKit, sink_conformance
+    from holdfast.runtime.testing.source_kit import SourceKit, source_conformance
 
 _HOMES = {
-    "Context": "holdfast.chaos.findings",
-    "Finding": "holdfast.chaos.findings",
-    "Outcome": "holdfast.chaos.cases",
-    "TestDriver": "holdfast.runtime.testing",
-    "chaos_case": "holdfast.chaos.cases",
+    "Context": "holdfast.chaos.judge.findings",
+    "Finding": "holdfast.chaos.judge.findings",
+    "Outcome": "holdfast.chaos.cases.outcome",
+    "SinkKit": "holdfast.runtime.testing.sink_kit",
+    "SourceKit": "holdfast.runtime.testing.source_kit",
+    "TestDriver": "holdfast.runtime.testing.driver",
+    "chaos_case": "holdfast.chaos.cases.cases",
+    "sink_conformance": "holdfast.runtime.testing.sink_kit",
+    "source_conformance": "holdfast.runtime.testing.source_kit",
 }
 
-__all__ = ["Context", "Finding", "Outcome", "TestDriver", "chaos_case"]
+__all__ = [
+    "Context",
+    "Finding",
+    "Outcome",
+    "SinkKit",
+    "SourceKit",
+    "TestDriver",
+    "chaos_case",
+    "sink_conformance",
+    "source_conformance",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ from holdfast.checkpoint.repository import Repository, read_verified
 from holdfast.model import Generation, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.state.store import Identity, StateStore
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 PARTITIONS = 4
@@ -36,7 +36,7 @@ PARTITIONS = 4
 
 @dataclass
 class Used:
-    """What the worker processes used, by process id: CPU seconds and bytes, the highest seen."""
+    """The resources of the worker processes, by process id: highest CPU seconds and bytes seen."""
 
     cpu_s: dict[int, float] = field(default_factory=dict)
     rss: dict[int, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def write_input(folder: Path, rows: int, keys: int) -> tuple[int, int]:
 
 
 def run_job(folder: Path, used: Used, job: str = "keyed_job.py") -> None:
-    """Run the job to its end, and note what its workers use."""
+    """Run the job to its end, and record the resources of its workers."""
     path = str(Path(__file__).with_name(job))
     command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", path, "--progress", "json"]
     environment = {**os.environ, "KEYED_FOLDER": str(folder), "TMPDIR": str(folder)}

@@ -1,4 +1,4 @@
-"""From a record's way into the input log to its row in the target, at a fixed rate with ten epochs a second.
+"""The time from a record's append to the input log to its row in the target, at a fixed rate with ten epochs a second.
 
 Every record carries the time at which it was appended. A reader of each target looks for new rows again and again and
 takes the difference when a row is seen first; looking adds about `LOOK_S`. The commit's share is read off the job log.
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError
-from holdfast.runtime.subtask import READ_BYTES_MAX
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.runtime.worker.subtask import READ_BYTES_MAX
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 PARTITIONS, APPENDS_PER_SECOND, LOOK_S, TIMEOUT_S = 2, 20, 0.005, 180.0
@@ -60,13 +60,15 @@ def bench_latency(bench: Bench, tmp_path: Path) -> None:
     bench.report(per=feed.rows, unit="row", check=sum(target.rows for target in seen.values()))
     bench.note(f"record in to epoch committed: {spread(committed_us(tmp_path, feed), feed.measured_from_us)}")
     for name, target in seen.items():
-        bench.note(f"record in to row visible in {name}, delivered at commit: "
-                   f"{spread(target.latencies(), feed.measured_from_us)}")  # fmt: skip
+        bench.note(
+            f"record in to row visible in {name}, delivered at commit: "
+            f"{spread(target.latencies(), feed.measured_from_us)}"
+        )
     bench.note(f"load average of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
 
 
 def watch(process: subprocess.Popen[bytes], feed: Feed, targets: list[Seen], seconds: float) -> None:
-    """Look for new rows until the job has ended; the feed ends so long after rows were seen in every target."""
+    """Look for new rows until the job has ended; the feed ends `seconds` after every target has shown rows."""
     deadline = time.monotonic() + TIMEOUT_S
     while process.poll() is None:
         assert time.monotonic() < deadline, f"rows seen in {TIMEOUT_S:g} s: {[target.rows for target in targets]}"
@@ -78,7 +80,7 @@ def watch(process: subprocess.Popen[bytes], feed: Feed, targets: list[Seen], sec
 
 
 class Feed:
-    """Appends records at a fixed rate until it is told when to end; a late append is made up for by the next ones."""
+    """Appends records at a fixed rate until it is given an end; later appends compensate for a late one."""
 
     def __init__(self, folder: Path, rows_per_append: int) -> None:
         self._writer, self._each = LogWriter(open_objects(str(folder))), rows_per_append
@@ -90,7 +92,7 @@ class Feed:
         self.thread.start()
 
     def end_after(self, seconds: float) -> None:
-        """Go on for so long, and measure from a second from now."""
+        """Continue for this long, and measure from one second from now."""
         if self._end is None:
             self.measured_from_us = time.time_ns() // 1_000 + 1_000_000
             self._end = time.monotonic() + 1.0 + seconds
@@ -113,12 +115,12 @@ class Feed:
         self._writer.seal()
 
     def appended_before(self, rows: int) -> int:
-        """Return how many appends the first so many rows of a partition are."""
+        """Return how many appends made up the first rows of a partition."""
         return rows // self._each
 
 
 class Seen:
-    """When the rows of a target were seen first: pairs of (sent, seen) in microseconds.
+    """When the rows of a target were first seen: pairs of (sent, seen) in microseconds.
 
     Args:
         new: Returns when the rows that are new since its last call were sent.
@@ -129,7 +131,7 @@ class Seen:
         self._pairs: list[NDArray[np.int64]] = []
 
     def look(self) -> None:
-        """Look for rows that are new."""
+        """Look for new rows."""
         sent = self._new()
         if len(sent):
             self.rows += len(sent)
@@ -172,7 +174,7 @@ class Appended:
             try:
                 self._reader = LogReader(open_objects(str(self._folder)))
             except ConfigError:
-                return np.empty(0, np.int64)  # the job has not made it yet
+                return np.empty(0, np.int64)  # the job has not created it yet
         self._reader.refresh()
         found = []
         for partition, end in self._reader.end_offsets().items():
@@ -184,7 +186,7 @@ class Appended:
 
 
 def committed_us(folder: Path, feed: Feed) -> NDArray[np.int64]:
-    """Return, by append, when it was sent and when the epoch that holds it was committed."""
+    """Return, per append, when it was sent and when its epoch was committed."""
     repository = Repository(open_objects(str(folder / "root" / "latency")))
     job = repository.read_log()
     assert job is not None
@@ -198,7 +200,7 @@ def committed_us(folder: Path, feed: Feed) -> NDArray[np.int64]:
 
 
 def spread(pairs: NDArray[np.int64], from_us: int) -> str:
-    """Return the percentiles of what was sent after the warm-up."""
+    """Return the percentiles for records sent after the warm-up."""
     sent, seen = pairs
     ms = (seen - sent)[sent >= from_us] / 1_000
     p50, p99 = np.percentile(ms, [50, 99])

@@ -1,4 +1,4 @@
-"""What one row costs in a Python function: made from columns, called, checked, and put into columns again."""
+"""The cost of one row in a Python function: made from columns, passed to it, checked, and put into columns again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from harness import Bench
 
 import holdfast as hf
 from holdfast.checkpoint.repository import Repository
-from holdfast.runtime.dataflow import Stream
-from holdfast.runtime.operators.fragment import FragmentRuntime
+from holdfast.runtime.api.stream import Stream
+from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
-from holdfast.storage.log import LogReader
+from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects
 
 
@@ -43,24 +43,28 @@ def scale(bid: Bid) -> Scaled:
     return Scaled(bid.auction, bid.price * 1.19, bid.channel)
 
 
+def scale_row(row: hf.Row) -> Scaled:
+    return Scaled(row.auction, row.price * 1.19, row.channel)
+
+
 def bench_python_map(bench: Bench) -> None:
     """Three columns in, three out, of dataclasses: the common case."""
     _run(bench, lambda bids: bids.map(scale, to=Scaled))
 
 
 def bench_python_filter(bench: Bench) -> None:
-    """Every row passes, so that all of them are also copied."""
+    """Every row passes, so all of them are copied too."""
     _run(bench, lambda bids: bids.filter(lambda bid: bid.price >= 0.0))
 
 
 def bench_python_map_of_hf_rows(bench: Bench) -> None:
-    """Behind a select there is no dataclass: rows are `hf.Row`."""
-    _run(bench, lambda bids: bids.select("auction", "price", "channel").map(scale, to=Scaled))
+    """After a select there is no dataclass: rows are `hf.Row`."""
+    _run(bench, lambda bids: bids.select("auction", "price", "channel").map(scale_row, to=Scaled))
 
 
 @pytest.mark.e2e
 def bench_python_map_in_a_job(bench: Bench, tmp_path: Path) -> None:
-    """The same through everything: embedded log, two workers on Spark, an epoch a second; the target gets few rows."""
+    """The same in a whole job: embedded log, two workers on Spark, an epoch a second; the target gets few rows."""
     rows = bench.size("rows", smoke=200_000, full=16_000_000)
     keys = bench.size("keys", smoke=1_000, full=100_000)
     write_input(tmp_path, rows, keys)
@@ -78,7 +82,7 @@ def bench_python_map_in_a_job(bench: Bench, tmp_path: Path) -> None:
 
 
 def batches(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Return everything that the input holds."""
+    """Return the whole input."""
     reader = LogReader(open_objects(str(folder / "input")))
     for partition in range(PARTITIONS):
         batch, following = reader.read(partition, 0, 64 << 20)

@@ -1,4 +1,4 @@
-"""From the SIGKILL of a worker to the first record of the reassigned subtask, and to the next completed epoch."""
+"""The time from the SIGKILL of a worker to the reassigned subtask's first record, and to the next completed epoch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bench_recovery(bench: Bench, tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.slow
 def bench_cluster_recovery(bench: Bench, tmp_path: Path) -> None:
-    """The same on a standalone cluster with two executors; and a killed driver whose command is given again."""
+    """The same on a standalone cluster with two executors; and a killed driver whose command is run again."""
     rounds = bench.size("kills of each kind", smoke=1, full=3)
     make_input(tmp_path, bench.size("rows", smoke=400_000, full=4_000_000))
     repository = Repository(open_objects(str(tmp_path / "root" / "counting")))
@@ -86,7 +86,7 @@ def spread(values_ms: list[float]) -> str:
 
 
 def kill(run: Run, subtask: int) -> tuple[int, int]:
-    """SIGKILL the worker that runs the subtask; return when, in microseconds, and the subtask."""
+    """SIGKILL the worker that runs the subtask; return the time in microseconds, and the subtask."""
     pid = next(worker["pid"] for worker in run.lines[-1]["workers"] if worker["subtasks"] == [subtask])
     at = time.time_ns() // 1000
     os.kill(pid, signal.SIGKILL)
@@ -95,7 +95,7 @@ def kill(run: Run, subtask: int) -> tuple[int, int]:
 
 
 def first_record(folder: Path, restarts: int, subtask: int) -> int:
-    """Return when the subtask took its first record after so many restarts."""
+    """Return when the subtask took its first record after this many restarts."""
 
     def found() -> Any:
         status = json.loads((folder / "root" / "counting" / "live.json").read_text())

@@ -1,4 +1,4 @@
-"""What TLS costs on the data plane: frames through one loopback connection, in the clear and encrypted, in one run."""
+"""The cost of TLS on the data plane: frames through one loopback connection, in plain and encrypted, in one run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FRAME_BYTES = 1 << 20
 
 
 def bench_streams(bench: Bench) -> None:
-    """Frames of 1 MiB, about what a batch is; the reader only reads."""
+    """Frames of 1 MiB, about the size of a batch; the reader only reads."""
     frames = bench.size("frames of 1 MiB", smoke=8, full=4_000)
     with bench.timed():
         plain = seconds(Credentials(b"s" * 32), frames)

@@ -1,4 +1,4 @@
-"""Keyed count and sum: what one batch costs a table, and what a barrier costs it."""
+"""Keyed count and sum: the cost of one batch and of a barrier for a table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from harness import Bench
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal, unseal
-from holdfast.state.keys import KeyType
-from holdfast.state.table import ColumnSpec, Table, TableSpec
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
 COLUMNS = (ColumnSpec("count", np.dtype(np.int64)), ColumnSpec("sum", np.dtype(np.int64)))
 NUMBER = KeyType(("k",), (pa.int64(),))
@@ -55,7 +55,7 @@ def bench_keyed_count_and_sum(bench: Bench, kind: KeyType) -> None:
 
 @pytest.mark.parametrize("what", ["freeze", "commit", "roll back", "seal", "unseal"])
 def bench_barrier(bench: Bench, what: str) -> None:
-    """One epoch of dirty integer keys, through everything that a barrier brings about."""
+    """One epoch of dirty integer keys, through all work that a barrier causes."""
     keys = bench.size("keys", smoke=1_000, full=1_000_000)
     dirty = bench.size("dirty", smoke=500, full=500_000)
     table = whole_table(NUMBER, keys)

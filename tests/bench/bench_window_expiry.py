@@ -1,4 +1,4 @@
-"""A window of many keys is over: what that costs by one range per key group, and by a delete per key, in one run."""
+"""The cost of closing a window with many keys: by one range per key group, and by one delete per key, in one run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pyarrow as pa
 from harness import Bench
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.runtime.windows import END_COLUMN, TIME, WINDOW_END
+from holdfast.runtime.rows.windows import END_COLUMN, TIME, WINDOW_END
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.keys import KeyType
+from holdfast.state.keys.batch import KeyType
 from holdfast.state.rocks import RocksKeyValue
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.table import ColumnSpec, TableSpec
+from holdfast.state.tables.table import ColumnSpec, TableSpec
 
 GROUPS = 128
 KEY = KeyType((WINDOW_END, "k"), (TIME, pa.int64()), unrouted=1)
@@ -26,7 +26,7 @@ OVER_US, OPEN_US = 10_000_000, 20_000_000
 
 
 def bench_window_expiry(bench: Bench, tmp_path: Path) -> None:
-    """One window is over, another of as many keys is open; both are committed and in the cold store."""
+    """One window is closed, another with as many keys is open; both are committed and in the cold store."""
     keys = bench.size("keys", smoke=10_000, full=1_000_000)
     by_key, by_range = Window(tmp_path / "keys", keys), Window(tmp_path / "range", keys)
     deleted = by_key.leaves(by_key.delete)
@@ -61,7 +61,7 @@ class Window:
         self._apply()
 
     def leaves(self, erase: Callable[[], None]) -> dict[str, float]:
-        """Take the expired window out of everything; return seconds of CPU per part, and the segment's bytes."""
+        """Remove the expired window everywhere; return seconds of CPU per part, and the segment's bytes."""
         header = SegmentHeader(JOB, Generation(1), Timeline(1), Epoch(2), Epoch(1), WORKER)
         segment = b""
 
@@ -84,15 +84,15 @@ class Window:
         return {**spent, "all s": sum(spent.values()), "segment bytes": len(segment)}
 
     def delete(self) -> None:
-        """By a tombstone per key."""
+        """Delete by one tombstone per key."""
         self._table.delete(self._over())
 
     def expire(self) -> None:
-        """By a range per key group."""
+        """Expire by one range per key group."""
         self._table.expire(self._over(), np.full(GROUPS, OVER_US))
 
     def left(self) -> int:
-        """Return how many rows there are, in the table and in the cold store alike."""
+        """Return how many rows are left; table and cold store must agree."""
         rows = len(self.cold.scan(b"\x00\x01", b"\x00\x02"))
         assert rows == self._table.present().size
         return rows

@@ -24,27 +24,27 @@ from windowed_job import ROW_BYTES, SCHEMA, make
 
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.runtime.operators.fragment import FragmentRuntime
-from holdfast.runtime.operators.window import KeyGroups
-from holdfast.runtime.routing import Router
-from holdfast.runtime.subtask import READ_BYTES_MAX
+from holdfast.runtime.operators.contract import KeyGroups
+from holdfast.runtime.worker.fragment import FragmentRuntime
+from holdfast.runtime.worker.routing import Router
+from holdfast.runtime.worker.subtask import READ_BYTES_MAX
 from holdfast.sinks.staging import Stage
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.store import Identity, StateStore
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 PARTITIONS = 4
 START_US = 1_767_225_600_000_000
 RECORDS_PER_SECOND = 400_000
-"""Of event time: how many rows a window holds."""
+"""In event time; determines how many rows a window holds."""
 JOB, WORKER = JobUuid("bench"), WorkerId("bench")
 Result = TypeVar("Result")
 
 
 @pytest.mark.e2e
 def bench_windowed(bench: Bench, tmp_path: Path) -> None:
-    """A row per key and ten seconds of event time; keys come again in every window."""
+    """A row per key and ten seconds of event time; keys recur in every window."""
     rows = bench.size("rows", smoke=400_000, full=64_000_000)
     keys = bench.size("keys", smoke=1_000, full=100_000)
     rows, total = write_input(tmp_path, rows, keys)
@@ -63,7 +63,7 @@ def bench_windowed(bench: Bench, tmp_path: Path) -> None:
 
 
 def bench_windowed_parts(bench: Bench, tmp_path: Path) -> None:
-    """The same path in one thread without Spark, channels and checkpoints: where the time of a row goes."""
+    """The same path in one thread without Spark, channels and checkpoints: breaks down the time of a row."""
     rows = bench.size("rows", smoke=100_000, full=8_000_000)
     keys = bench.size("keys", smoke=1_000, full=100_000)
     rows, _ = write_input(tmp_path, rows, keys)
@@ -116,7 +116,7 @@ def read_log(folder: Path) -> pa.Table:
 
 
 def run_job(folder: Path, used: Used) -> None:
-    """Run the job to its end, and note what its workers use."""
+    """Run the job to its end, and record the resources of its workers."""
     job = Path(__file__).with_name("windowed_job.py")
     command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(job), "--progress", "json"]
     environment = {**os.environ, "WINDOWED_FOLDER": str(folder), "TMPDIR": str(folder)}
@@ -143,7 +143,7 @@ def note_steady_state(bench: Bench, folder: Path) -> None:
 
 
 class Parts:
-    """The steps of a row, one after the other."""
+    """The steps of a row, one after another."""
 
     def __init__(self, folder: Path) -> None:
         plan = make(folder).plan()

@@ -1,6 +1,6 @@
-"""What a benchmark gets: sizes for a smoke run or a full one, a stopwatch, and a report that checks the work.
+"""The tools of a benchmark: sizes for a smoke run or a full one, a stopwatch, and a report that checks the work.
 
-The smoke size runs in every `make test`, so that no benchmark rots; `make bench` takes the full one.
+The smoke size runs in every `make test`, so that no benchmark rots; `make bench` uses the full one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class Bench:
-    """One benchmark in the making. Times mean something at full size only."""
+    """One running benchmark. Times are meaningful only at full size."""
 
     def __init__(self, name: str, full: bool) -> None:
         self.name, self.full = name, full
@@ -21,7 +21,7 @@ class Bench:
         self.notes: list[str] = []
 
     def size(self, what: str, *, smoke: int, full: int) -> int:
-        """Return how much work to do, and note it for the report."""
+        """Return how much work to do, and record it for the report."""
         self.sizes[what] = full if self.full else smoke
         return self.sizes[what]
 
@@ -38,7 +38,7 @@ class Bench:
         self.notes.append(line)
 
     def report(self, *, per: int, unit: str, check: int) -> None:
-        """Note the result: `per` units were done, `check` is what the work came to."""
+        """Record the result: `per` units were done, and `check` is a number computed from them."""
         assert self.seconds is not None, "nothing was timed"
         assert per > 0
         sizes = ", ".join(f"{what} {count:,}" for what, count in self.sizes.items())

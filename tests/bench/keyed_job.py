@@ -1,4 +1,4 @@
-"""The benchmark job: running count and sum per key, kept as state, of an embedded log of two int64 columns."""
+"""The benchmark job: running count and sum per key, kept as state, over an embedded log of two int64 columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make(folder: Path) -> hf.App:
     app = hf.App("keyed", root=str(folder / "root"), checkpoint_every="1s")
     rows = app.source("rows", hf.Log(str(folder / "input"), SCHEMA))
     rows.key_by("k").agg("counts", n=hf.count(), total=hf.sum("v"))
-    # A job needs a sink; this one takes the one record of a source of its own, so that the rows above reach no target.
+    # A job needs a sink; this one takes the single record of its own source, so that the rows above reach no target.
     tick = app.source("tick", hf.Generator(SCHEMA, lambda i: (i, i), count=1))
     tick.filter(pl.col("v") >= 0).sink("ticks", hf.SQLite(str(folder / "out.db"), table="ticks"))
     return app

@@ -1,4 +1,4 @@
-"""Where the time of the keyed benchmark goes: each part alone, in one thread, on the same data."""
+"""Breaks down the time of the keyed benchmark: each part alone, in one thread, on the same data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from keyed_job import SCHEMA, make
 from numpy.typing import NDArray
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.runtime.routing import Router
-from holdfast.runtime.subtask import READ_BYTES_MAX
+from holdfast.runtime.worker.routing import Router
+from holdfast.runtime.worker.subtask import READ_BYTES_MAX
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.table import Table
-from holdfast.storage.log import LogReader
+from holdfast.state.tables.table import Table
+from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects
 from holdfast.storage.rowhash import digest_of
 
@@ -45,7 +45,7 @@ def parts_ns(folder: Path, rows_max: int) -> dict[str, float]:
         if batch is None:
             break
         if done < rows_max // 2 <= done + batch.num_rows:
-            # The first half made the keys known; what they cost from then on is the question.
+            # The first half introduces the keys; only the cost of known keys is measured.
             spent, known = {"read": 0.0}, done
         done += batch.num_rows
         timed("digest", lambda: digest_of(batch))  # noqa: B023 - called at once

@@ -1,4 +1,4 @@
-"""The benchmark job: an embedded log passed on to SQLite and to another log, ten epochs a second."""
+"""The benchmark job: copies an embedded log to SQLite and to another log, ten epochs a second."""
 
 from __future__ import annotations
 

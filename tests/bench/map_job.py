@@ -1,4 +1,4 @@
-"""The benchmark job: a Python function for every row of an embedded log, of which little reaches the target."""
+"""The benchmark job: a Python function for every row of an embedded log; few rows reach the target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Row:
 
 
 def doubled(row: Row) -> Row:
-    """Give the row with twice its value."""
+    """Return the row with twice its value."""
     return Row(row.k, 2 * row.v)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark job: count, sum and largest value per key and tumbling window of an embedded log, written to a log."""
+"""The benchmark job: count, sum and maximum per key and tumbling window of an embedded log, written to a log."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pyarrow as pa
 
 import holdfast as hf
 
-SCHEMA = pa.schema([
-    pa.field("k", pa.int64(), nullable=False),
-    pa.field("v", pa.int64(), nullable=False),
-    pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
-])  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int64(), nullable=False),
+        pa.field("v", pa.int64(), nullable=False),
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
 ROW_BYTES = 24
 
 

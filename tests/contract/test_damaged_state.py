@@ -1,4 +1,4 @@
-"""A job whose newest state is damaged: the run says so; a rewind to a whole checkpoint repairs state and outputs."""
+"""A job whose newest state is damaged: the run reports it; a rewind to an intact checkpoint repairs all of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def segments(words: Words, epoch: int) -> list[str]:
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Words:
-    """A stopped job of which the state of the last checkpoint has a flipped bit."""
+    """A stopped job whose last checkpoint has a flipped bit in its state."""
     words = Words(tmp_path)
     words.say(a=1, b=2)
     words.say(a=10, c=3)
@@ -41,9 +41,9 @@ def test_the_run_ends_and_says_which_object_and_what_next(damaged: Words) -> Non
     damaged.cluster.pass_time(30.0)
     assert damaged.cluster.driver.outcome is not None
     outcome, error = damaged.cluster.driver.outcome
-    assert outcome == "failed" and error is not None and error["kind"] == "damaged"
-    assert "segments/" in error["what"]
-    assert "holdfast checkpoints verify" in error["next"] and "holdfast rewind" in error["next"]
+    assert outcome == "failed" and error is not None and error.kind == "damaged"
+    assert "segments/" in error.what
+    assert "holdfast checkpoints verify" in error.next and "holdfast rewind" in error.next
 
 
 def test_a_rewind_to_a_whole_checkpoint_repairs_state_and_outputs(

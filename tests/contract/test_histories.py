@@ -1,7 +1,7 @@
 """A root that was restored or copied: the same job, timeline and epochs, but another history.
 
-Local folders of the other history are still there when a worker looks for state to begin from. The answer is computed
-from the input, in plain Python.
+Local folders of the other history still exist when a worker looks for state to start from. Plain Python computes the
+expected answer from the input.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from holdfast.runtime.cli.jobfile import load
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.local import LocalFolders
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.runtime.cli.start.jobfile import load
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.worker.local import LocalFolders
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 FILE = """
@@ -43,7 +43,7 @@ ITEMS = tuple(f"item {number}" for number in range(40))
 
 
 class Site:
-    """Everything that the job has in one folder: root, log and targets; workers keep their state elsewhere."""
+    """The job's root, log and targets in one folder; workers keep their state elsewhere."""
 
     def __init__(self, folder: Path, machine: Path) -> None:
         self.folder, self.machine = folder, machine
@@ -64,13 +64,13 @@ class Site:
         self.cluster.pass_time(2.0)
 
     def sell(self, n: int, *items: str) -> None:
-        """Sell so many of each item, and wait until the totals are out and local state has followed."""
+        """Sell `n` of each item, and wait until the totals are delivered and local state has followed."""
         rows = [{"item": item, "n": n} for item in items]
         LogWriter(LocalObjects(str(self.folder / "sales"))).append({0: pa.Table.from_pylist(rows, schema=SALES)})
         self.cluster.pass_time(4.0)
 
     def kill_all(self) -> None:
-        """Leave root, targets and local folders as they stand."""
+        """Leave root, targets and local folders as they are."""
         for member in self.cluster.members.values():
             member.loop.close()
 
@@ -89,7 +89,7 @@ class Site:
             return dict(db.execute("SELECT item, total FROM totals"))
 
     def expected(self) -> Mapping[str, int]:
-        """Return what the log says, without the job."""
+        """Return the totals computed from the log, without the job."""
         found: Counter[str] = Counter()
         reader = LogReader(LocalObjects(str(self.folder / "sales")))
         batch, offset = reader.read(0, 0, 1 << 30)
@@ -102,7 +102,7 @@ class Site:
 
 @pytest.fixture
 def machines(tmp_path: Path) -> tuple[Path, Path]:
-    """Where the workers of two machines keep their state."""
+    """The folders in which the workers of two machines keep their state."""
     return tmp_path / "machine-a", tmp_path / "machine-b"
 
 
@@ -125,7 +125,7 @@ class TestAHistoryThatWasRestored:
         site.start()
         while site.epoch < undone + 2:
             site.sell(10, *ITEMS[::2])
-        site.machine = machines[0]  # where folders of the same epochs were left
+        site.machine = machines[0]  # which still has folders of the same epochs
         site.kill_one()
         site.kill_one()
         site.sell(100, *ITEMS)

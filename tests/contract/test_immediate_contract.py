@@ -1,6 +1,6 @@
-"""What every target promises that is written at once, run against each of them.
+"""The contract of immediate targets, run against each of them.
 
-A crash is an exception that no target knows, raised at a named point of a write; the target that saw it is abandoned.
+A crash is an exception that no target knows, raised at a named point of a write; the crashed target is abandoned.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError, Fenced, Unavailable
 from holdfast.model import Generation, Timeline
 from holdfast.sinks.contract import DELETE, OP, PUT, Fault, FaultPoint, no_fault
-from holdfast.sinks.immediate import IdempotentSink, ImmediateSink, ImmediateTarget, Origin, Owner, Written
+from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner, Written
 from holdfast.sinks.memory_immediate import ImmediateTable
-from holdfast.sinks.sqlite import SQLite
-from holdfast.sinks.sqlite_immediate import ImmediateSQLiteTarget
+from holdfast.sinks.sqlite.immediate import ImmediateSQLiteTarget
+from holdfast.sinks.sqlite.sink import SQLite
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
@@ -302,7 +302,7 @@ class TestCrash:
 
 
 Record = tuple[int, bool]
-"""Key, whether it deletes."""
+"""Key, and whether the change deletes it."""
 RECORDS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=12)
 
 
@@ -317,7 +317,7 @@ class TestAnyCut:
         data: st.DataObject,
         tmp_path_factory: pytest.TempPathFactory,
     ) -> None:
-        """Every reading begins at or before where the last one ended and ends anywhere, the last one at the end."""
+        """Every read starts at or before the end of the previous one and ends anywhere; the last ends at the end."""
         world = make() if make is MemoryWorld else make(tmp_path_factory.mktemp("any"))
         changes = [(k, None if gone else f"r{n}", DELETE if gone else PUT) for n, (k, gone) in enumerate(records)]
         reached = 0
@@ -342,35 +342,36 @@ def _last(changes: list[tuple[int, str | None, int]]) -> dict[int, str | None]:
 class TestChoice:
     def test_a_table_that_keeps_tags_can_be_written_at_once(self) -> None:
         table = SQLite("/data/out.db", "users", KEY, "idempotent")
-        assert isinstance(table, IdempotentSink) and isinstance(table.at_once(), ImmediateSink)
+        immediate: ImmediateSink = table.at_once()
+        assert table.traits.immediate and immediate.traits.immediate and immediate.where == table.where
 
     def test_any_other_cannot(self) -> None:
-        assert SQLite("/data/out.db", "users", KEY).at_once() is None
+        assert not SQLite("/data/out.db", "users", KEY).traits.immediate
 
 
 class WithoutTimeline(ImmediateTable):
-    """Tags that know no rewind."""
+    """Tags without a timeline, so a rewind does not change them."""
 
     def tag_of(self, owner: Owner, origin: Origin, offset: int) -> str:
         return super().tag_of(replace(owner, timeline=Timeline(1)), origin, offset)
 
 
 class WithoutTombstones(ImmediateTable):
-    """A deleted key leaves nothing."""
+    """A deleted key leaves no tombstone."""
 
     def bury(self, key: tuple[Any, ...], tag: str) -> None:
         pass
 
 
 class WithoutPartitions(ImmediateTable):
-    """Whatever partition a key comes from."""
+    """A key may come from any partition."""
 
     def is_elsewhere(self, owner: Owner, origin: Origin, tag: str) -> bool:
         return False
 
 
 class WithoutUuid(ImmediateTable):
-    """Tags of all jobs compare."""
+    """Tags of different jobs are compared."""
 
     def write(
         self, owner: Owner, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch], reached: int = 0
@@ -380,7 +381,7 @@ class WithoutUuid(ImmediateTable):
 
 
 class TestWrongVersions:
-    """Each negates a part of P1 or P22; the promise beside it must tell it from the right one."""
+    """Each breaks a part of P1 or P22; the test named beside it must catch it."""
 
     @pytest.mark.parametrize(
         ("wrong", "promise"),

@@ -1,8 +1,8 @@
 """Plays of the production loop in which a target is restored under a job, or two roots of a job run at the same time.
 
-A seed chooses what happens in which order: records, kills of a worker or of the driver, the backup, the restore, the
-copy of the root. All records are in one partition, so what a target may show is known at every moment: the first
-records, each exactly once. Wrong versions of the rules have to be caught by the same plays.
+A seed chooses the events and their order: records, kills of a worker or of the driver, the backup, the restore, the
+copy of the root. All records are in one partition, so a target may only ever show the first records, each exactly
+once. The same plays must catch wrong versions of the rules.
 
 Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
-from holdfast.chaos.mutation import Mutant, Swap, applied
-from holdfast.runtime.cluster import Cluster
+from holdfast.chaos.mutants.mutation import Mutant, Swap, applied
+from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks import memory
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.owners import Claim, Held
@@ -29,7 +29,7 @@ STEPS = 8
 
 
 class MemorySite(Site):
-    """A target in memory that all jobs of the site share."""
+    """A target in memory, shared by all jobs of the site."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "memory")
@@ -49,7 +49,7 @@ class MemorySite(Site):
         return lambda: vars(self.table).update(copy.deepcopy(kept))
 
     def check(self) -> None:
-        assert self.numbers() == list(range(len(self.numbers()))), "a record is missing or there twice"
+        assert self.numbers() == list(range(len(self.numbers()))), "a record is missing or appears twice"
 
 
 def disturb(chance: random.Random, cluster: Cluster) -> None:
@@ -61,7 +61,7 @@ def disturb(chance: random.Random, cluster: Cluster) -> None:
 
 
 def restored(folder: Path, seed: int) -> str:
-    """Play a target that is restored under its job; return how the job ended."""
+    """Play a restore of a target under its running job; return how the job ended."""
     chance, site = random.Random(seed), MemorySite(folder)
     cluster = site.start()
     backed_up, restored_at = sorted(chance.sample(range(1, STEPS - 1), 2))
@@ -74,7 +74,7 @@ def restored(folder: Path, seed: int) -> str:
         disturb(chance, cluster)
         site.say(cluster)
         site.check()
-    return "runs" if cluster.driver.outcome is None else str((cluster.driver.outcome[1] or {}).get("kind"))
+    return "runs" if cluster.driver.outcome is None else getattr(cluster.driver.outcome[1], "kind", "None")
 
 
 def copied(folder: Path, seed: int) -> list[str]:
@@ -91,22 +91,32 @@ def copied(folder: Path, seed: int) -> list[str]:
             disturb(chance, cluster)
             site.say(cluster, 2)
             site.check()
-    return ["runs" if c.driver.outcome is None else str((c.driver.outcome[1] or {}).get("kind")) for c in clusters]
+    return ["runs" if c.driver.outcome is None else getattr(c.driver.outcome[1], "kind", "None") for c in clusters]
 
 
 MUTANTS = [
     (
-        Mutant("owner-of-a-target-ignored", "P1, P17", "any owner of a target is taken over from",
-               (Swap(Claim, "must_take_over", lambda _: _takes_any_over),
-                Swap(Claim, "check_stands", lambda _: lambda *_args: None))),
+        Mutant(
+            "owner-of-a-target-ignored",
+            "P1, P17",
+            "any owner of a target is taken over from",
+            (
+                Swap(Claim, "must_take_over", lambda _: _takes_any_over),
+                Swap(Claim, "check_stands", lambda _: lambda *_args: None),
+            ),
+        ),
         copied,
     ),
     (
-        Mutant("standing-tag-not-compared", "P24", "a delivery moves the tag from wherever it stands",
-               (Swap(memory, "check_continues", lambda _: lambda *_args: None),)),
+        Mutant(
+            "standing-tag-not-compared",
+            "P24",
+            "a delivery moves the tag from wherever it stands",
+            (Swap(memory, "check_continues", lambda _: lambda *_args: None),),
+        ),
         restored,
     ),
-]  # fmt: skip
+]
 
 
 def _takes_any_over(claim: Claim, _where: str, held: Held | None) -> bool:
@@ -129,6 +139,6 @@ class TestTwoRootsOfOneJob:
 class TestWrongVersions:
     @pytest.mark.parametrize(("mutant", "play"), MUTANTS, ids=[f"{m.name}-{play.__name__}" for m, play in MUTANTS])
     def test_are_caught(self, tmp_path: Path, mutant: Mutant, play: Callable[[Path, int], object]) -> None:
-        with applied(mutant), pytest.raises(AssertionError, match="missing or there twice"):
+        with applied(mutant), pytest.raises(AssertionError, match="missing or appears twice"):
             for seed in SEEDS:
                 play(tmp_path / str(seed), seed)

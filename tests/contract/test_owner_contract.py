@@ -1,4 +1,4 @@
-"""What every target promises about its owner, and about what was delivered to it: run against each of them.
+"""The contract of targets on their owner and on delivered output, run against each of them.
 
 Source: PROTOCOL P17, P22, P24; docs/design/0021-owned-targets.md.
 """
@@ -23,8 +23,8 @@ from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.sinks.owners import NEVER, Claim, Held
-from holdfast.sinks.sqlite import SQLite
-from holdfast.storage.log import LogReader
+from holdfast.sinks.sqlite.sink import SQLite
+from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
@@ -33,7 +33,7 @@ SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 FIRST = Claim("first", Generation(1))
 SECOND = Claim("second", Generation(2), frozenset({"first"}))
 COPY = Claim("copy", Generation(2), frozenset({"first"}))
-"""Of a root that was copied from that of FIRST; SECOND went on with the original."""
+"""The owner of a root that was copied from FIRST's; SECOND continued with the original."""
 
 
 def tag(epoch: int, timeline: int = 1) -> Tag:
@@ -137,7 +137,7 @@ class TestOwner:
         assert world.numbers() == [1, 2]
 
     def test_a_copy_of_the_job_is_fenced_also_where_the_tag_would_let_it_skip(self, world: World) -> None:
-        """An epoch of the same number holds other rows: to skip it would lose them without a word."""
+        """An epoch with the same number holds other rows: skipping it would lose them silently."""
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         copy = world.sink.open(JOB, LEFT, COPY)
         assert copy.delivered() == tag(1)
@@ -149,7 +149,7 @@ class TestOwner:
         assert world.numbers() == [1, 2]
 
     def test_one_overtaken_before_its_transaction_changes_nothing(self, world: World) -> None:
-        """The look before the rows are read proves nothing: the transaction looks again."""
+        """The check before the rows are read proves nothing: the transaction checks again."""
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
 
         def meanwhile() -> Iterator[pa.RecordBatch]:
@@ -178,7 +178,7 @@ class TestOwner:
         copy = world.sink.open(JOB, LEFT, COPY)
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
         if isinstance(world.sink, LogSink):
-            copy.forget(tag(1))  # there are none
+            copy.forget(tag(1))  # the copy has none
             return
         with pytest.raises(Fenced):
             copy.forget(tag(1))
@@ -229,7 +229,7 @@ class TestRestoredTarget:
         target.deliver(tag(2), rows(2), known=tag(1))
 
         def meanwhile() -> Iterator[pa.RecordBatch]:
-            if not isinstance(world.sink, LogSink):  # a log has no transaction that spans its commits
+            if not isinstance(world.sink, LogSink):  # a log has no transaction across its commits
                 restore()
             yield from rows(3)
 

@@ -1,6 +1,6 @@
-"""What every repairable sink promises about a rewind, run against each of them.
+"""The contract of repairable sinks for a rewind, run against each of them.
 
-The oracle is a dictionary (or, without a key, a list) that replays the deliveries which stay; it shares no code with
+The oracle is a dictionary (or, without a key, a list) that replays the remaining deliveries; it shares no code with
 the sinks. A crash is an exception that no code knows, raised at a named point of a repair.
 """
 
@@ -29,19 +29,19 @@ from holdfast.sinks.contract import (
     EpochOutput,
     Fault,
     FaultPoint,
-    MergingTarget,
     Repair,
-    RepairableSink,
     Rewinding,
     Sink,
     Target,
+    merging,
     no_fault,
+    repairable,
 )
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.sqlite import SQLite
-from holdfast.sinks.sqlite_repair import repair as repair_sqlite
-from holdfast.storage.log import LogReader
+from holdfast.sinks.sqlite.repair import repair as repair_sqlite
+from holdfast.sinks.sqlite.sink import SQLite
+from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
@@ -58,7 +58,7 @@ class Crash(BaseException):
 
 
 class World(Protocol):
-    """A sink, and what a user would see in its target."""
+    """A sink, and the rows that a user would see in its target."""
 
     key: tuple[str, ...] | None
 
@@ -102,7 +102,7 @@ class SQLiteWorld:
 
 
 class FaultyObjects(LocalObjects):
-    """A folder that calls `fault` where the void commit passes the points of a repair."""
+    """A folder that calls `fault` as the void commit passes the points of a repair."""
 
     def __init__(self, root: str, fault: Fault) -> None:
         super().__init__(root)
@@ -169,7 +169,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What one writer delivers under one tag; a row that is None is deleted."""
+    """The rows that one writer delivers under one tag; None deletes the row."""
 
     writer: Writer
     epoch: int
@@ -203,7 +203,7 @@ def shown(user: int, name: str | None) -> dict[str, Any]:
 
 
 def replayed(world: World, *deliveries: Delivery) -> list[Row]:
-    """The oracle: what is there after these deliveries and no others."""
+    """The oracle: the rows after these deliveries and no others."""
     every = [(user, name) for each in deliveries for user, name in each.rows]
     if world.key is None:
         return sorted((user, user / 7, name) for user, name in every if name is not None)
@@ -219,8 +219,9 @@ def to(epoch: int, timeline: int = 2, writers: tuple[Writer, ...] = (LEFT, RIGHT
 
 
 def plan(world: World, rewinding: Rewinding) -> Repair:
-    assert isinstance(world.sink, RepairableSink)
-    return world.sink.plan_repair(rewinding, SCHEMA, world.key)
+    sink = repairable(world.sink)
+    assert sink is not None
+    return sink.plan_repair(rewinding, SCHEMA, world.key)
 
 
 def standing(world: World, *writers: Writer) -> list[Tag | None]:
@@ -262,13 +263,17 @@ class TestRewound:
     @pytest.mark.parametrize("base", [0, 1, 2, 3, 4, 5])
     def test_epochs_that_were_delivered_together_are_taken_back_one_by_one(self, either: World, base: int) -> None:
         for writer in (LEFT, RIGHT):
-            with closing(either.sink.open(JOB, writer)) as target:
-                if not isinstance(target, MergingTarget):
+            with closing(either.sink.open(JOB, writer)) as opened:
+                target = merging(either.sink, opened)
+                if target is None:
                     pytest.skip("missing: delivery of several epochs to a log in one commit")
-                target.deliver_together([
-                    EpochOutput(tag(each.epoch), [batch(either, each.rows)] if each.rows else [])
-                    for each in HISTORY if each.writer == writer
-                ])  # fmt: skip
+                target.deliver_together(
+                    [
+                        EpochOutput(tag(each.epoch), [batch(either, each.rows)] if each.rows else [])
+                        for each in HISTORY
+                        if each.writer == writer
+                    ]
+                )
         assert either.rows() == replayed(either, *HISTORY)
         either.repair(to(base))
         assert either.rows() == replayed(either, *(each for each in HISTORY if each.epoch <= base))
@@ -283,7 +288,7 @@ class TestRewound:
     def test_a_keyed_plan_counts_rows(self, keyed: World) -> None:
         deliver(keyed, *HISTORY)
         found = plan(keyed, to(2))
-        # 1, 2, 3 and 11 get their values back; 12 goes; 4 is gone already.
+        # 1, 2, 3 and 11 get their values back; 12 is removed; 4 is already gone.
         assert (found.verdict, found.restore, found.delete) == ("overwrite", 4, 1)
 
     def test_an_append_plan_counts_rows(self, append: World) -> None:
@@ -302,7 +307,7 @@ class TestRewound:
         assert standing(either, LEFT, RIGHT) == [tag(0, 2)] * 2
 
     def test_a_writer_that_is_behind_keeps_its_change_of_a_shared_key(self, keyed: World) -> None:
-        """Left is ahead, so the older epoch came later: only what lies after the base goes."""
+        """Left is ahead, so the older epoch came later: only rows after the base are removed."""
         if isinstance(keyed.sink, SQLite) and keyed.sink.delivery == "idempotent":
             pytest.skip("missing: an older epoch that comes later; a key takes only what is newer")
         history = [write(LEFT, n, (1, name)) for n, name in ((1, "a"), (5, "b"), (6, "d"))]
@@ -414,7 +419,7 @@ class TestZombies:
         assert (either.rows(), standing(either, LEFT)) == (before, [tag(2, 2)])
 
     def test_a_writer_that_never_delivered_is_fenced_too(self, either: World) -> None:
-        """Its tag is inserted: moving only the tags that are there would let it through."""
+        """Its tag is inserted: moving only the existing tags would let it through."""
         deliver(either, *HISTORY)
         either.repair(to(2, writers=(LEFT, RIGHT, THIRD)))
         before = either.rows()
@@ -481,15 +486,21 @@ class TestAnyHistory:
     @given(first=EPOCHS, second=EPOCHS, shares=st.permutations(range(5)), bases=st.tuples(*[st.integers(0, 6)] * 2))
     @settings(max_examples=10, deadline=None)
     def test_two_rewinds_leave_what_a_replay_leaves(
-        self, kind: str, with_key: bool, first: Any, second: Any, shares: list[int], bases: tuple[int, int],
+        self,
+        kind: str,
+        with_key: bool,
+        first: Any,
+        second: Any,
+        shares: list[int],
+        bases: tuple[int, int],
         tmp_path_factory: pytest.TempPathFactory,
-    ) -> None:  # fmt: skip
+    ) -> None:
         world = built(kind, with_key, tmp_path_factory.mktemp("any"))
         kept: list[Delivery] = []
         next_epoch = 1
         for timeline, (epochs, base) in enumerate(zip((first, second), bases, strict=True), 1):
             for epoch, (left, right) in enumerate(epochs, next_epoch):
-                moved = epoch % 2  # Keys change hands between epochs, as they do when the job is rescaled.
+                moved = epoch % 2  # Keys change writers between epochs, as they do when the job is rescaled.
                 parts = [[], []]  # type: list[list[tuple[int, str | None]]]
                 for user, name in (*left, *right):
                     parts[(shares[user] + moved) % 2].append((user, name))
@@ -506,7 +517,7 @@ class TestAnyHistory:
 
 
 class TestMutants:
-    """Each is a repair that looks right; the suite above must tell it from a repair."""
+    """Each looks like a correct repair; the suite above must catch it."""
 
     def test_a_fence_that_only_updates_lets_a_new_writer_through(self, tmp_path: Path) -> None:
         world = UpdateOnly(built("sqlite", True, tmp_path))
@@ -515,7 +526,7 @@ class TestMutants:
 
 
 class UpdateOnly:
-    """A repair that moves only the tags that stand in the target."""
+    """A repair that moves only the tags that exist in the target."""
 
     def __init__(self, world: World) -> None:
         self._world, self.key, self.sink, self.rows = world, world.key, world.sink, world.rows

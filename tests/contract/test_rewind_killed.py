@@ -1,4 +1,4 @@
-"""`holdfast rewind`, killed at every step that changes something, and repeated: what is left is what one run leaves."""
+"""`holdfast rewind`, killed at every step that changes something and repeated: the result is that of one whole run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.thorough
 
 KILLED_AT_EACH = Path(__file__).parents[1] / "e2e" / "killed_at_each.py"
 EVERY = 5
-"""One of so many steps is looked at in every run of the tests, the others in long ones."""
+"""Every run of the tests checks one in so many steps; long runs check the others."""
 
 
 class Rewound:
-    """A stopped job that is taken back again and again, each time from the same files."""
+    """A stopped job that is rewound again and again, each time from the same files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.copy = folder / "here", folder / "copy"
@@ -35,7 +35,7 @@ class Rewound:
         self.arguments = ["rewind", self.words.file, "--to-epoch", str(self.words.epochs[0]), "--apply"]
 
     def turns(self, first: int, every: int, *more: str) -> list[dict[str, Any]]:
-        """Return what each turn left."""
+        """Return the result of each turn."""
         command = [sys.executable, str(KILLED_AT_EACH), str(self.folder), str(self.copy), str(first), str(every)]
         ended = subprocess.run([*command, *self.arguments, *more], capture_output=True, text=True, check=True)
         return [json.loads(line) for line in ended.stdout.splitlines()]

@@ -1,10 +1,10 @@
-"""What every sink promises that delivers at the commit of an epoch, run against each of them.
+"""The contract of sinks that deliver at the commit of an epoch, run against each of them.
 
-A target with a key takes puts and deletes, one without only adds rows; what holds for both is run
-against `either`. hf.Log has no key that replaces rows, idempotent delivery none without.
+A target with a key takes puts and deletes; a target without a key only adds rows. Tests that apply to both use
+`either`. hf.Log has no key that replaces rows; idempotent delivery always needs a key.
 
-A crash is an exception that no delivery code knows, raised at a named point; the target that saw
-it is abandoned as it is, and a new one is opened, as a restarted worker would.
+A crash is an exception that no delivery code knows, raised at a named point; the crashed target is
+abandoned as it is, and a new one is opened, as by a restarted worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 import pytest
@@ -37,9 +37,10 @@ from holdfast.sinks.contract import (
 )
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.sql_values import from_json
-from holdfast.sinks.sqlite import SQLite, SQLiteTarget
-from holdfast.storage.log import LogReader
+from holdfast.sinks.sql.values import from_json
+from holdfast.sinks.sqlite.sink import SQLite
+from holdfast.sinks.sqlite.target import SQLiteTarget
+from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
@@ -56,7 +57,7 @@ class Crash(BaseException):
 
 
 class World(Protocol):
-    """A sink, and what a user would see in its target."""
+    """A sink, and the rows that a user would see in its target."""
 
     @property
     def sink(self) -> Sink:
@@ -123,7 +124,7 @@ class SQLiteWorld:
 
 
 class FaultyObjects(LocalObjects):
-    """A folder that calls `fault` where the log's append passes the points of a delivery."""
+    """A folder that calls `fault` as the log's append passes the points of a delivery."""
 
     def __init__(self, root: Path, fault: Fault) -> None:
         super().__init__(root)
@@ -346,7 +347,7 @@ class TestCrash:
     def test_a_batch_that_cannot_be_read_changes_nothing(self, either: World) -> None:
         def broken() -> Iterator[pa.RecordBatch]:
             yield added(ANN)
-            raise Unavailable("the store is away", next_step="nothing")
+            raise Unavailable("the store is unreachable", next_step="nothing")
 
         target = either.open(LEFT)
         with pytest.raises(Unavailable):
@@ -391,8 +392,7 @@ def merging(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) 
 
 
 def together(target: Target, *epochs: tuple[int, list[pa.RecordBatch]], known: Tag | None = None) -> Outcome:
-    assert isinstance(target, MergingTarget)
-    return target.deliver_together([EpochOutput(tag(n), batches) for n, batches in epochs], known)
+    return cast(MergingTarget, target).deliver_together([EpochOutput(tag(n), batches) for n, batches in epochs], known)
 
 
 DAN, ANNA = (4, 4.5, "dan"), (1, 9.0, "anna")
@@ -473,7 +473,7 @@ class TestSeveralEpochs:
     def test_a_prefix_that_lands_between_look_and_transaction_is_not_added_again(
         self, merging: World, known: Tag | None
     ) -> None:
-        """The guard is the first of the epochs: compared with the last, the prefix would be there twice."""
+        """The guard is the first of the epochs: compared with the last, the prefix would be delivered twice."""
         merging.open(LEFT).deliver(tag(1), [added(ANN)])
         successors = [merging.open(LEFT)]
 
@@ -488,7 +488,7 @@ class TestSeveralEpochs:
     def test_a_batch_that_cannot_be_read_changes_nothing(self, merging: World) -> None:
         def broken() -> Iterator[pa.RecordBatch]:
             yield added(CAT)
-            raise Unavailable("the store is away", next_step="nothing")
+            raise Unavailable("the store is unreachable", next_step="nothing")
 
         target = merging.open(LEFT)
         with pytest.raises(Unavailable):
@@ -523,7 +523,7 @@ class TestZombie:
         assert either.rows() == [ANN, BEA]
 
     def test_one_overtaken_between_its_look_and_its_transaction_changes_nothing(self, either: World) -> None:
-        """The guard is in the transaction: a look at the tag before it proves nothing."""
+        """The guard is in the transaction: reading the tag before it proves nothing."""
         successors = [either.open(LEFT)]
 
         def overtaken(point: FaultPoint) -> None:
@@ -534,7 +534,7 @@ class TestZombie:
         assert either.rows() == [ANN]
 
     def test_one_of_the_same_generation_cannot_repeat_an_epoch(self, either: World) -> None:
-        """The guard is (timeline, epoch): by generation alone, an owner's own retry would pass."""
+        """The guard is (timeline, epoch): with the generation alone, an owner's own retry would pass."""
         owner = either.open(LEFT)
         epochs = (1, ANN), (2, BEA), (1, ANN), (2, BEA)
         assert [owner.deliver(tag(n), [added(row)]) for n, row in epochs] == [

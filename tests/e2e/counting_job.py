@@ -1,6 +1,6 @@
-"""The job that the end-to-end tests break: two keyed aggregates side by side, of an embedded log.
+"""The job that the end-to-end tests break: two parallel keyed aggregates over an embedded log.
 
-Its sinks are of every kind: transactional, idempotent at the commit, and (`last`) idempotent and written at once.
+Its sinks are of every kind: transactional, idempotent at the commit, and (`last`) idempotent and immediate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job whose function misbehaves at one record: HOLDING_HOW says how, HOLDING_ONCE makes it do so once."""
+"""A job whose function misbehaves at one record: HOLDING_HOW chooses how, HOLDING_ONCE limits it to once."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Item:
 
 
 def backtracks(text: str, seconds: float) -> None:
-    """Hold the interpreter for at least so long: a pattern that tries every way to divide the text, in one call."""
+    """Hold the interpreter for at least this long, with one call of a pattern that tries every division of the text."""
     length, took = 16, 0.0
     while took < 0.05:
         length, began = length + 1, time.monotonic()
         re.match(r"(a|a)*$", "a" * length + "b")
         took = time.monotonic() - began
-    while took < seconds:  # a letter more takes twice as long
+    while took < seconds:  # one more letter takes twice as long
         length, took = length + 1, 2 * took
     re.match(r"(a|a)*$", "a" * length + "b")
 

@@ -1,7 +1,7 @@
 """Runs a `holdfast` command and kills it with SIGKILL at its k-th step that changes something.
 
 A step is a file opened for writing, linked, renamed or removed below a folder, or an SQL statement that begins. Python
-itself reports them (audit events, the trace of a SQLite connection), so the command's own code is as it is.
+itself reports them (audit events, the trace of a SQLite connection), so the command's own code is unchanged.
 
     python killed_at.py K FOLDER ARGUMENT...        K = 0 kills nothing; the last line of stderr counts the steps
 """
@@ -27,7 +27,7 @@ class Steps:
         self.done, self._kill_at, self._folder = 0, kill_at, str(folder)
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Take what Python is about to do."""
+        """Take an audit event before Python acts on it."""
         if event == "open":
             path, _, flags = arguments
             changes = flags & WRITES and self._inside(path)
@@ -37,7 +37,7 @@ class Steps:
             self._take()
 
     def connected(self, *arguments: Any, **named: Any) -> sqlite3.Connection:
-        """Open a database that tells of its statements."""
+        """Open a database that reports its statements."""
         connection: sqlite3.Connection = CONNECT(*arguments, **named)
         connection.set_trace_callback(lambda _: self._take())
         return connection

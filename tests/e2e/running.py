@@ -1,4 +1,4 @@
-"""Runs jobs as users do, as processes, and breaks them: what the end-to-end tests share."""
+"""Runs jobs as users do, as processes, and breaks them; shared by the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from typing import Any
 import polars as pl
 import psutil
 
-from holdfast.runtime.processes import signal_all
+from holdfast.runtime.wire.processes import signal_all
 
 JOB = Path(__file__).with_name("counting_job.py")
 TIMEOUT_S = 240.0
-"""A limit on what hangs; a machine that others use too may be slow."""
+"""A limit for a job that hangs; generous, since a shared machine may be slow."""
 
 
 class Run:
-    """One `holdfast run` of a job, in a process group of its own.
+    """One `holdfast run` of a job, in its own process group.
 
     Args:
         folder: Holds the input log, the job's root and the database.
@@ -61,7 +61,7 @@ class Run:
     def wait_for(
         self, true: Callable[[dict[str, Any]], Any], what: str, timeout_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
-        """Return the newest progress for which this holds."""
+        """Wait until this holds for the newest progress, and return it."""
         with self._arrived:
             held = self._arrived.wait_for(
                 lambda: (self.lines and true(self.lines[-1])) or self.process.poll() is not None, timeout_s
@@ -87,7 +87,7 @@ class Run:
         signal_all(self.process, number)
 
     def errors(self) -> str:
-        """Return what was written to stderr."""
+        """Return the text written to stderr."""
         self._errors.seek(0)
         return self._errors.read()[-6_000:]
 
@@ -112,7 +112,7 @@ def make_input(folder: Path, rows: int) -> pl.DataFrame:
     """Write the sealed input log of the counting job; return its rows."""
     import pyarrow as pa
 
-    from holdfast.storage.log import LogWriter, create_log
+    from holdfast.storage.log.log import LogWriter, create_log
     from holdfast.storage.objects import open_objects
 
     index = pl.int_range(0, rows, eager=True)
@@ -145,7 +145,7 @@ def make_input(folder: Path, rows: int) -> pl.DataFrame:
 
 
 def differences(folder: Path, frame: pl.DataFrame) -> list[str]:
-    """Compare the tables with Polars straight over the input; return what differs."""
+    """Compare the tables with Polars run directly on the input; return the differences."""
     wanted = {
         "users": frame.group_by("user").agg(
             n=pl.len().cast(pl.Int64), total=pl.col("amount").sum(), worst=pl.col("amount").max()
@@ -171,7 +171,7 @@ def differences(folder: Path, frame: pl.DataFrame) -> list[str]:
 
 
 def pid_gone(pid: int) -> bool:
-    """Return whether the process is dead or only waits to be reaped."""
+    """Return whether the process is dead or waits only to be reaped."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""The cluster of live chaos for tests of our own: jobs on it, packed as for others' machines, and kills that fired."""
+"""The cluster of live chaos for the end-to-end tests: jobs packed as for other machines, and verified kills."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pyspark
 from running import JOB, Run, pid_gone, running
 
 import holdfast
-from holdfast.chaos.live_cluster import LiveCluster
-from holdfast.chaos.live_job import EXECUTOR
+from holdfast.chaos.live.cluster import LiveCluster
+from holdfast.chaos.live.job import EXECUTOR
 
 HOSTS = 2
 CORES = 2
@@ -27,7 +27,7 @@ PACKAGE = Path(holdfast.__file__).parent
 
 
 class Standalone(LiveCluster):
-    """Two hosts, with a look at all that runs below them. What they write goes to files in the folder."""
+    """Two hosts and the processes below them. Their output goes to files in the folder."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         super().__init__(folder, HOSTS, CORES, {"TMPDIR": str(folder), **environment})
@@ -39,7 +39,7 @@ class Standalone(LiveCluster):
         return [*roots, *(child for root in roots for child in _children(root.pid))]
 
     def executors(self) -> list[psutil.Process]:
-        """Return the executors that run now."""
+        """Return the running executors."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -62,7 +62,7 @@ def standalone(folder: Path, **environment: str) -> Iterator[Standalone]:
 def python_without_holdfast(folder: Path) -> Path:
     """Return an interpreter that has every package of this one but does not find Holdfast.
 
-    An editable install works through `.pth` files, which `-S` leaves out.
+    An editable install relies on `.pth` files, which `-S` ignores.
     """
     program = folder / "python-without-holdfast"
     packages = os.pathsep.join(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
@@ -75,13 +75,13 @@ def python_without_holdfast(folder: Path) -> Path:
 def make_environment(folder: Path) -> None:
     """Make an environment that works wherever it is unpacked: an interpreter, and Holdfast beside it.
 
-    The packages of others, a gigabyte, are those of this machine; a real one holds them as well.
+    It uses this machine's copies of third-party packages, a gigabyte; a real environment would contain them.
     """
     (folder / "bin").mkdir(parents=True)
     program = python_without_holdfast(folder).rename(folder / "bin" / "python")
     lines = program.read_text().splitlines()
     here = 'export PYTHONPATH="$(cd "$(dirname "$0")/.." && pwd)/lib"'
-    compiles = "unset PYTHONDONTWRITEBYTECODE"  # which leaves traces of what was imported
+    compiles = "unset PYTHONDONTWRITEBYTECODE"  # so that imports leave compiled files behind
     program.write_text("\n".join([lines[0], here, compiles, *lines[1:], ""]))
     shutil.copytree(PACKAGE, folder / "lib" / "holdfast", ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -90,8 +90,8 @@ def make_environment(folder: Path) -> None:
 def running_on(
     cluster: Standalone, folder: Path, records_per_second: str, job: Path = JOB, **environment: str
 ) -> Iterator[Run]:
-    """Start the job, with TLS as between machines. A killed process is seen by its closed streams; nobody is lost for
-    being slow."""
+    """Start the job, with TLS as between machines. Closed streams reveal a killed process; slowness never counts as a
+    loss."""
     how = {"HOLDFAST_TLS": "on", "HOLDFAST_SILENT_AFTER_MS": "60000", "HOLDFAST_SESSION_TIMEOUT_MS": "60000"}
     flags = ("--master", cluster.url, "--max-records-per-second", records_per_second)
     with running(folder, *flags, job=job, **cluster.environment | how | environment) as run:
@@ -104,7 +104,7 @@ def pids(progress: dict[str, Any]) -> dict[int, int]:
 
 
 def hows(progress: dict[str, Any]) -> dict[int, str]:
-    """Return by subtask how its worker came by its state."""
+    """Return, by subtask, how its worker obtained its state."""
     return {worker["subtasks"][0]: worker["how"] for worker in progress["workers"] if worker["subtasks"]}
 
 
@@ -125,7 +125,7 @@ def recovered(run: Run, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def lose_worker(run: Run) -> float:
-    """SIGKILL the Python process of subtask 0; return when. Checks that it fired and that subtask 1 rolled back."""
+    """SIGKILL the Python process of subtask 0; return the time. Checks that it fired and that subtask 1 rolled back."""
     before = run.lines[-1]
     old = pids(before)
     at = time.time()
@@ -137,7 +137,7 @@ def lose_worker(run: Run) -> float:
 
 
 def lose_executor(run: Run) -> float:
-    """SIGKILL the executor JVM that hosts subtask 0, and perhaps subtask 1; return when. Checks that it fired."""
+    """SIGKILL the executor JVM that hosts subtask 0, and perhaps subtask 1; return the time. Checks that it fired."""
     before = run.lines[-1]
     old = pids(before)
     executor = executor_of(old[0])
@@ -153,7 +153,7 @@ def lose_executor(run: Run) -> float:
 
 
 def lose_driver(run: Run) -> float:
-    """SIGKILL the driver; return when."""
+    """SIGKILL the driver; return the time."""
     at = time.time()
     os.kill(run.process.pid, signal.SIGKILL)
     assert run.process.wait(10) == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The counting job, whose driver tells a test which secrets its run has: without them nothing could be searched for."""
+"""The counting job, whose driver reports its run's secrets to a test, which then searches for them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from counting_job import app  # noqa: F401 - what is run
 
-from holdfast.runtime import run
+from holdfast.runtime.execution import resident as run
 from holdfast.runtime.spark.tls import Credentials, make_credentials
 
 
 def telling(encrypted: bool) -> Credentials:
-    """Make the credentials of a run, and tell them."""
+    """Make the credentials of a run, and report them."""
     made = make_credentials(encrypted)
     lines = [made.secret.hex(), *([made.private_key.hex()] if made.private_key else [])]
     Path(os.environ["SECRETS_TOLD_TO"]).write_text("\n".join(lines))

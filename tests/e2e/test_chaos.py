@@ -1,4 +1,4 @@
-"""A real job under real faults of every family: each fires, the job comes back, and every row is right."""
+"""A real job under real faults of every family: each fires, the job recovers, and every row is right."""
 
 from __future__ import annotations
 
@@ -13,24 +13,31 @@ from typing import Any
 import pytest
 from running import JOB, differences, make_input
 
-from holdfast.chaos import live
-from holdfast.chaos.findings import Context, Finding
-from holdfast.chaos.proxy import find_server
-from holdfast.chaos.scenario import parse
+from holdfast.chaos.judge.findings import Context, Finding
+from holdfast.chaos.live import running as live
+from holdfast.chaos.live.faults.proxy import find_server
+from holdfast.chaos.live.faults.scenario import parse
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ROWS = 120_000
 FAULTS = (
-    "worker-kill", "worker-stop", "worker-disk-full", "driver-kill", "driver-pause", "control-blackhole", "data-reset",
-    "data-latency", "older-object-corrupt",
-)  # fmt: skip
+    "worker-kill",
+    "worker-stop",
+    "worker-disk-full",
+    "driver-kill",
+    "driver-pause",
+    "control-blackhole",
+    "data-reset",
+    "data-latency",
+    "older-object-corrupt",
+)
 RECOVERIES_LEAST = 2
-"""Four of the kinds cost a recovery each, but one that strikes during a recovery shares it."""
+"""Four of the kinds cause a recovery each, but one that strikes during a recovery shares it."""
 ENDED_BY = ("worker-kill", "worker-stop", "driver-kill")
-"""No generation outlives these: who is killed acks no more, and a stop outlasts the silence that is borne."""
+"""These end the generation: a killed worker sends no more acks, and a stop outlasts the tolerated silence."""
 LEFT_OVER = 2
-"""Epochs that may still be told of an ended generation: one acked already, one completed just before."""
+"""Epochs of an ended generation that may still be reported: one already acked, one completed just before."""
 
 
 def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_every_row_is_right(
@@ -54,16 +61,18 @@ def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_e
         "faults": dict.fromkeys(FAULTS, 1),
         "job": {
             "environment": {
-                "COUNTING_FOLDER": "{out}", "HOLDFAST_SILENT_AFTER_MS": "3s", "HOLDFAST_SESSION_TIMEOUT_MS": "4s",
+                "COUNTING_FOLDER": "{out}",
+                "HOLDFAST_SILENT_AFTER_MS": "3s",
+                "HOLDFAST_SESSION_TIMEOUT_MS": "4s",
                 "HOLDFAST_TLS": "on",
             }
         },
         "drive": {"from": str(tmp_path / "whole" / "input"), "to": "{out}/input"},
         "observe": [{"sqlite": "{out}/out.db", "grows": ["users", "pages"]}],
         "wait": {"start": "4m", "recover": "4m"},
-    }  # fmt: skip
+    }
     toxiproxy = find_server() is not None
-    assert toxiproxy, "Toxiproxy's server is missing; make it: tools/bootstrap.sh toxiproxy"
+    assert toxiproxy, "Toxiproxy's server is missing; build it: tools/bootstrap.sh toxiproxy"
     scenario = parse(raw, "every family", toxiproxy=toxiproxy, checked_elsewhere=True)
     journal = live.run(scenario, JOB, tmp_path / "out", check=check, progress=print)
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -82,7 +91,7 @@ def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_e
 
 
 def struck_at(fired: dict[str, Any]) -> float:
-    """Return when the fault struck: what is killed is told as gone some time after."""
+    """Return when the fault struck: a killed process is reported gone some time later."""
     gone = re.search(r" gone within (\d+) ms$", fired["detail"])
     assert (gone is not None) == fired["fault"].endswith("kill"), fired
     return float(fired["at_ms"]) - (float(gone[1]) if gone else 0)

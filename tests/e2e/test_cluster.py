@@ -1,6 +1,6 @@
 """A job on a real Spark cluster of several JVMs, killed in every way: the output equals that of an oracle.
 
-As in test_kills.py every kill must be seen to have fired. One cluster serves all tests of this module.
+As in test_kills.py, each test checks that its kills fired. One cluster serves all tests of this module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RATE = "20000"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A cluster whose daemons do not know where Holdfast is, as on machines of somebody else."""
+    """A cluster whose daemons cannot find Holdfast, as on machines where it is not installed."""
     with standalone(tmp_path_factory.mktemp("cluster"), PYTHONPATH="") as cluster:
         yield cluster
 
@@ -53,7 +53,7 @@ class TestStandaloneCluster:
         with running_on(cluster, tmp_path, RATE) as run:
             run.wait_until_running(ROWS // 10)
             assert len(cluster.executors()) == 2
-            # Else the first worker that comes up on an executor waits for its Python daemon.
+            # Otherwise the first worker on an executor would wait for its Python daemon.
             run.wait_for(lambda _: not without_daemon(cluster), "a Python daemon in each executor")
             lose_worker(run)
             run.wait_until_running(ROWS // 6)
@@ -78,7 +78,7 @@ class TestWithoutAnInstallation:
         alone = [str(python), "-c", "import holdfast"]
         without = subprocess.run(alone, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
         assert "No module named 'holdfast'" in without.stderr
-        # As the README has it.
+        # As docs/deploy/spark.md has it.
         subprocess.run([sys.executable, "-m", "zipfile", "-c", "holdfast.zip", str(PACKAGE)], cwd=tmp_path, check=True)
         submit(cluster, tmp_path, "--py-files", "holdfast.zip", PYSPARK_PYTHON=str(python))
         assert differences(tmp_path, frame) == []
@@ -89,7 +89,7 @@ class TestWithoutAnInstallation:
         frame = make_input(tmp_path, ROWS // 4)
         make_environment(tmp_path / "env")
         subprocess.run(["tar", "-czf", "env.tar.gz", "-C", "env", "bin", "lib"], cwd=tmp_path, check=True)
-        # As the README has it.
+        # As docs/deploy/spark.md has it.
         flags = ["--archives", "env.tar.gz#env", "--conf", "spark.pyspark.python=./env/bin/python"]
         flags += ["--conf", f"spark.pyspark.driver.python={tmp_path}/env/bin/python"]
         submit(cluster, tmp_path, *flags)
@@ -102,7 +102,7 @@ class TestSecrets:
     def test_those_of_a_run_are_in_no_file_command_line_or_environment(
         self, cluster: Standalone, tmp_path: Path
     ) -> None:
-        """What the run knows is told by its own driver, to a file beside the folders that are searched."""
+        """The run's own driver writes its secrets to a file outside the folders that are searched."""
         folder, told = tmp_path / "run", tmp_path / "secrets.txt"
         folder.mkdir()
         make_input(folder, ROWS)
@@ -128,28 +128,28 @@ class TestSecrets:
             for form in forms(secret):
                 assert form not in of_processes
                 assert [path for path, data in files.items() if form in data] == []
-        # What users give by an environment variable stays there, where the search has found it.
+        # Values that users pass in an environment variable stay there, where the search found them.
         assert users.encode() in of_processes
         assert users.encode() not in lines
         assert [path for path, data in files.items() if users.encode() in data] == []
 
 
 def read_of(process: psutil.Process, what: str) -> bytes:
-    """Return what the system shows of a process to its user; nothing if it has gone."""
+    """Return what the system shows a user of a process; empty if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process.pid}/{what}").read_bytes()
     return b""
 
 
 def forms(secret: bytes) -> list[bytes]:
-    """Return a secret as it might be written: as it is, in hexadecimal, in base64; of a PEM its first lines of text."""
+    """Return the forms in which a secret might be written: plain, hexadecimal, base64; for PEM, its first lines."""
     if secret.startswith(b"-----"):
         return secret.splitlines()[1:3]
     return [secret, secret.hex().encode(), base64.b64encode(secret).rstrip(b"=")]
 
 
 def submit(cluster: Standalone, folder: Path, *flags: str, **environment: str) -> None:
-    """Run the job by spark-submit, without what this process has for finding Holdfast."""
+    """Run the job by spark-submit, without this process's settings for finding Holdfast."""
     command = [str(SPARK_SUBMIT), "--master", cluster.url, *flags, str(JOB), "--progress", "plain"]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | cluster.environment | environment
     environment |= {"COUNTING_FOLDER": str(folder), "TMPDIR": str(folder)}

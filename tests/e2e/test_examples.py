@@ -21,9 +21,46 @@ HOLDFAST = ["-m", "holdfast.runtime.cli.main", "run"]
 LIMIT_S = 170
 SOME_FLIGHTS = 2_000
 
+SCRIPT = """
+from dataclasses import dataclass
+
+import holdfast as hf
+from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.storage.objects import open_objects
+import pyarrow as pa
+
+COLUMNS = pa.schema([pa.field("shop", pa.string(), nullable=False)])
+
+@dataclass
+class Sale:
+    shop: str
+
+def north_only(sale: Sale) -> bool:
+    if sale.shop != "north":
+        raise ValueError("another shop")
+    return True
+
+create_log(open_objects("sales"), COLUMNS, 1)
+writer = LogWriter(open_objects("sales"))
+app, rows = hf.App("totals"), hf.Collect()
+sales = app.source("sales", hf.Log("sales", Sale))
+totals = sales.filter(north_only).key_by("shop").agg("totals", sales=hf.count())
+totals.sink("printed", hf.Console())
+totals.sink("kept", rows)
+for more in (1, 2):
+    writer.append({0: pa.table({"shop": ["north"] * more}, COLUMNS)})
+    app.run(once=True, parallelism=more, progress="none")
+    print(rows.frame().rows())
+writer.append({0: pa.table({"shop": ["south"]}, COLUMNS)})
+try:
+    app.run(once=True, progress="none")
+except hf.JobFailed as error:
+    print("refused:", error.what.partition(":")[0])
+"""
+
 
 def done(folder: Path, *command: str, **environment: str) -> str:
-    """Run a command in a folder; return what it says on stderr."""
+    """Run a command in a folder; return its stderr."""
     found = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
@@ -57,6 +94,34 @@ class TestExamples:
         flown = events.filter(events["tailnum"].is_not_null(), events["kind"] != "cancellation")
         found = rows(tmp_path / "flights-demo" / "seen.db", "SELECT count(*), sum(events) FROM seen")
         assert found == [(flown["tailnum"].n_unique(), flown.height)]
+
+    def test_a_script_runs_a_job_twice_and_reads_its_rows(self, tmp_path: Path) -> None:
+        (tmp_path / "script.py").write_text(SCRIPT)
+        ended = subprocess.run(
+            [sys.executable, "script.py"],
+            cwd=tmp_path,
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=2 * LIMIT_S,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert ended.stdout.splitlines() == [
+            "printed: shop=north sales=1",
+            "[('north', 1)]",
+            "printed: shop=north sales=3",
+            "[('north', 3)]",
+            "refused: job 'totals' failed",
+        ]
+        assert "incubator" not in ended.stderr
+
+    def test_the_job_of_a_new_project_fills_its_hours(self, tmp_path: Path) -> None:
+        done(tmp_path, *HOLDFAST[:2], "new", "sales")
+        done(tmp_path / "sales", *HOLDFAST, "job.py", "--once", "--master", "local[2]")
+        found = rows(tmp_path / "sales/sales.db", "SELECT count(*), count(DISTINCT shop), sum(sales) FROM hours")
+        sold = [line for line in (tmp_path / "sales/data/sales.jsonl").read_text().splitlines() if "T13:" not in line]
+        assert found == [(12, 3, len(sold))]
 
     def test_dead_letters_are_listed_after_the_run(self, tmp_path: Path) -> None:
         done(tmp_path, *HOLDFAST, str(EXAMPLES / "dead_letters.py"), "--master", "local[2]")

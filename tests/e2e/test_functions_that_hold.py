@@ -1,4 +1,4 @@
-"""Python functions that end their worker, or hold its interpreter: named, and slow is not silent."""
+"""Python functions that end their worker or hold its interpreter are named; a slow function does not count as lost."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ STEP = "the Python function of step 'map parse'"
 
 
 def told(run: Run, command: str) -> Any:
-    """Return what a command of the command line says of the job, from JSON."""
+    """Return the JSON that a command of the command line reports about the job."""
     done = subprocess.run(
         [sys.executable, "-m", MAIN, command, "holding", "--json", "--root", run.folder / "root"],
-        capture_output=True, check=False, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -1,7 +1,7 @@
-"""A job on real Spark, killed in every way: afterwards its output equals that of an oracle, each kill fired.
+"""A job on real Spark, killed in every way: each kill fires, and afterwards the output equals that of an oracle.
 
-Every kill must be seen to have fired: the process is gone, a new generation began, and the worker that
-was not killed rolled back in place instead of being started again.
+Each test checks that its kills fired: the process is gone, a new generation began, and the surviving worker
+rolled back in place instead of restarting.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TestKilledWorkers:
         assert differences(tmp_path, frame) == []
 
     def test_twenty_random_kills_in_one_run_lose_and_double_nothing(self, tmp_path: Path) -> None:
-        # More than can be read before the last kill, however slow the machine; the rest is read without a limit.
+        # More than a job can read before the last kill, even on a slow machine; it reads the rest without a limit.
         frame = make_input(tmp_path, 12 * ROWS)
         rng = random.Random(20)
         kills = 0
@@ -161,7 +161,7 @@ def _wait(true: Any, what: str, timeout_s: float = 30.0) -> None:
 
 
 def _idle_python(pid: int) -> bool:
-    """A worker process that left its loop goes back to Spark's daemon and waits there for a task."""
+    """Return whether a worker process left its loop, returned to Spark's daemon and waits there for a task."""
     try:
         return not [t for t in psutil.Process(pid).net_connections("tcp") if t.status == psutil.CONN_LISTEN]
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""The cluster of live chaos beside others: it takes no port that anybody may count on."""
+"""The cluster of live chaos runs beside other processes: it takes no port that another may rely on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from standalone import standalone
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 MASTER, HOST = 2, 2
-"""Ports that each daemon listens on: for its cluster, and its page."""
+"""Ports on which each daemon listens: one for its cluster, one for its page."""
 
 
 def test_a_cluster_listens_on_loopback_and_on_no_port_but_those_that_the_system_chose(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""The job of the demo goes back to an epoch in its middle while a driver of the older timeline is only asleep.
+"""The demo's job is rewound to an epoch in its middle while a driver of the older timeline is only asleep.
 
-The command that takes it back is killed at one step after another; what an interrupted one has begun the next one ends.
+The rewind command is killed at one step after another; the next one completes what an interrupted one began.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from holdfast.examples import flights_hours_oracle, flights_oracle
 JOB = Path(__file__).parents[2] / "examples" / "flights.py"
 KILLED_AT = Path(__file__).with_name("killed_at.py")
 KILLS_AT = (2, 25, 150, 1_500)
-"""Steps after those that show the plan: record, tags, rows of one target, of several."""
+"""Steps after those that show the plan: record, tags, rows of one target, rows of several."""
 FLAGS = ("--master", "local[2]")
 
 
 def places(folder: Path) -> dict[str, str]:
-    """Return where the job keeps everything."""
+    """Return the places in which the job stores its data."""
     names = {"LOG": "events", "DB": "flights.db", "OUT": "out"}
     return {f"FLIGHTS_{name}": str(folder / path) for name, path in names.items()}
 
@@ -40,7 +40,7 @@ def holdfast(folder: Path, *arguments: str, kill_at: int = 0) -> subprocess.Comp
 
 
 def wait_until_nobody_runs_it(folder: Path) -> None:
-    """Wait until a driver that sleeps or was killed counts as away: else the command asks it instead of acting."""
+    """Wait until a sleeping or killed driver counts as gone; before that, the command asks it instead of acting."""
     deadline = time.monotonic() + 60
     while (state := json.loads(holdfast(folder, "status", "flights", "--json").stdout)["state"]) != "unreachable":
         assert time.monotonic() < deadline, f"the job is {state}"

@@ -1,29 +1,20 @@
-"""What is installed is what is in the tree: links and package lists hide mistakes until somebody installs the wheel."""
+"""The wheel installs what is in the tree: links and package lists hide mistakes until a user installs the wheel."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from wheels import FOLDERS, built_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("chaos", "checkpoint", "examples", "runtime", "sinks", "state")
-NO_INDEX = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of what git knows and the tree holds."""
-    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
-    kept = [*FOLDERS, "src", "pyproject.toml", "README.md", "LICENSE"]
-    subprocess.run(["cp", "--archive", *kept, str(copy)], cwd=ROOT, check=True)
-    command = [sys.executable, "-m", "pip", "wheel", *NO_INDEX, "--wheel-dir", str(out), str(copy)]
-    subprocess.run(command, check=True, capture_output=True)
-    [built] = out.glob("*.whl")
-    return built
+    """The wheel, built from a copy of the tracked files in the tree."""
+    return built_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_every_module_of_the_tree_once(wheel: Path) -> None:

@@ -1,6 +1,6 @@
-"""A small job with a target of each kind that a rewind treats in its own way, and what a user would see in them.
+"""A small job with one target of each kind that a rewind treats differently, and the rows that a user would see there.
 
-Its runs are those of a cluster in memory; its root, tables and logs are files.
+It runs on a cluster in memory; its root, tables and logs are files.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pyarrow as pa
 from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Tag, Timeline
-from holdfast.runtime.cli.jobfile import load
-from holdfast.runtime.cluster import Cluster
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.runtime.cli.start.jobfile import load
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 FILE = """
@@ -53,7 +53,7 @@ class Words:
         self.go_on(self.code)
 
     def go_on(self, code: str) -> None:
-        """Run the job of this code from where it stands."""
+        """Resume the job with this code."""
         Path(self.file).write_text(code.format(folder=str(self.folder)))
         self.plan = load(self.file).plan()
         for spec in self.plan.sinks:
@@ -82,7 +82,7 @@ class Words:
         assert self.cluster.driver.outcome == ("stopped", None)
 
     def forget(self, *sinks: str) -> None:
-        """Drop all before-images of these sinks, as when the rewind horizon passes by."""
+        """Drop all before-images of these sinks, as when the rewind horizon has passed them."""
         job = self.job
         for writer in Repository(self.store).load_manifest(job.completed[-1].body.manifest).confirmed:
             if writer.writer.sink in sinks:
@@ -93,7 +93,7 @@ class Words:
 
 
 def visible(folder: Path) -> dict[str, Any]:
-    """Return what users of the targets see."""
+    """Return the rows that users of the targets see."""
     found: dict[str, Any] = {}
     for name, query in (
         ("out", "SELECT word, rows, total FROM totals"),
@@ -106,7 +106,7 @@ def visible(folder: Path) -> dict[str, Any]:
 
 
 def log_rows(path: Path) -> list[list[Any]]:
-    """Return the rows of a log that count."""
+    """Return the rows of a log that are not void."""
     reader, found = LogReader(LocalObjects(str(path))), []
     for partition in range(reader.meta.partitions):
         batch, offset = reader.read(partition, 0, 1 << 30)
@@ -117,7 +117,7 @@ def log_rows(path: Path) -> list[list[Any]]:
 
 
 def durable(folder: Path) -> dict[str, Any]:
-    """Return all that a rewind leaves behind; timelines as their distance from the job's own."""
+    """Return the durable result of a rewind; timelines as their distance from the job's own."""
     job = Repository(LocalObjects(str(folder / "root" / "words"))).read_log()
     assert job is not None
     found = visible(folder)

@@ -1,12 +1,12 @@
-"""Dead letters outlive the job that left them: their columns and the bytes in `raw` never change."""
+"""Dead letters outlive the job that wrote them: their columns and the bytes in `raw` never change."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.runtime.dead_letters import DEAD_LETTERS, decode_row
-from holdfast.runtime.dlq_places import Places, read
+from holdfast.runtime.job.dlq_places import Places, read
+from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, decode_row
 from holdfast.storage.objects import MemoryObjects
 
 GOLDEN = Path(__file__).parent / "dead_letter_raw_v1.arrow"
@@ -15,9 +15,14 @@ GOLDEN = Path(__file__).parent / "dead_letter_raw_v1.arrow"
 class TestDeadLetter:
     def test_its_columns(self) -> None:
         assert [f"{f.name}: {f.type}{'?' if f.nullable else ''}" for f in DEAD_LETTERS] == [
-            "operator: string", "source: string?", "partition: int64?", "offset: int64?", "error: string",
-            "form: string", "raw: binary",
-        ]  # fmt: skip
+            "operator: string",
+            "source: string?",
+            "partition: int64?",
+            "offset: int64?",
+            "error: string",
+            "form: string",
+            "raw: binary",
+        ]
 
     def test_a_raw_record_of_version_1_is_read(self) -> None:
         at = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Job log records and manifests of format 1 are read, and written, byte for byte as by its first release.
+"""Job log records and manifests of format 1 are read and written byte for byte as by its first release.
 
 They are the only truth about a job and live as long as it does. A difference here needs a new
 format number, a page in docs/design/, and a reader for the old one.
@@ -91,7 +91,7 @@ RECORDS = [
     record(7, 2, joblog.SavepointNamed(Epoch(7), "before-upgrade")),
 ]
 NAMED = record(8, 2, joblog.CheckpointCompleted(Epoch(9), Epoch(7), MANIFEST_REF, 42, 300, 600, "nightly"))
-"""A checkpoint that carries a savepoint's name; not a part of the job above."""
+"""A checkpoint with a savepoint's name; not a part of the job above."""
 
 
 class TestFormatOneOfTheJobLog:
@@ -124,7 +124,7 @@ class TestFormatTwoOfTheJobLog:
 
 
 class TestFormatThreeOfTheJobLog:
-    """Each record carries the hash of the one before it, whatever format that has."""
+    """Each record carries the hash of the previous one, whatever its format."""
 
     def read(self) -> list[joblog.Record]:
         paths = sorted((GOLDEN.with_name("job_v3") / "log").iterdir())

@@ -1,6 +1,6 @@
 """Hashes, key groups and canonical bytes of keys, as every version must compute them.
 
-State is found again by these values: a change here makes every existing checkpoint unreadable.
+State is located by these values: a change here makes every existing checkpoint unreadable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.state.keys import KeyType
+from holdfast.state.keys.batch import KeyType
 
 UTC_US = pa.timestamp("us", "UTC")
 INT = KeyType(("k",), (pa.int64(),))

@@ -1,4 +1,4 @@
-"""A log that the first release of format 3 compacted is read, and its commits are written, byte for byte as then."""
+"""A log compacted by the first release of format 3 can be read, and its commits are written byte for byte as before."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from holdfast.errors import ConfigError, Damaged
 from holdfast.examples.flights_hours_oracle import read_log
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.storage.compacted import CompactedSegment, Compaction, Covered
-from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
-from holdfast.storage.logformat import (
+from holdfast.storage.log.compacted import CompactedSegment, Compaction, Covered
+from holdfast.storage.log.format import (
     Commit,
     Draft,
     LogMeta,
@@ -24,6 +23,7 @@ from holdfast.storage.logformat import (
     encode_commit,
     placed,
 )
+from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 GOLDEN = Path(__file__).parent / "log_v3"

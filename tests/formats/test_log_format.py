@@ -1,4 +1,4 @@
-"""A log written by the first release of format 1 is read, and written, byte for byte as then."""
+"""A log of format 1 is read and written byte for byte as by its first release."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import xxhash
 
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.storage.log import LogReader, LogWriter, read_meta
-from holdfast.storage.logformat import (
+from holdfast.storage.log.format import (
     Draft,
     LogMeta,
     LogSegment,
@@ -22,6 +21,7 @@ from holdfast.storage.logformat import (
     encode_commit,
     placed,
 )
+from holdfast.storage.log.log import LogReader, LogWriter, read_meta
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 GOLDEN = Path(__file__).parent / "log_v1"
@@ -80,5 +80,5 @@ class TestFormatOneOfTheLog:
         body = b'{"v":2,"something":"new"'
         store = MemoryObjects()
         store.put("meta.json", body + b',"xxh3":"' + xxhash.xxh3_64_hexdigest(body).encode() + b'"}')
-        with pytest.raises(ConfigError, match="has format 2, this release knows format 1"):
+        with pytest.raises(ConfigError, match="has format 2, but this release reads formats up to 1"):
             read_meta(store)

@@ -1,4 +1,4 @@
-"""A log of format 4, to which a column was added, is read, and its commits are written, byte for byte as then."""
+"""A log of format 4, with an added column, can be read, and its commits are written byte for byte as before."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.storage.log import LogReader, LogWriter, read_meta
-from holdfast.storage.logformat import commit_path, decode_commit, encode_commit
+from holdfast.storage.log.format import commit_path, decode_commit, encode_commit
+from holdfast.storage.log.log import LogReader, LogWriter, read_meta
 from holdfast.storage.objects import LocalObjects
 
 GOLDEN = Path(__file__).parent / "log_v4"

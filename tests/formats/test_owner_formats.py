@@ -1,4 +1,4 @@
-"""Records that name owners are read, and written, byte for byte as by the first release that had them."""
+"""Records that name owners are read and written byte for byte as by the first release that had them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from holdfast.checkpoint import joblog
 from holdfast.model import Epoch, Generation, JobUuid, Tag, Timeline
-from holdfast.storage.logformat import (
+from holdfast.storage.log.format import (
     Commit,
     Draft,
     LogMeta,
@@ -34,9 +34,16 @@ def commit() -> Commit:
 
 def log_start() -> joblog.Record:
     job = joblog.Job(
-        JobUuid("0" * 32), "hot", 128, 1_767_312_000_000_000, 9, Generation(2), owner="b" * 32,
-        first_epoch=Epoch(102), owners=("a" * 32, "b" * 32),
-    )  # fmt: skip
+        JobUuid("0" * 32),
+        "hot",
+        128,
+        1_767_312_000_000_000,
+        9,
+        Generation(2),
+        owner="b" * 32,
+        first_epoch=Epoch(102),
+        owners=("a" * 32, "b" * 32),
+    )
     at = 1_767_312_000_000_009
     return joblog.Record(9, job.uuid, job.generation, job.timeline, job.owner, at, joblog.LogStart(job), prev="f" * 16)
 

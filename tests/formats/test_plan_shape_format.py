@@ -1,8 +1,8 @@
-"""Format 1 of the plan's shape and of operators' identity, as manifests keep them, is read and written as then.
+"""Format 1 of the plan's shape and of operators' identity in manifests is read and written as by its first release.
 
 A difference here makes `holdfast plan` report changes, or a run refuse its own state, after an upgrade of Holdfast.
-If it comes from a new version of Polars, whose expressions have another normal form, write a new golden file beside the
-old one: between two versions of Polars such a difference refuses nothing.
+If it comes from a new version of Polars whose expressions have another normal form, write a new golden file beside the
+old one: between two versions of Polars, no run is refused because of such a difference.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import polars as pl
 import pytest
 
 import holdfast as hf
-from holdfast.runtime import identity, shape
-from holdfast.runtime.plan import Plan
-from holdfast.runtime.shape_changes import changes_of
+from holdfast.runtime.plan import identity, shape
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.shape_changes import changes_of
 from holdfast.sinks.memory import MemorySink
 
 GOLDEN = Path(__file__).parent / "plan_shape_v1.json"
@@ -37,10 +37,11 @@ class Bid:
 
 
 def golden_plan() -> Plan:
-    """Every kind of step that a chain can have, but for functions, whose code differs between Python versions."""
+    """Every kind of step in a chain except functions, whose code differs between Python versions."""
     app = hf.App("golden")
-    bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i, 1.0, datetime.now(), None)), event_time="at",
-                      out_of_orderness="2s")  # fmt: skip
+    bids = app.source(
+        "bids", hf.Generator(Bid, lambda i: Bid(i, 1.0, datetime.now(), None)), event_time="at", out_of_orderness="2s"
+    )
     paid = bids.filter(pl.col("price") > 0).with_columns(cents=pl.col("price") * 100, lot=pl.col("auction"))
     hourly = paid.key_by("lot").window(hf.tumbling("1h", offset="15m"), allowed_lateness="5m")
     windows = hourly.agg("hourly", emit="final", bids=hf.count(), total=hf.sum("cents"), notes=hf.count("note"))
@@ -51,13 +52,13 @@ def golden_plan() -> Plan:
 
 
 def kept(plan: Plan) -> dict[str, Any]:
-    """What a manifest keeps of a plan."""
+    """Return the part of a plan that a manifest stores."""
     return {"shape": shape.shape_of(plan), "operators": identity.describe_operators(plan)}
 
 
 @pytest.fixture
 def golden(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The golden file; its versions of Polars and Python are those of this process."""
+    """The golden file, with this process's versions of Polars and Python."""
     found: dict[str, Any] = json.loads(GOLDEN.read_text())
     monkeypatch.setattr(shape, "POLARS", found["shape"]["polars"])
     monkeypatch.setattr(identity, "POLARS", found["shape"]["polars"])

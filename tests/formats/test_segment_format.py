@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, unseal
-from holdfast.state.delta import Delta
+from holdfast.state.tables.delta import Delta
 
 HERE = Path(__file__).parent
 HEADER = SegmentHeader(JobUuid("job"), Generation(3), Timeline(1), Epoch(7), Epoch(5), WorkerId("w1"))
@@ -19,10 +19,13 @@ def rows(delta: Delta) -> set[tuple[object, ...]]:
     ends, users = delta.keys.type.decode(delta.keys)
     return set(
         zip(
-            ends.view(pa.int64()).to_pylist(), users.to_pylist(), delta.puts.tolist(), delta.columns["n"].tolist(),
+            ends.view(pa.int64()).to_pylist(),
+            users.to_pylist(),
+            delta.puts.tolist(),
+            delta.columns["n"].tolist(),
             strict=True,
         )
-    )  # fmt: skip
+    )
 
 
 class TestSegmentFormat:

@@ -1,6 +1,6 @@
 """The tables in users' databases are a format: a later version must read what this one wrote.
 
-A difference here needs a page in docs/design/ and a way to bring existing tables along.
+A difference here needs a page in docs/design/ and a migration of existing tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT
 from holdfast.sinks.immediate import Origin, Owner
-from holdfast.sinks.sqlite import SQLite
+from holdfast.sinks.sqlite.sink import SQLite
 
 GOLDEN = Path(__file__).parent / "sql_tables.sql"
 GOLDEN_IDEMPOTENT = GOLDEN.with_name("sql_tables_idempotent.sql")

@@ -1,4 +1,4 @@
-"""What state machines about one worker's state have in common: a cold store that is killed, in memory or of RocksDB."""
+"""Shared by the state machines for one worker's state: a cold store that is killed, in memory or on RocksDB."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from holdfast.state.store import StateStore
 
 
 class KilledWorker(RuleBasedStateMachine):
-    """A worker over a cold store in memory. A machine begins with `new_cold` and sets `store`."""
+    """A worker over a cold store in memory. A machine starts with `new_cold` and sets `store`."""
 
     cold: KeyValue | None
     store: StateStore
     completed: dict[Epoch, Any]
-    """What every completed epoch has to give back."""
+    """The state that a restore of each completed epoch must return."""
 
     def new_cold(self) -> KeyValue | None:
         return MemoryKeyValue()
 
     def killed_cold(self, survived: float) -> KeyValue | None:
-        """Return what is there after a kill that so much of the unflushed survived, from 0 to 1."""
+        """Return the store after a kill that this share of the unflushed writes survived, from 0 to 1."""
         assert isinstance(self.cold, MemoryKeyValue)
         return self.cold.after_kill(round(survived * self.cold.unflushed))
 
@@ -46,7 +46,7 @@ class KilledWorker(RuleBasedStateMachine):
 
 
 class OnRocks(KilledWorker):
-    """A kill leaves what a second reader sees in the files: what RocksDB has not flushed is gone."""
+    """A kill leaves what a second reader sees in the files: writes that RocksDB has not flushed are lost."""
 
     memory = RocksMemory()
 

@@ -1,4 +1,4 @@
-"""A source for tests of plans, and of what a plan does to batches that a test pushes itself."""
+"""A source for tests of plans, and of their effect on batches that a test pushes itself."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from holdfast.runtime.sources.source import OpenSource
+from holdfast.runtime.plan.source import OpenSource
+from holdfast.traits import SourceTraits
 
 
 @dataclass(frozen=True)
 class PlannedSource:
-    """A source that is only planned with."""
+    """A source for planning only."""
 
     schema: pa.Schema
     row_type: type | None = None
+    where = "planned source"
+    traits = SourceTraits(kind="PlannedSource", local_paths=())
 
     def check(self) -> None:
-        """Nothing to look at."""
+        """Check nothing."""
 
     def open(self) -> OpenSource:
-        raise AssertionError("nobody reads from a source that is only planned with")
+        raise AssertionError("a source for planning only is never read")

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos import mutation, replays
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.mutants import MUTANTS
-from holdfast.chaos.replays import Original
-from holdfast.chaos.report import replay_command, shrunk_lines
-from holdfast.chaos.shrink import Reduction, Shrunk, rule_of
-from holdfast.chaos.simulator import Run, simulate
+from holdfast.chaos.explore import replays
+from holdfast.chaos.explore.replays import Original
+from holdfast.chaos.explore.report import replay_command, shrunk_lines
+from holdfast.chaos.explore.shrink import Reduction, Shrunk, rule_of
+from holdfast.chaos.mutants import mutation
+from holdfast.chaos.mutants.mutants import MUTANTS
+from holdfast.chaos.sim.faults.faults import Fault
+from holdfast.chaos.sim.simulator import Run, simulate
 from holdfast.runtime.cli.main import main
 
 SEEDS = 400
@@ -78,12 +79,17 @@ class TestReplay:
 
     def test_an_unknown_strike_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["chaos", "replay", "--seed", "3", "--without", "weather"]) == 2
-        assert "is no strike" in capsys.readouterr().err
+        assert "is neither a number nor a kind of strike" in capsys.readouterr().err
 
-    @pytest.mark.parametrize(("flag", "given", "why"), [
-        ("--only", "99999", "no strike 99999"), ("--only", "restarted", "is no strike"),
-        ("--schedule", "strikes=99999", "no strike 99999"), ("--schedule", "workers=0", "leaves nothing to play"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("flag", "given", "why"),
+        [
+            ("--only", "99999", "no strike 99999"),
+            ("--only", "restarted", "is neither a number nor a kind of strike"),
+            ("--schedule", "strikes=99999", "no strike 99999"),
+            ("--schedule", "workers=0", "leaves nothing to play"),
+        ],
+    )
     def test_what_leaves_nothing_to_play_is_refused(
         self, flag: str, given: str, why: str, capsys: pytest.CaptureFixture[str]
     ) -> None:

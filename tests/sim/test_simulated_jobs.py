@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.chaos import mutation
-from holdfast.chaos.coverage import ROWS, built
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.mutants import MUTANTS
-from holdfast.chaos.mutation import Mutant
-from holdfast.chaos.playing import play_all
-from holdfast.chaos.points import Point
-from holdfast.chaos.report import Summary, failure_lines, replay_command, summary_lines
-from holdfast.chaos.simulator import simulate
+from holdfast.chaos.explore.coverage import ROWS, built
+from holdfast.chaos.explore.playing import play_all
+from holdfast.chaos.explore.report import Summary, failure_lines, replay_command, summary_lines
+from holdfast.chaos.mutants import mutation
+from holdfast.chaos.mutants.mutants import MUTANTS
+from holdfast.chaos.mutants.mutation import Mutant
+from holdfast.chaos.sim.faults.faults import Fault
+from holdfast.chaos.sim.faults.points import Point
+from holdfast.chaos.sim.simulator import simulate
 from holdfast.runtime.cli.main import main
 
 SEEDS_SMOKE, SEEDS_QUICK, SEEDS_SLOW = 30, 200, 4_000
@@ -68,9 +68,9 @@ class TestSimulatedJobs:
     @pytest.mark.parametrize(
         "seed",
         [
-            # A checker held the rows of all writers against the epoch of one; visibility is atomic per writer (P25).
+            # A checker compared the rows of all writers with the epoch of one; visibility is atomic per writer (P25).
             2427,
-            # A delivery gave up over one damaged read, the word of it was lost, and no later generation tried again.
+            # A delivery gave up over one damaged read, its report was lost, and no later generation retried.
             11_069,
         ],
     )
@@ -85,7 +85,7 @@ class TestDeterminism:
         assert (first.trace, first.events, first.fired) == (second.trace, second.events, second.fired)
 
     def test_another_process_with_other_string_hashes_gives_the_same_run(self) -> None:
-        code = "from holdfast.chaos.simulator import simulate; print(simulate(26).trace)"
+        code = "from holdfast.chaos.sim.simulator import simulate; print(simulate(26).trace)"
         environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
         run = [sys.executable, "-c", code]
         there = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""The job of the growth test: keyed totals, and windows of event time that come and go, of a log that grows."""
+"""The job of the growth test: keyed totals, and event-time windows that open and close, over a growing log."""
 
 from __future__ import annotations
 

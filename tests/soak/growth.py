@@ -1,7 +1,7 @@
-"""What a job that runs for long takes up: samples, whether they grow, and a plot of them.
+"""The resources of a long run: samples, whether they grow, and a plot of them.
 
-A quantity is bounded if its median over the last quarter of the run is not above that of the second quarter by more
-than a factor and a slack. The first quarter warms up: retention has to run over for the first time.
+A quantity is bounded if its median over the last quarter of the run exceeds that of the second quarter by at most
+a factor and a slack. The first quarter is the warm-up, in which retention expires for the first time.
 """
 
 from __future__ import annotations
@@ -12,38 +12,45 @@ from pathlib import Path
 from statistics import median
 
 FACTOR = 1.25
-"""How much above the second quarter the last may lie: folders saw between two sweeps."""
+"""How far the last quarter may exceed the second: folders follow a sawtooth between two sweeps."""
 WIDTH, HEIGHT, MARGIN = 900, 120, 40
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What there is at one moment of the run."""
+    """The resources at one moment of the run."""
 
     at_s: float
     records: int
-    """Read by the job so far: not bounded, the axis of everything else."""
+    """Records read by the job so far: not bounded; the axis for everything else."""
     root_bytes: int
     """The job's folder under the root, without input and output."""
     root_objects: int
     log_records: int
-    """Of the job log."""
+    """Records of the job log."""
     local_bytes: int
     """Local state of both workers."""
     undo_rows: int
     """Before-images in the target."""
     python_bytes: int
-    """Resident memory of driver, workers and what else runs Python."""
+    """Resident memory of driver, workers and other Python processes."""
     jvm_bytes: int
 
 
-SLACK = {"root_bytes": 1 << 20, "root_objects": 50, "log_records": 50, "local_bytes": 8 << 20, "undo_rows": 2_000,
-         "python_bytes": 32 << 20, "jvm_bytes": 128 << 20}  # fmt: skip
-"""What may come on top, by quantity: what a small job varies by anyhow. A heap grows until it is collected."""
+SLACK = {
+    "root_bytes": 1 << 20,
+    "root_objects": 50,
+    "log_records": 50,
+    "local_bytes": 8 << 20,
+    "undo_rows": 2_000,
+    "python_bytes": 32 << 20,
+    "jvm_bytes": 128 << 20,
+}
+"""Slack per quantity: the normal variation of a small job. A heap grows until it is collected."""
 
 
 def growing(samples: list[Sample]) -> list[str]:
-    """Return what is not bounded, one sentence each."""
+    """Return the quantities that are not bounded, one sentence each."""
     assert len(samples) >= 8, "too few samples to compare quarters of"
     quarter = len(samples) // 4
     problems = []

@@ -1,6 +1,6 @@
-"""A job whose input grows at a steady rate for hours takes up no more at the end than after its first quarter.
+"""A job whose input grows at a steady rate for hours needs no more resources at the end than after its first quarter.
 
-HOURS says for how long (2). Samples and plot are left in `growth-soak/`.
+HOURS sets the duration (2). Samples and plot are left in `growth-soak/`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 from growth import Sample, growing, table, write_csv, write_plot
 from running import Run, running
 
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 JOB = Path(__file__).with_name("growing_job.py")
@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
 
 
 class Input:
-    """Appends records at a steady rate, and keeps count of what each user must come to."""
+    """Appends records at a steady rate, and keeps the expected totals of each user."""
 
     def __init__(self, path: Path) -> None:
         store = open_objects(str(path))
@@ -53,7 +53,7 @@ class Input:
         self.end()
 
     def end(self) -> None:
-        """Append no more, and seal the log."""
+        """Stop appending, and seal the log."""
         if self._thread.is_alive():
             self._stop.set()
             self._thread.join()
@@ -79,7 +79,7 @@ class Input:
 
 
 def under(folder: Path) -> Iterator[os.stat_result]:
-    """Yield what is known of every file below a folder; files may go meanwhile."""
+    """Yield the status of every file below a folder; files may disappear meanwhile."""
     for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -87,7 +87,7 @@ def under(folder: Path) -> Iterator[os.stat_result]:
 
 
 def sample(folder: Path, run: Run, began: float) -> Sample:
-    """Look at everything once."""
+    """Measure everything once."""
     job = folder / "root" / "growing"
     with contextlib.closing(sqlite3.connect(folder / "out.db", timeout=60)) as database:
         undo = database.execute("SELECT count(*) FROM holdfast_undo").fetchone()[0]
@@ -111,7 +111,7 @@ def sample(folder: Path, run: Run, began: float) -> Sample:
 
 
 def totals(folder: Path) -> dict[int, tuple[int, int]]:
-    """Return what the job says of every user."""
+    """Return the job's output for every user."""
     with contextlib.closing(sqlite3.connect(folder / "out.db")) as database:
         return {user: (n, total) for user, n, total in database.execute("SELECT user, n, total FROM users")}
 
@@ -123,9 +123,10 @@ def test_what_a_long_run_takes_up_is_bounded(tmp_path: Path) -> None:
     flags: tuple[str, ...] = ("--master", "local[2]")
     samples: list[Sample] = []
     pause = threading.Event()
-    with Input(tmp_path / "input") as source, running(
-        tmp_path, *flags, job=JOB, HOLDFAST_RETAINED_FOR_MS=f"{int(seconds * 1000 / 40)}"
-    ) as run:
+    with (
+        Input(tmp_path / "input") as source,
+        running(tmp_path, *flags, job=JOB, HOLDFAST_RETAINED_FOR_MS=f"{int(seconds * 1000 / 40)}") as run,
+    ):
         run.wait_until_running()
         began = time.monotonic()
         while time.monotonic() < began + seconds:

@@ -1,7 +1,7 @@
-"""Runs cases of the storage fault tier: a life with a fault, a look at what it left, a life after it.
+"""Runs cases of the storage fault tier: a life with a fault, a check of the files that it left, a life after it.
 
-A server process imports everything once and never opens a file of a case; every life runs in a process forked from it,
-before RocksDB or anything else that has threads was used there. Cases come as lines of JSON on its standard input,
+A server process imports everything once and never opens a file of a case. Every life runs in a process forked from it
+before RocksDB or any other threaded library was used there. Cases come as lines of JSON on its standard input;
 results go to its standard output.
 
     python cases.py < cases > results
@@ -26,15 +26,15 @@ from shutil import rmtree
 from typing import Any, Self
 
 FOLDERS = ("root", "input", "output")
-"""Below a case's folder: what lies in our own object stores."""
+"""Below a case's folder: the folders that are Holdfast's own object stores."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong in one life; see chaos/files.py. The kinds that `Steps` does not know:
+    """The fault of one life; see tests/storage/disk_faults.py. The kinds that `Steps` does not know:
 
-    `power`: a kill at step `at`, and what was not synced is lost. `timed`: a kill after `at` tenths of a millisecond.
-    `limit`: no file may grow above `at` bytes. `disk`: the disk of the case has `at` KiB left.
+    `power`: a kill at step `at` that loses unsynced data. `timed`: a kill after `at` tenths of a millisecond.
+    `limit`: no file may grow beyond `at` bytes. `disk`: the disk of the case has `at` KiB left.
     """
 
     what: str = "nothing"
@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Case:
-    """Lives one after the other, each with its fault; a last one without any follows."""
+    """Lives one after another, each with its fault, followed by a last one without a fault."""
 
     seed: int
     faults: tuple[Fault, ...]
@@ -54,11 +54,11 @@ class Case:
 
 @dataclass
 class Result:
-    """How a case went."""
+    """The result of a case."""
 
     case: Case
     fired: list[str] = field(default_factory=list)
-    """Per fault, the step that it struck."""
+    """Per fault, the step at which it struck."""
     overs: list[str] = field(default_factory=list)
     """Per life, how it ended."""
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -66,13 +66,15 @@ class Result:
     problem: str = ""
     able: list[int] = field(default_factory=list)
     """Per life that was not killed, how many of its steps can fail as its fault says."""
+    rocks_opened: list[list[int]] = field(default_factory=list)
+    """Per life that was not killed, which of these steps open a RocksDB."""
     lost: int = 0
     took: list[int] = field(default_factory=list)
     """Per life, how many tenths of a millisecond it lasted."""
 
 
 class Cases:
-    """The server, from outside."""
+    """The client of the server."""
 
     def __init__(self) -> None:
         self.took_s, self.cpu_s, self.done = 0.0, 0.0, 0
@@ -95,7 +97,7 @@ class Cases:
         return Result(case, **{name: value for name, value in found.items() if name != "case"})
 
     def ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        """Let the server do something; return what it answers."""
+        """Send the server a request; return its answer."""
         assert self._server.stdin is not None and self._server.stdout is not None
         began = time.monotonic()
         self._server.stdin.write(json.dumps(what) + "\n")
@@ -108,7 +110,7 @@ class Cases:
         return answer
 
     def rate(self) -> str:
-        """Return how fast it went, for people."""
+        """Return the speed, for human readers."""
         took, cpu = max(self.took_s, 0.001), max(self.cpu_s, 0.001)
         n = self.done
         return f"{n} cases in {took:.0f} s and {cpu:.0f} s of CPU: {n / took:.1f} cases/s, {n / cpu:.1f} per CPU second"
@@ -118,7 +120,7 @@ class Cases:
 
 
 def serve() -> None:
-    """Answer one line after the other."""
+    """Answer one line after another."""
     import damage
     import life  # noqa: F401 - once, for all processes that are forked from this one
 
@@ -135,12 +137,12 @@ def serve() -> None:
 
 
 def place() -> str | None:
-    """Return where folders of cases go: memory, if there is any."""
+    """Return where to put the folders of cases: in memory if possible."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def run_case(case: Case) -> Result:
-    """Play all lives of a case, and look at its files after each."""
+    """Play all lives of a case, and check its files after each."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-case-", dir=place()))
     try:
         return _run_case(case, folder)
@@ -149,7 +151,7 @@ def run_case(case: Case) -> Result:
 
 
 def make_folders(folder: Path) -> None:
-    """Make what a user has made before a job starts."""
+    """Make the folders that a user makes before a job starts."""
     for name in (*FOLDERS, "target", "local"):
         (folder / name).mkdir(parents=True, mode=0o700)
 
@@ -189,7 +191,7 @@ def _mount(data: Path, case: Case) -> bool:
 
 
 FULL = re.compile("No space left on device|disk is full")
-"""What the kernel, and SQLite, say of a full disk; a life that met one passes it on."""
+"""The messages of the kernel and of SQLite for a full disk, which a life passes on."""
 
 
 def _take(result: Result, lines: list[dict[str, Any]], killed: bool, fault: Fault) -> None:
@@ -210,22 +212,23 @@ def _take(result: Result, lines: list[dict[str, Any]], killed: bool, fault: Faul
             result.hows.append(line["how"])
         elif "able" in line:
             result.able.append(line["able"])
+            result.rocks_opened.append(line["rocks_opened"])
     if fault.what == "timed":
         fired = "killed" if killed else fired
     if fault.what == "disk":
         named = (each["what"] for each in result.findings if FULL.search(each.get("what") or ""))
-        fired = next(named, "" if over == "well" else over)  # without a fault no life ends otherwise
+        fired = next(named, "" if over == "well" else over)  # without a fault, no life may end in any other way
     if fault.what == "nothing" and over != "well" and not result.problem:
         result.problem = f"a life without a fault ended as {over}: {result.findings}"
     if over == "lost" and not result.problem:
-        result.problem = "a life ended without a word"
+        result.problem = "a life ended without a report"
     result.overs.append(over)
     if fault.what != "nothing":
         result.fired.append(fired)
 
 
 def _power(data: Path, notes: Path, seed: int) -> int:
-    from holdfast.chaos.unsynced import cut_power
+    from unsynced import cut_power
 
     lost = cut_power(data, notes, FOLDERS, seed)
     for boot in list((data / "local").iterdir()):
@@ -233,10 +236,10 @@ def _power(data: Path, notes: Path, seed: int) -> int:
     return lost
 
 
-def forked(what: Callable[[Callable[[Mapping[str, Any]], None]], None], kill_after_s: float | None = None) -> tuple[
-    list[dict[str, Any]], bool
-]:
-    """Do something in a process of its own that tells of itself; return what it told, and whether it was killed."""
+def forked(
+    what: Callable[[Callable[[Mapping[str, Any]], None]], None], kill_after_s: float | None = None
+) -> tuple[list[dict[str, Any]], bool]:
+    """Run this in its own process, which reports; return its reports, and whether it was killed."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     pid = os.fork()
@@ -266,7 +269,7 @@ def _life(
 ) -> tuple[list[dict[str, Any]], bool]:
     first = 1 + max((line["append"] for line in told if "append" in line), default=-1)
     if fault.what == "power":
-        from holdfast.chaos import unsynced
+        import unsynced
 
         unsynced.begin(data, notes, FOLDERS)
 
@@ -279,20 +282,22 @@ def _life(
         one = life.Life(data, case.seed + number, tell)
         life.played(tell, lambda: (life.live_to_the_end if last else life.live)(one, first))
         if steps is not None:
-            tell({"able": steps.able, "seen": steps.seen, "read": sorted(steps.read)})
+            opened = steps.rocks_opened
+            tell({"able": steps.able, "rocks_opened": opened, "seen": steps.seen, "read": sorted(steps.read)})
 
     return forked(child, fault.at / 10_000 if fault.what == "timed" else None)
 
 
 def _arm(data: Path, notes: Path, fault: Fault, tell: Callable[[Mapping[str, Any]], None]) -> Any:
-    """Make this process one in which the fault happens."""
-    from holdfast.chaos.files import DiskFault, Steps
-    from holdfast.chaos.unsynced import Unsynced
+    """Arm the fault in this process."""
+    from disk_faults import DiskFault, Steps
+    from unsynced import Unsynced
 
     if fault.what == "timed":
         return None
     if fault.what == "limit":
-        def struck(*_: object) -> None:  # once; the write that was refused fails with EFBIG either way
+
+        def struck(*_: object) -> None:  # once; the refused write fails with EFBIG in any case
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             tell({"fired": [0, "SIGXFSZ", f"a file of more than {fault.at} bytes"]})
 
@@ -313,7 +318,7 @@ def _arm(data: Path, notes: Path, fault: Fault, tell: Callable[[Mapping[str, Any
 
 
 def _checked(data: Path, told: list[dict[str, Any]], last: bool) -> str:
-    """Look at the files in a process of its own; return what does not hold, or nothing."""
+    """Check the files in a separate process; return the problem, or an empty string."""
 
     def child(tell: Callable[[Mapping[str, Any]], None]) -> None:
         import traceback
@@ -321,7 +326,7 @@ def _checked(data: Path, told: list[dict[str, Any]], last: bool) -> str:
         try:
             check(data, told, last)
             tell({"problem": ""})
-        except BaseException:  # noqa: BLE001 - told, and judged by whoever asked
+        except BaseException:  # noqa: BLE001 - reported; the caller judges it
             tell({"problem": traceback.format_exc()})
 
     (data / "ballast").unlink(missing_ok=True)
@@ -330,7 +335,7 @@ def _checked(data: Path, told: list[dict[str, Any]], last: bool) -> str:
 
 
 def check(data: Path, told: list[dict[str, Any]], last: bool) -> None:
-    """Raise if anything in the folder is not as it must be."""
+    """Raise if anything in the folder is wrong."""
     import checker
     import life
 
@@ -347,7 +352,7 @@ def rows(results: list[Result]) -> Iterator[str]:
     """Return a table of results: per kind of fault, the cases and how the struck lives ended."""
     kinds: dict[str, dict[str, int]] = {}
     for result in results:
-        for fault, over in zip(result.case.faults, result.overs, strict=False):  # a problem ends a case early
+        for fault, over in zip(result.case.faults, result.overs, strict=False):  # a problem ends its case early
             kind = fault.what + (" for good" if fault.lasting else "")
             row = kinds.setdefault(kind, {})
             row[over] = row.get(over, 0) + 1

@@ -1,7 +1,7 @@
-"""What must be true of the files that a life left, found out without any code of the runtime.
+"""Checks the files that a life left, without using code of the runtime.
 
-It reads JSON, Arrow and SQLite as docs/formats.md describes them, folds segments with dictionaries, and computes what
-the tables and the log must hold from the input and the offsets of a checkpoint.
+It reads JSON, Arrow and SQLite as docs/formats.md describes them, folds segments with dictionaries, and computes the
+expected tables and log from the input and the offsets of a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Totals = dict[int, tuple[int, int]]
 
 
 class ViolationError(AssertionError):
-    """Something that was promised does not hold."""
+    """A promise does not hold."""
 
 
 def must(holds: bool, what: str) -> None:
@@ -37,7 +37,7 @@ def must(holds: bool, what: str) -> None:
 
 @dataclass
 class Told:
-    """What the lives of a case were told."""
+    """The results that the lives of a case received."""
 
     created: bool = False
     appends: list[int] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Told:
     hows: set[str] = field(default_factory=set)
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """Take in one line of a life."""
+        """Add one line of a life."""
         self.created |= "created" in line
         if "append" in line:
             self.appends.append(line["append"])
@@ -91,10 +91,10 @@ def read_log(folder: Path) -> Log | None:
         new: dict[int, list[Row]] = {}
         for segment in commit["segments"]:
             data = (folder / segment["path"]).read_bytes()
-            must(len(data) == segment["size"], f"{segment['path']} has another size")
-            must(xxhash.xxh3_64_hexdigest(data) == segment["xxh3"], f"{segment['path']} has another hash")
+            must(len(data) == segment["size"], f"{segment['path']} has the wrong size")
+            must(xxhash.xxh3_64_hexdigest(data) == segment["xxh3"], f"{segment['path']} has the wrong hash")
             part = pa.ipc.open_file(pa.py_buffer(data)).read_all().to_pylist()
-            must(segment["base"] == len(rows[segment["partition"]]), f"{segment['path']} begins elsewhere")
+            must(segment["base"] == len(rows[segment["partition"]]), f"{segment['path']} has the wrong first offset")
             rows[segment["partition"]] += part
             new.setdefault(segment["partition"], []).extend(part)
         must(commit["ends"] == [len(rows[p]) for p in sorted(rows)], f"{path}: its ends are wrong")
@@ -116,7 +116,7 @@ def _signed(path: Path) -> dict[str, Any]:
 
 @dataclass
 class Job:
-    """A job's log, read backwards to where it begins."""
+    """A job's log, read backwards to its beginning."""
 
     uuid: str
     completed: dict[int, dict[str, Any]]
@@ -139,7 +139,7 @@ def read_job(folder: Path) -> Job | None:
     expired, ended, named = 0, None, set[int]()
     for number in range(first, last + 1):
         body = records[number]["body"]
-        must(records[number]["seq"] == number, f"record {number} says it is {records[number]['seq']}")
+        must(records[number]["seq"] == number, f"record {number} claims to be {records[number]['seq']}")
         match body["kind"]:
             case "LogStart":
                 said = body["job"]
@@ -164,10 +164,10 @@ def read_job(folder: Path) -> Job | None:
 def read_object(root: Path, ref: Mapping[str, Any]) -> bytes:
     """Read an object that a manifest or record names."""
     path = root / ref["path"]
-    must(path.exists(), f"{ref['path']} is named and missing")
+    must(path.exists(), f"{ref['path']} is named but missing")
     data: bytes = path.read_bytes()
     same: bool = len(data) == ref["size"] and hashlib.sha256(data).hexdigest() == ref["sha256"]
-    must(same, f"{ref['path']} is not what was written")
+    must(same, f"{ref['path']} differs from what was written")
     return data
 
 
@@ -176,7 +176,7 @@ _TAIL = struct.Struct("<IQ8s")
 
 def fold_segment(data: bytes, key_groups: tuple[int, int], into: dict[int, tuple[int, int, int]]) -> None:
     """Write a segment's rows of these key groups into a dictionary: key -> key group, count, sum."""
-    must(data.startswith(b"HFSEG\r\n\x1a"), "a segment begins otherwise")
+    must(data.startswith(b"HFSEG\r\n\x1a"), "a segment does not begin with its magic bytes")
     length, hashed, _ = _TAIL.unpack_from(data, len(data) - _TAIL.size)
     must(xxhash.xxh3_64_intdigest(data[:-16]) == hashed, "a segment does not match its hash")
     footer = msgspec.msgpack.decode(data[len(data) - _TAIL.size - length : -_TAIL.size])
@@ -194,7 +194,7 @@ def fold_segment(data: bytes, key_groups: tuple[int, int], into: dict[int, tuple
 
 
 def totals(rows: Mapping[int, list[Row]], cut: Iterable[int]) -> Totals:
-    """Return what the keyed totals are of the rows before these offsets."""
+    """Return the keyed totals of the rows before these offsets."""
     found: Totals = {}
     for partition, end in enumerate(cut):
         for row in rows[partition][:end]:
@@ -204,7 +204,7 @@ def totals(rows: Mapping[int, list[Row]], cut: Iterable[int]) -> Totals:
 
 
 class Checker:
-    """Looks at everything in the folder of a case."""
+    """Checks everything in the folder of a case."""
 
     def __init__(self, folder: Path, told: Told) -> None:
         self.folder, self.told = folder, told
@@ -212,15 +212,15 @@ class Checker:
         self._groups: dict[int, int] = {}
 
     def check(self, batch_rows: Mapping[int, Mapping[int, list[Row]]]) -> None:
-        """Check all that holds at any moment.
+        """Check everything that must hold at any moment.
 
         Args:
-            batch_rows: What each append was to write, by number.
+            batch_rows: The rows that each append was to write, by number.
         """
         self._input(batch_rows)
         job = read_job(self.root)
         if job is None:
-            must(not self.told.cuts, "epochs were completed, and there is no job")
+            must(not self.told.cuts, "epochs were completed, but there is no job")
             must(not self._sql("SELECT * FROM totals"), "rows were delivered for a job that does not exist")
             return
         self._history(job)
@@ -231,7 +231,7 @@ class Checker:
         self._output(job, cuts)
 
     def finished(self) -> None:
-        """Check what holds in addition once the job has finished."""
+        """Check what must also hold once the job has finished."""
         job = read_job(self.root)
         must(job is not None and job.ended == "Finished", "the job has not finished")
         assert self.log is not None
@@ -245,31 +245,31 @@ class Checker:
 
     def _input(self, batch_rows: Mapping[int, Mapping[int, list[Row]]]) -> None:
         self.log = read_log(self.folder / "input")
-        must(self.log is not None or not self.told.created, "the input log was created, and is not there")
+        must(self.log is not None or not self.told.created, "the input log was created but does not exist")
         if self.log is None:
             return
         found = [append[min(append)][0]["id"] // STRIDE // PARTITIONS for append in self.log.appends]
-        must(len(set(found)) == len(found), f"appends are there twice: {found}")
+        must(len(set(found)) == len(found), f"appends are duplicated: {found}")
         must(set(self.told.appended) <= set(found), f"appends are lost: {set(self.told.appended) - set(found)}")
-        must(set(found) <= set(self.told.appends), "there are appends that nobody made")
+        must(set(found) <= set(self.told.appends), "there are appends that no life made")
         must(found == sorted(found), f"appends are out of order: {found}")
         for number, append in zip(found, self.log.appends, strict=True):
-            must(append == batch_rows[number], f"append {number} is not whole")
+            must(append == batch_rows[number], f"append {number} is incomplete")
 
     def _history(self, job: Job) -> None:
         told = max(self.told.cuts, default=0)
-        must(job.newest >= told, f"epoch {told} was completed, the log ends at {job.newest}")
+        must(job.newest >= told, f"epoch {told} was completed, but the log ends at {job.newest}")
         for epoch in self.told.cuts:
-            must(epoch in job.completed or epoch <= job.expired, f"epoch {epoch} was completed and is gone")
+            must(epoch in job.completed or epoch <= job.expired, f"epoch {epoch} was completed but is missing")
 
     def _checkpoint(self, epoch: int, ref: Mapping[str, Any]) -> list[int]:
         """Check one retained checkpoint; return its offsets."""
         manifest = json.loads(read_object(self.root, ref))
-        must(manifest["epoch"] == epoch, f"the manifest of epoch {epoch} is of {manifest['epoch']}")
+        must(manifest["epoch"] == epoch, f"the manifest of epoch {epoch} belongs to {manifest['epoch']}")
         at = {position["partition"]: position["offset"] for position in manifest["positions"]}
         cut = [max(0, at.get(p, 0)) for p in range(PARTITIONS)]
         told = self.told.cuts.get(epoch, cut)
-        must(told == cut, f"epoch {epoch} was completed at {told}, its manifest says {cut}")
+        must(told == cut, f"epoch {epoch} was completed at {told}, but its manifest says {cut}")
         assert self.log is not None
         must(all(cut[p] <= len(self.log.rows[p]) for p in range(PARTITIONS)), f"epoch {epoch} lies beyond the input")
         state: dict[int, tuple[int, int, int]] = {}
@@ -294,13 +294,13 @@ class Checker:
         for writer, tag in self.told.delivered.items():
             if writer[0] == self._sink:
                 stands = found.get(writer, (0, 0))
-                must(stands >= tag, f"{writer} was delivered at {tag}, and stands at {stands}")
+                must(stands >= tag, f"{writer} was delivered at {tag}, but its tag is {stands}")
         for writer, (_, epoch) in found.items():
-            must(epoch <= job.newest, f"output of {writer} of epoch {epoch} is visible, committed is {job.newest}")
-            must(epoch in cuts or epoch <= job.expired, f"{writer} stands at epoch {epoch}, which never completed")
+            must(epoch <= job.newest, f"output of {writer} of epoch {epoch} is visible; only {job.newest} is committed")
+            must(epoch in cuts or epoch <= job.expired, f"the tag of {writer} has epoch {epoch}, which never completed")
 
     def _table(self, job: Job, cuts: Mapping[int, list[int]]) -> None:
-        """The table holds, by writer, the totals as of the writer's tag."""
+        """Check that the table holds, by writer, the totals as of the writer's tag."""
         self._sink = "out"
         tags = {
             ("out", writer): (timeline, epoch)
@@ -313,16 +313,16 @@ class Checker:
         for subtask in range(2):
             epoch = tags.get(("out", subtask), (0, 0))[1]
             if epoch and epoch not in cuts:
-                return  # expired, and nobody was told where it ended
+                return  # expired, and no life learned its offsets
             as_of = totals(self.log.rows, cuts[epoch] if epoch else [0, 0])
             wanted |= {key: row for key, row in as_of.items() if self._owner(key) == subtask}
-        must(found == wanted, f"the table is not as its tags {tags} say")
+        must(found == wanted, f"the table does not match its tags {tags}")
 
     def _owner(self, key: int) -> int:
         return self._groups[key] * 2 // 8
 
     def _output(self, job: Job, cuts: Mapping[int, list[int]]) -> None:
-        """The output log holds, by writer, the gains of its partitions before the writer's tag, once each."""
+        """Check that the output log holds, per writer, the gains of its partitions before its tag, each once."""
         self._sink = "gains"
         output = read_log(self.folder / "output")
         if output is None:
@@ -339,7 +339,7 @@ class Checker:
                 return
             end = cuts[epoch][partition] if epoch else 0
             wanted += [row["id"] for row in self.log.rows[partition][:end] if row["value"] > 0]
-        must(found == sorted(wanted), f"the output log is not as its tags {tags} say")
+        must(found == sorted(wanted), f"the output log does not match its tags {tags}")
 
     def _sql(self, query: str) -> list[tuple[Any, ...]]:
         path = self.folder / "target" / "out.db"

@@ -1,9 +1,9 @@
-"""Damages the files that a life left, one at a time, and says what the next life made of it.
+"""Damages the files that a life left, one at a time, and reports how the next life dealt with it.
 
-A specimen is a folder that a killed life left, output committed and not delivered in it. For every damage a copy of it
-is damaged and lived in. Then the file is put back, unless the life replaced it, everything is checked, and a last life
-goes on. Where every byte counts, what is read and not refused must be right; which bytes of a RocksDB do not count is
-found out by reading it whole.
+A specimen is a folder that a killed life left, with committed but undelivered output. For every damage, a copy of it
+is damaged and a life runs in it. Then the file is put back, unless the life replaced it, everything is checked, and a
+last life continues. In files in which every byte matters, data that is read and not refused must be right; for
+RocksDB, reading the whole database tells which bytes do not matter.
 """
 
 from __future__ import annotations
@@ -44,23 +44,25 @@ KINDS = {
     "temporary": r"(root|input|output)/(.*/)?\.tmp-[^/]*",
     "sqlite": r"target/.*",
 }
-"""Every kind of file that a life leaves. SQLite's are its own affair: its pages have no checksum."""
+"""Every kind of file that a life leaves, except SQLite's, whose pages have no checksum."""
 NOT_OURS = {"sqlite"}
+SPECIMEN_STRIDE = 10
+"""Steps on the target's files by which a life is killed earlier than the one before."""
 UNCHECKED = {"status", "request", "answer", "temporary", "rocks messages"}
-"""Nothing is decided by what these say, or what they say was carried out."""
+"""No decision depends on these files, or their content was already carried out."""
 
 
 def kind_of(path: str) -> str:
-    """Return what kind of file this is. Raises KeyError for one that nobody has listed."""
+    """Return the kind of a file. Raises KeyError for a file of no listed kind."""
     for kind, pattern in KINDS.items():
         if re.fullmatch(pattern, path):
             return kind
-    raise KeyError(f"{path}: a kind of file that nobody has listed")
+    raise KeyError(f"{path}: a file of no listed kind")
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to one file: a bit flipped, the end cut off, or all of it gone."""
+    """Damage to one file: a flipped bit, a cut end, or removal."""
 
     path: str
     how: str
@@ -70,7 +72,7 @@ class Damage:
     bit: int = 0
 
     def apply(self, folder: Path) -> bytes:
-        """Damage the file; return what was in it."""
+        """Damage the file; return its previous content."""
         place = folder / self.path
         data = place.read_bytes()
         if self.how == "gone":
@@ -83,7 +85,7 @@ class Damage:
 
 
 def damages(path: str, size: int, flips: int, seed: int) -> Iterator[Damage]:
-    """Return damages of one file: structural ones, and flips at seeded places."""
+    """Return damages of one file: structural ones, and bit flips at seeded places."""
     rng = random.Random(f"{seed}/{kind_of(path)}/{size}")
     yield Damage(path, "gone")
     if size == 0:
@@ -95,18 +97,18 @@ def damages(path: str, size: int, flips: int, seed: int) -> Iterator[Damage]:
 
 @dataclass
 class Verdict:
-    """What became of one damage.
+    """The outcome of one damage.
 
-    `loud`: an error named it, and with the file put back the job went on. `fell back`: another copy was used. `made
-    good`: what was missing was written again. `not read`: nobody needed it. `no matter`: nothing depends on these
-    bytes. `silent` and `wrong` are what must not be.
+    `loud`: an error named the file, and with the file put back the job continued. `fell back`: another copy was used.
+    `made good`: the missing data was written again. `not read`: the file was not needed. `no matter`: nothing depends
+    on these bytes. `silent` and `wrong` must not occur.
     """
 
     kind: str
     damage: Damage
     outcome: str
     told: str = ""
-    """What was said about it, or what is wrong."""
+    """What the life reported, or what is wrong."""
     used: bool = False
 
 
@@ -124,7 +126,7 @@ def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def copied(specimen: Path, data: Path, how: str) -> list[dict[str, Any]]:
-    """Copy a specimen for the next life; return what earlier lives were told that still holds.
+    """Copy a specimen for the next life; return the earlier lives' reports that still hold.
 
     Args:
         how: `here`: on the same machine. `elsewhere`: without local state. `anew`: another job on the same input.
@@ -156,33 +158,44 @@ def reads(specimen: Path, seed: int, how: str) -> list[str]:
 
 @dataclass
 class Specimen:
-    """What a life left."""
+    """The files that a life left, and its reports."""
 
     files: dict[str, int] = field(default_factory=dict)
     problem: str = ""
 
 
 def make_specimen(folder: Path, seed: int) -> Specimen:
-    """Play a life that is killed while its last output is delivered; keep its files and what it was told."""
+    """Play lives that are killed earlier and earlier, until one left output that was committed and not delivered.
+
+    Keep its files and what it was told. Of staged output that was left, the next life reads only such.
+    """
     from cases import Case, Fault, _checked, _life, make_folders
 
     data = folder / "data"
-    make_folders(data)
     case = Case(seed, ())
     whole = Path(tempfile.mkdtemp(dir=folder)) / "data"
     make_folders(whole)
     lines, _ = _life(whole, folder, case, 0, Fault("kill", 10**9, below="target"), False, [])
     able = next(line["able"] for line in lines if "able" in line)
-    told, killed = _life(data, folder, case, 0, Fault("kill", able - 50, below="target"), False, [])
     shutil.rmtree(whole.parent)
-    (folder / "told.json").write_text(json.dumps(told))
-    problem = "" if killed else "the life was not killed"
-    files = {str(path.relative_to(data)): path.stat().st_size for path in sorted(data.rglob("*")) if path.is_file()}
+    files: dict[str, int] = {}
+    told: list[dict[str, Any]] = []
+    problem = "no life left output that was committed and not delivered"
+    for at in range(able - SPECIMEN_STRIDE, 0, -SPECIMEN_STRIDE):
+        shutil.rmtree(data, ignore_errors=True)
+        make_folders(data)
+        told, killed = _life(data, folder, case, 0, Fault("kill", at, below="target"), False, [])
+        (folder / "told.json").write_text(json.dumps(told))
+        files = {str(path.relative_to(data)): path.stat().st_size for path in sorted(data.rglob("*")) if path.is_file()}
+        read = files.keys() & reads(folder, seed, "elsewhere")
+        if killed and any(kind_of(path) == "staged output" for path in read):
+            problem = ""
+            break
     return Specimen(files, problem or _checked(data, told, False))
 
 
 def judged(specimen: Path, seed: int, damage: Damage, how: str, mutant: str) -> Verdict:
-    """Damage a copy, live in it, put the file back, check, and live on."""
+    """Damage a copy, run a life in it, put the file back, check, and run another life."""
     from cases import Case, Fault, _checked, _life, place
 
     kind = kind_of(damage.path)
@@ -228,13 +241,13 @@ def _judge(verdict: Verdict, over: Mapping[str, Any], wrong: str, swept: list[di
     elif not verdict.used:
         verdict.outcome = "not read"
     elif verdict.damage.how == "gone":
-        verdict.outcome = "made good"  # the output of an epoch that is still pending is delivered again
+        verdict.outcome = "made good"  # pending output of an epoch is delivered again
     else:
         verdict.outcome = "no matter" if verdict.kind in UNCHECKED else "silent"
 
 
 def _put_back(data: Path, damage: Damage, before: bytes) -> None:
-    """Bring the file back as an operator would, if it is still the damaged one."""
+    """Restore the file as an operator would, if it is still the damaged one."""
     place = data / damage.path
     if damage.path.startswith("local/"):
         return
@@ -255,7 +268,7 @@ def _read_whole(good: Path, data: Path, path: str) -> tuple[str, str]:
         try:
             rows = [_rows(root / folder) for root in (good, data)]
             tell({"read": "same" if rows[0] == rows[1] else "other", "why": ""})
-        except Exception as error:  # noqa: BLE001 - told, and judged by whoever asked
+        except Exception as error:  # noqa: BLE001 - reported; the caller judges it
             kind = type(error).__name__
             tell({"read": "refused" if kind in ("Damaged", "Unavailable") else kind, "why": traceback.format_exc()})
 

@@ -1,10 +1,11 @@
 """A small life of a job's storage: driver, workers, log, sinks and local state as in production, in one process.
 
-The loops are those that production runs; only time and messages are virtual (runtime/cluster.py). Files, RocksDB and
-SQLite are real. What the life was told is written to a pipe, line by line, before it acts on it.
+The loops are those that production runs; only time and messages are virtual (runtime/testing/cluster.py). Files,
+RocksDB and SQLite are real. The life writes every result that it receives to a pipe, line by line, before it acts on
+it.
 
 A life creates its input, runs the job for some epochs, stops it, starts it again from the folders that the workers
-left, and goes on. The last life of a case ends the input and runs until the job has finished.
+left, and continues. The last life of a case ends the input and runs until the job has finished.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 
@@ -26,27 +28,28 @@ from holdfast.checkpoint.bases import Thresholds
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import WorkerId, Writer
-from holdfast.runtime import explain, requests, status
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.local import LocalFolders
-from holdfast.runtime.loop import Limits
-from holdfast.runtime.presence import myself
-from holdfast.runtime.run import Prepared, prepare
-from holdfast.runtime.settings import resolve
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.job import explain, requests, status
+from holdfast.runtime.job.live import Status
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.wire.presence import myself
+from holdfast.runtime.worker.local import LocalFolders
+from holdfast.runtime.worker.loop import Limits
 from holdfast.sinks.contract import Sink, Target
-from holdfast.sinks.log import LogTarget
+from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.owners import Claim
 from holdfast.state import rocks
-from holdfast.storage.log import LogWriter, create_log, read_meta
+from holdfast.storage.log.log import LogWriter, create_log, read_meta
 from holdfast.storage.objects import open_objects
 
 Tell = Callable[[Mapping[str, Any]], None]
 PARTITIONS, KEYS, GROUPS, BATCH_STRIDE = 2, 400, 8, 1_000
-"""So many keys that a table of RocksDB has several blocks."""
+"""Enough keys that a table of RocksDB has several blocks."""
 PATIENCE_S = 60.0
-"""Virtual seconds after which a job that does not get on is looked at."""
+"""Virtual seconds without progress after which a job counts as stalled."""
 SMALL_BUFFER = 16 << 10
-"""Write buffer of RocksDB that real flushes and compactions happen with."""
+"""Write buffer of RocksDB, small enough to cause real flushes and compactions."""
 
 
 @dataclass
@@ -57,7 +60,7 @@ class Order:
 
 
 def batch(number: int) -> dict[int, list[dict[str, int]]]:
-    """Return the rows of the append of this number, by partition."""
+    """Return the rows of the append with this number, by partition."""
     rng = random.Random(number)
     made: dict[int, list[dict[str, int]]] = {}
     for partition in range(PARTITIONS):
@@ -70,7 +73,7 @@ def batch(number: int) -> dict[int, list[dict[str, int]]]:
 
 
 class StalledError(Exception):
-    """The job did not get on; `findings` is what it says about it."""
+    """The job made no progress; `findings` is what it reports."""
 
     def __init__(self, findings: list[dict[str, Any]]) -> None:
         super().__init__(json.dumps(findings))
@@ -78,12 +81,13 @@ class StalledError(Exception):
 
 
 class _Unhurried:
-    """A log sink whose lost replies are asked for again at once: time is virtual here."""
+    """A log sink that retries lost replies without a pause, since time is virtual here."""
 
-    def __init__(self, inner: hf.Log) -> None:
+    def __init__(self, inner: LogSink) -> None:
         self.inner = inner
         self.key, self.check, self.prepare, self.accept = inner.key, inner.check, inner.prepare, inner.accept
         self.check_owner, self.holding = inner.check_owner, inner.holding
+        self.where, self.traits = inner.where, replace(inner.traits, repairs=False, audits=False)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> Target:
         path = self.inner.path
@@ -93,7 +97,7 @@ class _Unhurried:
 
 
 class _Cluster(Cluster):
-    """A cluster whose workers keep state in folders; one that is let go of releases its own, as its process would."""
+    """A cluster whose workers keep state in folders; a dismissed worker releases its folder, as its process would."""
 
     def dismiss(self, worker: WorkerId, launch: int) -> None:
         member = self.members.pop(worker, None)
@@ -115,15 +119,15 @@ class Life:
     # Input
 
     def create_input(self) -> None:
-        """Create the input log if it is not there."""
+        """Create the input log if it does not exist."""
         store = open_objects(str(self.folder / "input"))
         if read_meta(store) is None:
-            schema = hf.Log(str(self.folder / "input"), Order).schema
+            schema = hf.Log(str(self.folder / "input"), Order).source().schema
             create_log(store, schema, PARTITIONS, pause=lambda _: None)
         self._tell({"created": True})
 
     def append(self, number: int) -> None:
-        """Append a batch as a careful program does: what is in doubt is settled first."""
+        """Append a batch as a careful program does: it first settles an append with an unknown outcome."""
         writer = LogWriter(open_objects(str(self.folder / "input")), pause=lambda _: None)
         schema = writer.meta.schema
         rows = {p: pa.Table.from_pylist(part, schema=schema) for p, part in batch(number).items()}
@@ -145,15 +149,13 @@ class Life:
     # The job
 
     def start(self) -> _Cluster:
-        """Prepare the job as `holdfast run` does and take it over."""
+        """Prepare the job as `holdfast run` does, and take it over."""
         prepared = self._prepared()
         if prepared.job is not None and prepared.job.finished:
             raise AssertionError("the job finished in an earlier life")
         plan = replace(
             prepared.plan,
-            sinks=tuple(
-                replace(spec, sink=_unhurried(spec.sink)) for spec in prepared.plan.sinks
-            ),
+            sinks=tuple(replace(spec, sink=_unhurried(spec.sink)) for spec in prepared.plan.sinks),
         )
         cluster = _Cluster(plan, 2, self._seed, prepared.store, 1.0, prepared.partitions)
         cluster.local = lambda: LocalFolders(self.folder / "local")
@@ -183,11 +185,11 @@ class Life:
         job = cluster.driver.state.job
         asked = requests.ask(self._store, "savepoint", {"name": name}, job.generation)
         self.answer(cluster)
-        self._store.put("live.json", json.dumps(self._status(cluster)).encode())
+        self._store.put("live.json", json.dumps(self._status(cluster).as_json()).encode())
         self._tell({"asked": asked})
 
     def answer(self, cluster: _Cluster) -> None:
-        """Carry out what was asked, as the driver does every second."""
+        """Carry out pending requests, as the driver does every second."""
         generation = cluster.driver.state.job.generation
         for request in self._inbox.poll():
             reply = cluster.driver.asked(request.kind, request.args, request.generation, generation)
@@ -211,7 +213,7 @@ class Life:
             folder = getattr(member.ports.local, "_folder", None)
             self._tell({"folder": folder and folder.name})
             member.loop.close()
-        self._tell({"ended": cluster.driver.outcome})
+        self._tell({"ended": msgspec.to_builtins(cluster.driver.outcome)})
 
     def idle(self, cluster: _Cluster) -> None:
         """Let the cold stores catch up, and the sweep."""
@@ -225,8 +227,9 @@ class Life:
             self._note(cluster)
             outcome = cluster.driver.outcome
             if outcome is not None and outcome[0] not in ("stopped", "finished"):
-                error = outcome[1] or {}
-                raise StalledError([{"code": outcome[0], "what": error.get("what"), "next": error.get("next")}])
+                how, error = outcome
+                what, next_step = (None, None) if error is None else (error.what, error.next)
+                raise StalledError([{"code": how, "what": what, "next": next_step}])
             if until():
                 return
             if cluster.clock.now >= end:
@@ -234,7 +237,7 @@ class Life:
             cluster.pass_time(0.25 if end - cluster.clock.now > PATIENCE_S - 5 else 2.0)
 
     def _note(self, cluster: _Cluster) -> None:
-        """Tell what this driver knows for certain."""
+        """Report what this driver knows for certain."""
         if cluster.driver._master is None or (job := cluster.driver.state.log.job) is None:
             return
         last = getattr(cluster.driver.state.phase, "last", None)
@@ -254,21 +257,21 @@ class Life:
                 self._hows.add(hosted.how)
                 self._tell({"how": hosted.how})
 
-        for problem in self._status(cluster)["problems"]:
-            if problem["code"] not in self._problems:
-                self._problems.add(problem["code"])
-                self._tell({"problem": problem})
+        for found in self._status(cluster).problems:
+            if found.code not in self._problems:
+                self._problems.add(found.code)
+                self._tell({"problem": msgspec.to_builtins(found)})
 
-    def _status(self, cluster: _Cluster) -> dict[str, Any]:
+    def _status(self, cluster: _Cluster) -> Status:
         me = myself("life", time.time_ns() // 1_000)
         shown = status.of_run(cluster.driver.state, str(self.folder), "continuous", me)
         if (refused := cluster.driver.refused) is not None:  # as a run does
-            shown["problems"].append(status.root_refused(refused))
+            shown = msgspec.structs.replace(shown, problems=(*shown.problems, status.root_refused(refused)))
         return shown
 
 
 def _unhurried(sink: Sink) -> Sink:
-    return _Unhurried(sink) if isinstance(sink, hf.Log) else sink
+    return _Unhurried(sink) if isinstance(sink, LogSink) else sink
 
 
 def _base(cluster: Cluster) -> int:
@@ -327,7 +330,7 @@ def live_to_the_end(life: Life, first: int) -> None:
 
 
 def played(tell: Tell, what: Callable[[], None]) -> None:
-    """Play a life; tell how it ended."""
+    """Play a life; report how it ended."""
     try:
         what()
         tell({"over": "well"})
@@ -335,11 +338,11 @@ def played(tell: Tell, what: Callable[[], None]) -> None:
         tell({"over": "stalled", "findings": error.findings})
     except HoldfastError as error:
         tell({"over": "raised", "findings": [error.as_json()]})
-    except BaseException:  # noqa: BLE001 - told, and judged by whoever started the life
+    except BaseException:  # noqa: BLE001 - reported; the process that started the life judges it
         tell({"over": "bug", "trace": traceback.format_exc()})
 
 
 def lines(data: bytes) -> Iterable[dict[str, Any]]:
-    """Return what a life told; a line that it was killed in the middle of was not told."""
+    """Return the lines that a life reported, without a last one that a kill cut short."""
     for line in data.split(b"\n")[:-1]:
         yield json.loads(line)

@@ -1,4 +1,4 @@
-"""Wrong versions of the storage, one mistake each, that cases of this tier must catch."""
+"""Wrong versions of the storage with one mistake each, which cases of this tier must catch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from holdfast.checkpoint import joblog, repository
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.model import ObjectRef, Tag
 from holdfast.ports import ObjectStore
-from holdfast.runtime import compaction, deliveries
+from holdfast.runtime.worker import compaction, deliveries
 from holdfast.sinks.contract import EpochOutput, Outcome
-from holdfast.sinks.sqlite import SQLiteTarget
+from holdfast.sinks.sqlite.target import SQLiteTarget
 from holdfast.state import directory
 from holdfast.storage import local
 from holdfast.storage.local import LocalObjects
@@ -63,7 +63,7 @@ def written_in_place() -> None:
 
 
 def hash_not_verified() -> None:
-    """What a manifest names is read without a look at size and hash."""
+    """Objects that a manifest names are read without verifying size and hash."""
 
     def read(store: ObjectStore, ref: ObjectRef) -> bytes:
         try:
@@ -76,17 +76,17 @@ def hash_not_verified() -> None:
 
 
 def record_hash_not_verified() -> None:
-    """A record of the job log is whatever JSON stands there."""
+    """Any JSON is accepted as a record of the job log."""
     _replace(joblog, "fits_hash", lambda data: True)
 
 
 def damaged_folder_taken_again() -> None:
-    """A local folder in which damage was met is offered to the next worker."""
+    """A local folder in which damage was found is offered to the next worker."""
     _replace(directory, "DAMAGED", "never there")
 
 
 def tag_before_its_rows() -> None:
-    """SQLite commits the tag first, and then the rows."""
+    """SQLite commits the tag before the rows."""
     real = SQLiteTarget.deliver_together
 
     def deliver(self: SQLiteTarget, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
@@ -118,6 +118,6 @@ MUTANTS: dict[str, Callable[[], None]] = {
 
 
 def install(name: str) -> None:
-    """Make this process a wrong one, or leave it as it is."""
+    """Install a mutant in this process, or none."""
     if name:
         MUTANTS[name]()

@@ -1,6 +1,6 @@
-"""Every kind of file that a life leaves, damaged: an error that names it, or another copy, never a wrong answer.
+"""Every kind of file that a life leaves, damaged: the next life reports it or uses another copy, and is never wrong.
 
-SQLite's file is its own affair: its pages carry no checksum, so a flipped bit in a row is a row with another value.
+SQLite's file is excluded: its pages carry no checksum, so a flipped bit in a row gives a row with another value.
 """
 
 from __future__ import annotations
@@ -19,17 +19,24 @@ from damage import KINDS, NOT_OURS, Damage, Verdict, damages, kind_of
 SEED = 3
 NEVER = {"silent", "wrong"}
 NOT_LEFT = {"temporary"}
-"""Kinds that only a life killed in the middle of a write leaves."""
+"""Kinds of files that only a life killed in the middle of a write leaves."""
 LOUD = {
-    "job log record", "manifest", "segment", "base segment", "staged output", "log meta", "log commit", "log segment"
-}  # fmt: skip
-"""Kinds whose every byte counts: among their damages there must be some that were read and refused."""
+    "job log record",
+    "manifest",
+    "segment",
+    "base segment",
+    "staged output",
+    "log meta",
+    "log commit",
+    "log segment",
+}
+"""Kinds in which every byte matters: some of their damages must have been read and refused."""
 WAYS = {"log segment": "anew", "log commit": "anew", "log meta": "anew"}
 
 
 @dataclass
 class Specimen:
-    """A folder that a life left, and what the next one reads of it, by way."""
+    """A folder that a life left, and the files that the next life reads, by way of continuing."""
 
     folder: Path
     files: dict[str, int]
@@ -53,7 +60,7 @@ def specimen(server: Cases) -> Iterator[Specimen]:
 
 
 def chosen(specimen: Specimen, kind: str, flips: int, files: int) -> list[tuple[Damage, str]]:
-    """Return damages of some files of a kind, of those that are read first, and the way to live with each."""
+    """Return damages of some files of a kind, those that are read first, each with a way of continuing."""
     how = "here" if kind.startswith("rocks") else WAYS.get(kind, "elsewhere")
     found = sorted(path for path in specimen.files if kind_of(path) == kind)
     found.sort(key=lambda path: path not in specimen.reads.get(how, set()))
@@ -99,7 +106,7 @@ class TestDamage:
     def test_of_what_counts_is_never_taken_for_the_truth(self, server: Cases, specimen: Specimen) -> None:
         verdicts = settle(server, specimen, sorted(LOUD), flips=0, files=1, every=2)
         missing = LOUD - {each.kind for each in verdicts if each.outcome == "loud"}
-        assert not missing, f"no damage of these was ever refused: {missing}"
+        assert not missing, f"damage to these kinds was never refused: {missing}"
 
     def test_of_local_state_sends_the_worker_to_the_checkpoint(self, server: Cases, specimen: Specimen) -> None:
         kinds = [kind for kind in KINDS if kind.startswith("rocks")]
@@ -114,9 +121,12 @@ class TestDamage:
 
     @pytest.mark.parametrize(
         ("mutant", "kind"),
-        [("hash_not_verified", "staged output"), ("record_hash_not_verified", "job log record"),
-         ("damaged_folder_taken_again", "rocks sst")],
-    )  # fmt: skip
+        [
+            ("hash_not_verified", "staged output"),
+            ("record_hash_not_verified", "job log record"),
+            ("damaged_folder_taken_again", "rocks sst"),
+        ],
+    )
     def test_that_a_wrong_version_does_not_see_is_seen_here(
         self, server: Cases, specimen: Specimen, mutant: str, kind: str
     ) -> None:

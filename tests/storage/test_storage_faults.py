@@ -1,7 +1,7 @@
-"""A job's storage at every step of its disk: what was reported as done is there, whole and once, and the job goes on.
+"""A fault at every step of a job's disk: all reported results exist, whole and once, and the job continues.
 
-Every test takes a slice; `make soak` takes every step. A failure shows the case, which `python tests/storage/cases.py`
-plays again from its line of JSON.
+Every test takes a sample of the steps; `make soak` takes all. A failure prints the case as a line of JSON, from which
+`python tests/storage/cases.py` replays it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import Case, Cases, Fault, Result, rows
@@ -21,19 +22,19 @@ from cases import Case, Cases, Fault, Result, rows
 SEEDS = 7
 FAULTS = ("kill", "power", "torn", "full", "broken")
 TOUCHED = ("root/life/log", "root/life/manifests", "root/life", "output", "target", "local", "root/life/base")
-"""Where a fault that stays strikes: a disk of its own for each, or, with none of them, one for all."""
+"""Where a lasting fault strikes: each has its own disk; the empty one stands for a disk shared by all."""
 ALLOWED = {
     "kill": {"killed"},
     "power": {"killed"},
     "torn": {"killed"},
     "full": {"well", "raised", "stalled"},
     "broken": {"well", "raised", "stalled"},
-    "timed": {"killed", "well"},  # a quick machine has lived by then
+    "timed": {"killed", "well"},  # on a fast machine the life has ended by then
     "limit": {"well", "raised", "stalled"},
     "disk": {"well", "raised", "stalled"},
     "nothing": {"well"},
 }
-"""How a life may end that met a fault: never with an error that is none of ours. The last one meets none."""
+"""How a life with a fault may end: never with a foreign error. The last life has no fault."""
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +45,17 @@ def server() -> Iterator[Cases]:
 
 @pytest.fixture(scope="module")
 def able(server: Cases) -> dict[str, int]:
-    """How many steps of a life can fail, by fault."""
+    """Return how many steps of a life can fail, by fault."""
     return {what: server.run(Case(0, (Fault(what, 10**9),))).able[0] for what in FAULTS}
 
 
 def lasts(server: Cases) -> int:
-    """Return how long an unhurt life lasts here and now, in tenths of a millisecond."""
+    """Return how long a life without faults lasts on this machine now, in tenths of a millisecond."""
     return server.run(Case(0, (Fault("timed", 10**8),))).took[0]
 
 
 def spread(what: str, steps: int, count: int, lasting: bool = False) -> list[Case]:
-    """Return cases whose steps are spread over the whole life, none at the same place twice."""
+    """Return cases whose steps are spread over the whole life, each at a different place."""
     rng = random.Random(f"{what}/{steps}/{count}")
     count = min(count, steps)
     places = [steps * i // count + rng.randrange(max(1, steps // count)) for i in range(count)]
@@ -62,7 +63,7 @@ def spread(what: str, steps: int, count: int, lasting: bool = False) -> list[Cas
 
 
 def settle(server: Cases, cases: list[Case]) -> list[Result]:
-    """Run the cases and show what is wrong with any."""
+    """Run the cases and show their problems."""
     results = [server.run(case) for case in cases]
     print("\n" + "\n".join(rows(results)) + f"\n{server.rate()}")
     problems = [
@@ -82,7 +83,7 @@ def fired(results: list[Result]) -> None:
 
 
 def said(result: Result) -> bool:
-    """Tell whether a life said what is wrong and what to do about it."""
+    """Return whether a life reported what is wrong and what to do about it."""
     return any(found.get("what") and found.get("next") for found in result.findings)
 
 
@@ -93,7 +94,7 @@ class TestOneFault:
         self, server: Cases, able: dict[str, int], what: str, count: int
     ) -> None:
         results = settle(server, spread(what, able[what], count))
-        # A life with other numbers has a few steps more or less: only the last step may be missed.
+        # Lives with other seeds have slightly more or fewer steps; a case may miss only the last one.
         fired([result for result in results if result.case.faults[0].at < 0.9 * able[what]])
         assert any(result.fired[0] for result in results)
 
@@ -107,7 +108,7 @@ class TestOneFault:
         life = lasts(server)
         for seed, share in enumerate((0.15, 0.3, 0.5, 0.8)):
             at, struck = int(life * share), False
-            while not struck:  # a life that was over by then is told to be killed earlier, so that none is left out
+            while not struck:  # if a life ended before its kill, kill it earlier, so that every case is struck
                 assert at > 0, f"seed {seed} was never killed"
                 (result,) = settle(server, [Case(seed, (Fault("timed", at),))])
                 at, struck = min(at, result.took[0]) // 2, bool(result.fired[0])
@@ -129,13 +130,13 @@ class TestAFaultThatStays:
         self, server: Cases, able: dict[str, int], what: str
     ) -> None:
         cases = spread(what, able[what] * 9 // 10, 2, lasting=True)
-        places = TOUCHED[what == "broken" :: 2]  # each is struck by one of the two
+        places = TOUCHED[what == "broken" :: 2]  # one of the two faults strikes each
         cases += [Case(n, (Fault(what, 3 + n, True, below),)) for n, below in enumerate(places)]
         results = settle(server, cases)
         fired(results)
         for result in results:
             below = result.case.faults[0].below
-            assert said(result) or below == "local", f"{result.case} said nothing of it: {result.findings}"
+            assert said(result) or below == "local", f"{result.case} did not report it: {result.findings}"
 
 
 @pytest.mark.timeout(1_200)
@@ -150,13 +151,19 @@ class TestAFullRoot:
 @pytest.mark.timeout(1_200)
 class TestAFullLocalDisk:
     def test_is_told_of_the_worker_whose_state_is_open_beside_the_one_that_cannot_start(self, server: Cases) -> None:
-        results = [server.run(Case(0, (Fault("full", step, True, "local"),))) for step in range(8, 14)]
-        assert not [result.problem for result in results if result.problem]
-        one_open = [r for r in results if {f.get("code") for f in r.findings} >= {"local_state_refused", "backoff"}]
-        assert one_open, "no step was between the opening of the first worker's folder and that of the second"
-        result = one_open[0]
-        (told, *_) = [found for found in result.findings if found.get("code") == "local_state_refused"]
-        assert "No space left on device" in told["what"] and "make room" in told["next"]
+        unhurt = server.run(Case(0, (Fault("full", 10**9, True, "local"),)))
+        first, second = unhurt.rocks_opened[0][:2]  # each worker opens one, and the first one before the second begins
+        assert self.told_with_a_disk_full_from(server, first) == []
+        for step in (first + 1, second):
+            (told, *_) = self.told_with_a_disk_full_from(server, step)
+            assert "No space left on device" in told["what"] and "free space" in told["next"]
+
+    def told_with_a_disk_full_from(self, server: Cases, step: int) -> list[dict[str, Any]]:
+        """Return what was told of workers whose state is open, while another one could not start."""
+        result = server.run(Case(0, (Fault("full", step, True, "local"),)))
+        assert not result.problem, result.problem
+        assert "backoff" in {found.get("code") for found in result.findings}
+        return [found for found in result.findings if found.get("code") == "local_state_refused"]
 
 
 @pytest.mark.timeout(1_200)

@@ -1,11 +1,11 @@
-"""A journal as a quarter of an hour under live faults would leave it: a function of its seed."""
+"""The journal of a simulated quarter of an hour under live faults: a function of its seed."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-from holdfast.chaos.live_records import (
+from holdfast.chaos.judge.records import (
     Begin,
     Check,
     DriverNews,
@@ -39,14 +39,20 @@ class _Job:
 
 
 def quarter_of_an_hour(seed: int = 7, faults: int = 26, end: Verdict | None = "held") -> list[Record]:
-    """Return the records of a run of 900 seconds; without an end if it was cut off."""
+    """Return the records of a run of 900 seconds; without the last record if it was cut off."""
     rng = random.Random(seed)
     records: list[Record] = [
-        Begin(at_ms=0, job="examples/flights.py", seed=seed, scenario="chaos/scenarios/everything.toml",
-              platform={"machine": "x86_64", "cores": 2, "python": "3.11.2", "spark": "4.0.1"}, git="46887c9",
-              started_at="2026-11-21T05:19:24Z"),
+        Begin(
+            at_ms=0,
+            job="examples/flights.py",
+            seed=seed,
+            scenario="chaos/scenarios/everything.toml",
+            platform={"machine": "x86_64", "cores": 2, "python": "3.11.2", "spark": "4.0.1"},
+            git="46887c9",
+            started_at="2026-11-21T05:19:24Z",
+        ),
         DriverNews(at_ms=140, phase="started", pid=4_711),
-    ]  # fmt: skip
+    ]
     planned = sorted((rng.uniform(20_000, 850_000), KINDS[number % len(KINDS)]) for number in range(faults))
     planned = [each for each in planned if each[1][0] != "driver-kill" or 300_000 < each[0] < 700_000]
     outages: list[tuple[float, float, str]] = []
@@ -64,18 +70,30 @@ def quarter_of_an_hour(seed: int = 7, faults: int = 26, end: Verdict | None = "h
             took = recovery * rng.uniform(0.8, 1.6)
             outages.append((began, began + took, "driver-kill" if kind == "driver-kill" else "recovering"))
             records.append(
-                Recovery(at_ms=began + took + 1_010, cause=f"{target} was lost", recovery_ms=took,
-                         first_record_ms=took * 0.9, next_epoch_ms=took + 1_010)
-            )  # fmt: skip
+                Recovery(
+                    at_ms=began + took + 1_010,
+                    cause=f"{target} was lost",
+                    recovery_ms=took,
+                    first_record_ms=took * 0.9,
+                    next_epoch_ms=took + 1_010,
+                )
+            )
         else:
             outages.append((at, at + lasts, "no epochs"))
     records += _samples(rng, outages)
     for name, invariant in (("totals", "I1 no loss"), ("hours", "I2 no duplicate"), ("hours-log", "I3 order")):
         records.append(
-            Check(at_ms=899_000, name=name, invariant=invariant, passed=end != "violated" or name != "hours", lost=0,
-                  duplicated=3 if end == "violated" and name == "hours" else 0, reordered=0,
-                  detail="664,839 records compared row by row")
-        )  # fmt: skip
+            Check(
+                at_ms=899_000,
+                name=name,
+                invariant=invariant,
+                passed=end != "violated" or name != "hours",
+                lost=0,
+                duplicated=3 if end == "violated" and name == "hours" else 0,
+                reordered=0,
+                detail="664,839 records compared row by row",
+            )
+        )
     if end is not None:
         records.append(End(at_ms=900_000, verdict=end, reason=None if end == "held" else "the oracle disagrees"))
     return sorted(records, key=lambda record: record.at_ms)
@@ -104,10 +122,16 @@ def _samples(rng: random.Random, outages: list[tuple[float, float, str]]) -> lis
             records.append(EpochDone(at_ms=job.committed_ms, epoch=job.epoch, generation=1, duration_ms=took))
         without_driver = "driver-kill" in now
         records.append(
-            Sample(at_ms=at, state=None if without_driver else "recovering" if down else "running", generation=1,
-                   epoch=None if without_driver else job.epoch,
-                   epoch_age_ms=None if without_driver else at - job.committed_ms, records_in=int(job.records),
-                   rate=None if without_driver else rate, lag=None if without_driver else job.lag,
-                   rss_bytes=None if without_driver else (610 + 30 * slow + second / 60) * (1 << 20))
-        )  # fmt: skip
+            Sample(
+                at_ms=at,
+                state=None if without_driver else "recovering" if down else "running",
+                generation=1,
+                epoch=None if without_driver else job.epoch,
+                epoch_age_ms=None if without_driver else at - job.committed_ms,
+                records_in=int(job.records),
+                rate=None if without_driver else rate,
+                lag=None if without_driver else job.lag,
+                rss_bytes=None if without_driver else (610 + 30 * slow + second / 60) * (1 << 20),
+            )
+        )
     return records

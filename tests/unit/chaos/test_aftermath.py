@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos.mutation import Mutant, Right, Swap, applied
-from holdfast.chaos.report import failure_lines
-from holdfast.chaos.schedule import Schedule
-from holdfast.chaos.simulator import play, simulate
-from holdfast.chaos.workload import scenario
-from holdfast.chaos.world import World
+from holdfast.chaos.explore.report import failure_lines
+from holdfast.chaos.mutants.mutation import Mutant, Right, Swap, applied
+from holdfast.chaos.sim.faults.schedule import Schedule
+from holdfast.chaos.sim.jobs.workload import scenario
+from holdfast.chaos.sim.simulator import play, simulate
+from holdfast.chaos.sim.world import World
 from holdfast.state.store import StateStore
 
 

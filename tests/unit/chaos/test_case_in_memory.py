@@ -1,4 +1,4 @@
-"""When rows that were delivered count as the same."""
+"""When delivered rows count as equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.chaos.case_in_memory import unmatched
+from holdfast.chaos.cases.in_memory import unmatched
 
 TIE = ({"k": 1, "sum": 12345678.05}, {"k": 1, "sum": 12345678.049999999})
 

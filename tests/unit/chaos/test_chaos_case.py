@@ -1,4 +1,4 @@
-"""chaos_case: a user's test of a job under faults, by what pytest makes of it and by what it finds."""
+"""chaos_case, a user's test of a job under faults: its pytest tests and its outcomes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import pytest
 from synthetic_journal import quarter_of_an_hour
 
 import holdfast as hf
-from holdfast.chaos import case_in_memory, cases, mutation
-from holdfast.chaos.cases import Case, Outcome, chaos_case
-from holdfast.chaos.live_records import Verdict, encode
-from holdfast.chaos.mutants import MUTANTS
+from holdfast.chaos.cases import cases
+from holdfast.chaos.cases import in_memory as case_in_memory
+from holdfast.chaos.cases.cases import chaos_case
+from holdfast.chaos.cases.outcome import Case, Outcome
+from holdfast.chaos.judge.records import Verdict, encode
+from holdfast.chaos.mutants import mutation
+from holdfast.chaos.mutants.mutants import MUTANTS
 from holdfast.errors import ConfigError
 
 PLUGIN = "holdfast.chaos.pytest_plugin"
@@ -70,7 +73,7 @@ def played(seed: int, faults: tuple[str, ...] = cases.IN_MEMORY, rows: object = 
 
 
 def suite(folder: Path, test: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest on a suite of a user, with a job beside it."""
+    """Run pytest on a user's suite, with a job beside it."""
     (folder / "job.py").write_text(JOB)
     (folder / "test_it.py").write_text(HEAD + test)
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--strict-markers", "-v"]
@@ -151,7 +154,7 @@ class TestInMemory:
         outcomes = [played(seed) for seed in range(12)]
         idle = [each for each in outcomes if each.verdict == "not_proven"]
         assert idle, "where no fault comes right after a push, everything may be committed by then"
-        assert all(each.reasons == ("no record was read again, so no fault put any at stake",) for each in idle)
+        assert all(each.reasons == ("no record was read again, so no fault put any record at risk",) for each in idle)
 
     def test_a_job_that_delivers_nothing_proves_nothing(self) -> None:
         outcome = played(0, rows={"bids": []})

@@ -1,4 +1,4 @@
-"""`holdfast chaos ...` as a user types it: numbers that mean nothing are refused before anything is played."""
+"""`holdfast chaos ...` as a user types it: numbers out of range are refused before anything is played."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class TestWrongNumbers:
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            (("simulate", "--seeds", "0"), "--seeds is at least 1"),
-            (("simulate", "--seeds", "1", "--workers", "0"), "--workers is at least 1"),
-            (("simulate", "--seeds", "1", "--first", "-1"), "--first is at least 0"),
-            (("replay", "--seed", "-1"), "--seed is at least 0"),
-            (("replay", "--seed", "0", "--lines", "-5"), "--lines is at least 1"),
-            (("soak", "--folder", "s", "--hours", "0"), "--hours is a number above 0"),
-            (("soak", "--folder", "s", "--hours", "1", "--workers", "0"), "--workers is at least 1"),
-            (("soak", "--folder", "s", "--hours", "1", "--batch", "0"), "--batch is at least 1"),
-            (("simulate", "--seeds", "99999999999999999999"), "--seeds is at most 1,000,000,000,000"),
-            (("simulate", "--seeds", "1", "--workers", "1001"), "--workers is at most 1,000"),
-            (("replay", "--seed", "99999999999999999999"), "--seed is at most 1,000,000,000,000"),
-            (("soak", "--folder", "s", "--hours", "1", "--batch", "9999999999999"), "--batch is at most"),
-            (("mutants", "--seeds", "0"), "--seeds is at least 1"),
-            (("mutants", "--seeds", "1", "--first", "-1"), "--first is at least 0"),
+            (("simulate", "--seeds", "0"), "--seeds must be at least 1"),
+            (("simulate", "--seeds", "1", "--workers", "0"), "--workers must be at least 1"),
+            (("simulate", "--seeds", "1", "--first", "-1"), "--first must be at least 0"),
+            (("replay", "--seed", "-1"), "--seed must be at least 0"),
+            (("replay", "--seed", "0", "--lines", "-5"), "--lines must be at least 1"),
+            (("soak", "--folder", "s", "--hours", "0"), "--hours must be a number above 0"),
+            (("soak", "--folder", "s", "--hours", "1", "--workers", "0"), "--workers must be at least 1"),
+            (("soak", "--folder", "s", "--hours", "1", "--batch", "0"), "--batch must be at least 1"),
+            (("simulate", "--seeds", "99999999999999999999"), "--seeds must be at most 1,000,000,000,000"),
+            (("simulate", "--seeds", "1", "--workers", "1001"), "--workers must be at most 1,000"),
+            (("replay", "--seed", "99999999999999999999"), "--seed must be at most 1,000,000,000,000"),
+            (("soak", "--folder", "s", "--hours", "1", "--batch", "9999999999999"), "--batch must be at most"),
+            (("mutants", "--seeds", "0"), "--seeds must be at least 1"),
+            (("mutants", "--seeds", "1", "--first", "-1"), "--first must be at least 0"),
         ],
     )
     def test_the_flag_that_is_wrong_is_named_and_nothing_is_played(
@@ -47,8 +47,9 @@ class TestWrongNumbers:
         what, not_done, next_step = told.err.splitlines()
         assert says in what and what.count("--") == 1
         assert (not_done, next_step) == (
-            "Not done: nothing was played.", f"Next: see holdfast chaos {arguments[0]} --help"
-        )  # fmt: skip
+            "Not done: nothing was played.",
+            f"Next: see holdfast chaos {arguments[0]} --help",
+        )
 
     @pytest.mark.parametrize("hours", ["nan", "inf", "0", "-1"])
     def test_a_soak_takes_hours_that_end_and_leaves_nothing_behind(

@@ -1,4 +1,4 @@
-"""Where the function that checks a run is looked for."""
+"""Where the function that checks a run is searched."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos.findings import Check
-from holdfast.chaos.loading import load, prepared
+from holdfast.chaos.judge.findings import Check
+from holdfast.chaos.live.loading import load, prepared
 from holdfast.errors import ConfigError
 
 CHECK = """
@@ -31,7 +31,7 @@ def _path_and_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def named(folder: Path, check: str) -> Check:
-    """Return the check of a scenario in one folder for a job in another one."""
+    """Return the check of a scenario in one folder for a job in another."""
     for name in ("jobs", "scenarios"):
         (folder / name).mkdir(exist_ok=True)
     scenario = f'duration = "60s"\nplatform = "local[3]"\ncheck = "{check}"\nfaults = {{ worker-kill = 1 }}\n'
@@ -69,13 +69,13 @@ class TestCheckModule:
         for job in ("one", "other"):
             module(tmp_path / job / "jobs" / "same_of_run.py", CHECK.format(job))
         named(tmp_path / "one", "same_of_run:check")
-        with pytest.raises(ConfigError, match="has the name of a module that is loaded already"):
+        with pytest.raises(ConfigError, match="has the same name as a loaded module"):
             named(tmp_path / "other", "same_of_run:check")
 
     @pytest.mark.parametrize("text", ["1 / 0", "raise SystemExit(0)", "import no_such_module_here"])
     def test_that_cannot_be_loaded_is_refused(self, tmp_path: Path, text: str) -> None:
         module(tmp_path / "jobs" / "raising_of_run.py", text)
-        with pytest.raises(ConfigError, match="there is no check 'raising_of_run:check' that can be called"):
+        with pytest.raises(ConfigError, match="the check 'raising_of_run:check' cannot be loaded"):
             named(tmp_path, "raising_of_run:check")
 
     def test_that_is_not_there_is_refused_with_the_folders_where_it_was_looked_for(self, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Which commit a run says that it is of."""
+"""Which commit a run reports."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-from holdfast.chaos.checkout import commit
+from holdfast.chaos.live.checkout import commit
 
 IDENTITY = ("-c", "user.name=n", "-c", "user.email=e@example.org")
 

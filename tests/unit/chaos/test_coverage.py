@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from holdfast.chaos import coverage, points
-from holdfast.chaos.coverage import MUST_BE_HIT, ROWS, built, empty_cells, table_lines
-from holdfast.chaos.faults import CODES, Fault
-from holdfast.chaos.points import MEANS, Point
+from holdfast.chaos.explore import coverage
+from holdfast.chaos.explore.coverage import MUST_BE_HIT, ROWS, built, empty_cells, table_lines
+from holdfast.chaos.sim.faults import points
+from holdfast.chaos.sim.faults.faults import CODES, Fault
+from holdfast.chaos.sim.faults.points import MEANS, Point
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.joblog import GenerationStarted, Record
 from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, Timeline

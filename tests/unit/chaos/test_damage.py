@@ -4,17 +4,17 @@ import random
 
 import pytest
 
-from holdfast.chaos.damage import Damage
-from holdfast.chaos.faults import Fault, Faults
-from holdfast.chaos.points import Point
-from holdfast.chaos.schedule import Schedule
-from holdfast.errors import NotFound
+from holdfast.chaos.sim.faults.damage import Damage
+from holdfast.chaos.sim.faults.faults import Fault, Faults
+from holdfast.chaos.sim.faults.points import Point
+from holdfast.chaos.sim.faults.schedule import Schedule
+from holdfast.errors import ErrorReport, NotFound
 
 PATH = "segments/1/2/w.segment"
 
 
 class Reader:
-    """Reads one object of which every read, or the first, strikes."""
+    """Reads one object; the fault strikes at every read, or at the first."""
 
     def __init__(self, fault: Fault, seed: int = 0) -> None:
         chance = random.Random(seed)
@@ -27,8 +27,8 @@ class Reader:
         except NotFound:
             return None
 
-    def error(self, kind: str = "damaged") -> dict[str, str]:
-        return {"kind": kind, "what": f"object {PATH} is missing"}
+    def error(self, kind: str = "damaged", what: str = f"object {PATH} is missing") -> ErrorReport:
+        return ErrorReport(kind=kind, what=what, not_done="nothing was read", next="restore it")
 
 
 class TestDamage:
@@ -60,7 +60,7 @@ class TestDamage:
         reader.read()
         assert reader.damage.explains(reader.error())
         assert not reader.damage.explains(reader.error("config"))
-        assert not reader.damage.explains({"kind": "damaged", "what": "something is wrong"})
+        assert not reader.damage.explains(reader.error(what="something is wrong"))
         assert not reader.damage.ended
 
     def test_the_job_has_ended_once_it_fails_over_what_is_damaged_for_good(self) -> None:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import random
 
-from holdfast.chaos.draws import Chance, Noted, Noting
+from holdfast.chaos.sim.faults.draws import Chance, Noted, Noting
 
 
 class Somebody:
-    """Who asks just now."""
+    """The process that draws."""
 
     def __init__(self) -> None:
         self.name = "w1"

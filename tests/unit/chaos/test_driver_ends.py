@@ -1,4 +1,4 @@
-"""What ends of drivers and causes of restarts tell of the job."""
+"""What exit statuses of drivers and causes of restarts prove about the job."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos import driver_ends
-from holdfast.chaos.driver_ends import Ended
-from holdfast.chaos.journal import Journal
-from holdfast.chaos.live_job import LiveJob
-from holdfast.chaos.live_watch import Watch
+from holdfast.chaos.judge import driver_ends
+from holdfast.chaos.judge.driver_ends import Ended
+from holdfast.chaos.live.job import LiveJob
+from holdfast.chaos.live.journal import Journal
+from holdfast.chaos.live.watch import Watch
 from holdfast.runtime.spark.host import unexpected
 
 SURVIVED = (
-    "started", "worker 1734190e1be3 (pid 6869) closed its stream: the peer closed the stream",
-    "a data channel broke between live workers", "worker 9 was silent for 5.0 s",
+    "started",
+    "worker 1734190e1be3 (pid 6869) closed its stream: the peer closed the stream",
+    "a data channel broke between live workers",
+    "worker 9 was silent for 5.0 s",
     "worker process ended (SparkException: Python worker exited unexpectedly (crashed):)",
     "OSError: [Errno 27] File too large at files.py:80",
-)  # fmt: skip
+)
 
 
 def ended(status: int, why: str = "", *, struck: bool = False, epochs: int = 3) -> Ended:
@@ -33,7 +35,7 @@ class TestRaised:
 
     @pytest.mark.parametrize("error", [AssertionError(), AssertionError("a gap"), KeyError("epochs"), TypeError("x")])
     def test_a_worker_that_found_a_rule_broken_is_a_violation(self, error: Exception) -> None:
-        finding = driver_ends.raised([*SURVIVED, unexpected(error)["what"]], [])
+        finding = driver_ends.raised([*SURVIVED, unexpected(error).what], [])
         assert not finding.passed
         assert type(error).__name__ in finding.detail
 

@@ -1,30 +1,32 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from holdfast.chaos.aims import Aim
-from holdfast.chaos.faults import Fault, Faults
-from holdfast.chaos.functions import FunctionFailed, Functions, passes
-from holdfast.chaos.points import Point
-from holdfast.chaos.schedule import Schedule
-from holdfast.chaos.workload import plan_of
-from holdfast.errors import JobFailed
-from holdfast.runtime.operators.fragment import FragmentRuntime
-from holdfast.runtime.steps import Call, Plan
+from holdfast.chaos.sim.faults.aims import Aim
+from holdfast.chaos.sim.faults.faults import Fault, Faults
+from holdfast.chaos.sim.faults.points import Point
+from holdfast.chaos.sim.faults.schedule import Schedule
+from holdfast.chaos.sim.jobs.functions import FunctionFailed, Functions, passes
+from holdfast.chaos.sim.jobs.workload import plan_of
+from holdfast.errors import ErrorReport, JobFailed
+from holdfast.runtime.operators.call import Call
+from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.worker.fragment import FragmentRuntime
 
 SHARED = plan_of(("by_key",), None, with_ledger=True, functions=True)
 
 
 def functions_of(plan: Plan) -> list[Any]:
-    return [step.kind.function for fragment in plan.fragments for step in fragment.steps if isinstance(step.kind, Call)]
+    return [p.step.function for fragment in plan.fragments for p in fragment.steps if isinstance(p.step, Call)]
 
 
 class Played:
-    """A world's functions in the hands of one worker that is at some point."""
+    """A world's functions, called by one worker at a given point."""
 
     def __init__(self, rate: float = 0.0, aims: tuple[Aim, ...] = (), call_s: float = 0.0) -> None:
         self.faults = Faults({Fault.FUNCTION_FAILED: rate}, random.Random(0), Schedule())
@@ -43,14 +45,14 @@ class Played:
         except FunctionFailed:
             return True
 
-    def error(self) -> dict[str, Any]:
+    def error(self) -> ErrorReport:
         """Return what a worker reports when the first function of the job fails."""
         [source] = self.plan.sources
         run = FragmentRuntime(self.plan.fragments[source.fragment], {}, lambda *_: None, lambda *_: None)
         record = {name: [1] for name in source.source.schema.names}
         with pytest.raises(JobFailed) as caught:
             run.on_batch(pa.RecordBatch.from_pydict(record, source.source.schema))
-        return caught.value.as_json()
+        return caught.value.report()
 
 
 class TestFunctionsOfAWorld:
@@ -92,6 +94,6 @@ class TestRunsThatFail:
         played = Played(rate=1.0)
         error = played.error()
         assert not played.functions.explains(None)
-        assert not played.functions.explains({**error, "kind": "damaged"})
-        assert not played.functions.explains({**error, "what": "a function failed"})
+        assert not played.functions.explains(replace(error, kind="damaged"))
+        assert not played.functions.explains(replace(error, what="a function failed"))
         assert not Played().functions.explains(error)

@@ -1,4 +1,4 @@
-"""When a fault of the simulated world has struck."""
+"""When a fault of the simulated world counts as struck."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from holdfast.chaos.faults import OUTAGES, PER_PROCESS, Fault, Faults, Strike
-from holdfast.chaos.points import Point
-from holdfast.chaos.schedule import Schedule
+from holdfast.chaos.sim.faults.faults import OUTAGES, PER_PROCESS, Fault, Faults, Strike
+from holdfast.chaos.sim.faults.points import Point
+from holdfast.chaos.sim.faults.schedule import Schedule
 
 AT = (Point.COMMIT,)
 

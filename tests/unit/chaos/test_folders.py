@@ -1,4 +1,4 @@
-"""What a run writes stays below its folder."""
+"""A run writes only below its folder."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyspark
 
-from holdfast.chaos.folders import keeps_temporary_below
-from holdfast.chaos.live_job import LiveJob
+from holdfast.chaos.live.folders import keeps_temporary_below
+from holdfast.chaos.live.job import LiveJob
 
 
 class TestTemporaryFiles:

@@ -4,12 +4,12 @@ import hashlib
 import json
 from typing import Any
 
-from holdfast.chaos.history import History
+from holdfast.chaos.sim.checks.history import History
 from holdfast.storage.objects import MemoryObjects
 
 
 class Written:
-    """A log under the eyes of a History."""
+    """A log that a History reads."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -106,7 +106,7 @@ class TestHistory:
 
 class TestKeeping:
     def kept(self) -> Written:
-        """Epochs 1 to 3, of which the first has a name and the second has expired."""
+        """Epochs 1 to 3; the first has a name, the second has expired."""
         written = started()
         for epoch in (1, 2, 3):
             written.history.triggered(1, epoch, "d1")
@@ -169,6 +169,6 @@ class TestSweep:
         for epoch in ("segments/00000001/000000000001", "staged/00000001/000000000009", "merged/00000001/000000000001"):
             written.objects.put(f"{epoch}/w1", b"it")
         written.history.swept(1, {2}, written.objects)
-        assert written.found == ["I8 orphans"]  # an epoch that is open, and a merge, may still be named
+        assert written.found == ["I8 orphans"]  # an open epoch and a merge may still be named
         written.history.swept(2, {2}, written.objects)
         assert written.found == ["I8 orphans"] * 4

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.chaos import oracle
-from holdfast.chaos.ledger import Ledger, Regrouped
-from holdfast.chaos.oracle import Input
+from holdfast.chaos.sim.jobs import oracle
+from holdfast.chaos.sim.jobs.ledger import Ledger, Regrouped
+from holdfast.chaos.sim.jobs.oracle import Input
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 
 RECORDS = ((Input(0, 1, 0, 10), Input(1, 1, 1, 5), Input(2, 4, 2, -3)),)
@@ -18,7 +18,7 @@ def shown(cut: dict[int, int], *accounts: int) -> list[dict[str, Any]]:
 
 
 class Seen:
-    """A ledger, and which rules it found broken."""
+    """A ledger, and the rules it found broken."""
 
     def __init__(self, rescales: bool = False) -> None:
         self.found: list[str] = []

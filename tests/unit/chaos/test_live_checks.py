@@ -1,4 +1,4 @@
-"""What checks of a run may say: of an audit, of a command."""
+"""The findings of a run's checks: of an audit, of a command."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from holdfast.chaos.findings import Context, Finding
-from holdfast.chaos.live_checks import audited, resolve
+from holdfast.chaos.judge.findings import Context, Finding
+from holdfast.chaos.live.checks import audited, resolve
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.runtime.audit_report import Line, Report, Verdict
+from holdfast.runtime.audit.report import Line, Report, Verdict
 
 PROVEN: Verdict = "proven"
 UNPROVEN: Verdict = "not provable"
@@ -32,7 +32,7 @@ def chain(epoch: int = 7, follows: int = 0, verdict: Verdict = PROVEN) -> Line:
 
 
 def shown(*lines: Line, first: Line | None = None) -> dict[str, Any]:
-    """Return the JSON of an audit of two epochs, and what it says of a filter, which nobody can prove."""
+    """Return the JSON of an audit of two epochs, with a line for a filter, which cannot be proven."""
     chained = (first or chain(6), chain(7, 6))
     return Report("j", (6, 7), (*chained, Line("operator", "filter", None, 7, UNPROVEN), *lines)).as_json()
 
@@ -46,15 +46,19 @@ class TestAudit:
         [finding] = audited(shown(source(), sink(), sink(name="copy")), 0)
         assert finding.passed and finding.detail == "1 not provable, 5 proven"
 
-    @pytest.mark.parametrize(("lines", "said"), [
-        ((source(), sink(), sink(UNPROVEN)), "sink 'out', epoch 7: not delivered yet"),
-        ((source(), source(UNPROVEN, 6), sink()), "source 'bids', epoch 6: compacted"),
-        ((source(), sink(), chain(8, 7, UNPROVEN)), "epoch 8"),
-        ((source(), sink(), sink(UNPROVEN, None, name="copy")), "sink 'copy': no epoch of it is proven"),
-        ((source(rows=0), sink()), "no record of a source"),
-        ((source(), sink(rows=0)), "no row of a sink"),
-        ((source(),), "no row of a sink"), ((), "no record of a source"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("lines", "said"),
+        [
+            ((source(), sink(), sink(UNPROVEN)), "sink 'out', epoch 7: not delivered yet"),
+            ((source(), source(UNPROVEN, 6), sink()), "source 'bids', epoch 6: compacted"),
+            ((source(), sink(), chain(8, 7, UNPROVEN)), "epoch 8"),
+            ((source(), sink(), sink(UNPROVEN, None, name="copy")), "sink 'copy': no epoch of it is proven"),
+            ((source(rows=0), sink()), "no record of a source"),
+            ((source(), sink(rows=0)), "no row of a sink"),
+            ((source(),), "no row of a sink"),
+            ((), "no record of a source"),
+        ],
+    )
     def test_what_is_not_proven_of_a_kept_epoch_makes_it_none_and_is_said(
         self, lines: tuple[Line, ...], said: str
     ) -> None:
@@ -66,7 +70,7 @@ class TestAudit:
         [finding] = audited(shown(source(), sink(), *old, first=CUT), 0)
         assert finding.passed
         assert finding.detail == (
-            "4 not provable, 3 proven; only what came after epoch 6 is proven, what came before is not kept; "
+            "4 not provable, 3 proven; proven only after epoch 6, earlier checkpoints are not kept; "
             "sink 'out': not delivered yet"
         )
         with pytest.raises(HoldfastError, match="sink 'out', epoch 6"):
@@ -77,10 +81,10 @@ class TestAudit:
         assert not finding.passed and "'sink': 'out'" in finding.detail
 
     def test_checkpoints_that_cannot_be_read_are_a_violation(self) -> None:
-        error = Damaged("object manifests/7 is not what was written", next_step="restore")
+        error = Damaged("object manifests/7 differs from what was written", next_step="restore")
         [finding] = audited(error.as_json(), Damaged.exit_status)
         assert (finding.passed, finding.invariant) == (False, "I12")
-        assert finding.detail == "object manifests/7 is not what was written"
+        assert finding.detail == "object manifests/7 differs from what was written"
 
 
 def told(text: str, status: int = 0) -> list[Finding]:
@@ -97,7 +101,6 @@ class TestFinding:
     def test_a_count_is_a_number_of_records(self, lost: Any) -> None:
         with pytest.raises(TypeError, match="a finding's lost"):
             Finding("mine", True, lost=lost)
-
 
     @pytest.mark.parametrize("passed", [np.False_, np.array([1, 2]) == np.array([1, 3])])
     def test_a_truth_value_of_an_array_library_is_taken_as_it_is_meant(self, passed: Any) -> None:

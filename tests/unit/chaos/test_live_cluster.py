@@ -1,4 +1,4 @@
-"""A standalone cluster that does not come up."""
+"""A standalone cluster that does not start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos.live_cluster import LiveCluster
+from holdfast.chaos.live.cluster import LiveCluster
 from holdfast.errors import Unavailable
 
 

@@ -1,4 +1,4 @@
-"""A bit of a checkpoint flips, in an object that is needed or in one that is not, and flips back."""
+"""A bit of a checkpoint flips, in a needed or an unneeded object, and flips back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.chaos.live_damage import NEWEST_SPARED, Flip
+from holdfast.chaos.live.faults.damage import NEWEST_SPARED, Flip
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
@@ -24,7 +24,7 @@ EPOCHS = 2 * NEWEST_SPARED + 2
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A job whose checkpoints share one old segment and have one of their own each."""
+    """A job whose checkpoints share one old segment and each have one of their own."""
     store = open_objects(str(tmp_path))
     repository = Repository(store)
 
@@ -66,7 +66,7 @@ class TestUnneeded:
         [changed] = [path for path, data in files(folder).items() if data != before[path]]
         assert changed == flip.target != "segments/shared"
         assert changed not in {f"segments/{number}" for number in range(EPOCHS - NEWEST_SPARED, EPOCHS + 1)}
-        assert flip.heal() == f"{changed} is as it was"
+        assert flip.heal() == f"{changed} is restored"
         assert files(folder) == before
 
     def test_a_job_without_older_checkpoints_has_nothing_that_is_not_needed(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a real job comes to its end: what it may be stopped for, and what its end then means. No Spark is needed."""
+"""How a real job ends: when it may be stopped, and what its end then proves. No Spark is needed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos import live_ending
-from holdfast.chaos.journal import Journal
-from holdfast.chaos.live import _Run
-from holdfast.chaos.live_ending import let_end
-from holdfast.chaos.live_field import Field
-from holdfast.chaos.live_job import LiveJob
-from holdfast.chaos.live_watch import Watch
-from holdfast.chaos.scenario import parse
+from holdfast.chaos.live import ending as live_ending
+from holdfast.chaos.live.ending import let_end
+from holdfast.chaos.live.faults.scenario import parse
+from holdfast.chaos.live.field import Field
+from holdfast.chaos.live.job import LiveJob
+from holdfast.chaos.live.journal import Journal
+from holdfast.chaos.live.running import _Run
+from holdfast.chaos.live.watch import Watch
 
 RAW = {"duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1}, "wait": {"end": "1s"}}
 
 
 class Job:
-    """A job whose driver is a process that does nothing, and whose words are written by hand."""
+    """A job whose driver is a process that does nothing; its output is written by hand."""
 
     def __init__(self, folder: Path) -> None:
         self.live = LiveJob(folder / "job.py", folder, (), {}, "token")
@@ -52,13 +52,13 @@ class Job:
         return let_end(self.live, self.field, at_once, 300.0, sealed=sealed, whole=whole)
 
     def is_asked(self) -> bool:
-        """Return whether the driver was asked to end, and did."""
+        """Return whether the driver was asked to end, and ended."""
         assert self.live.driver is not None
         return self.live.asked_to_end and self.live.driver.wait(10) == -signal.SIGTERM
 
 
 def at_once(true: Callable[[], bool], limit_s: float) -> bool:
-    """Wait no time at all: what is not so is not so within any limit."""
+    """Do not wait: a condition that does not hold now counts as not met within the limit."""
     return true()
 
 

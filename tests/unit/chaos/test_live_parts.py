@@ -20,24 +20,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.chaos.feeding import HELD_BACK, Feeder, share_fed
-from holdfast.chaos.findings import Context, Finding
-from holdfast.chaos.journal import Journal
-from holdfast.chaos.live import _Run, run
-from holdfast.chaos.live_checks import resolve
-from holdfast.chaos.live_job import LiveJob
-from holdfast.chaos.live_records import Begin
-from holdfast.chaos.live_report import replay_command
-from holdfast.chaos.loading import load, prepared
-from holdfast.chaos.nemesis import Planned
-from holdfast.chaos.observer import Observer
-from holdfast.chaos.owned import marks
-from holdfast.chaos.page import read
-from holdfast.chaos.scenario import Observed, parse
-from holdfast.chaos.strikes import Full, Kill, Stop, of_processes, seen
+from holdfast.chaos.evidence.page import read
+from holdfast.chaos.evidence.report import replay_command
+from holdfast.chaos.judge.findings import Context, Finding
+from holdfast.chaos.judge.records import Begin
+from holdfast.chaos.live.checks import resolve
+from holdfast.chaos.live.faults.nemesis import Planned
+from holdfast.chaos.live.faults.scenario import Observed, parse
+from holdfast.chaos.live.faults.strikes import Full, Kill, Stop, of_processes, seen
+from holdfast.chaos.live.feeding import HELD_BACK, Feeder, share_fed
+from holdfast.chaos.live.job import LiveJob
+from holdfast.chaos.live.journal import Journal
+from holdfast.chaos.live.loading import load, prepared
+from holdfast.chaos.live.observer import Observer
+from holdfast.chaos.live.owned import marks
+from holdfast.chaos.live.running import _Run, run
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 BEATING = [0.0, 1.0].copy
@@ -104,6 +104,11 @@ class TestStrikes:
         assert not Full([victim], list).begin()
         assert resource.prlimit(victim.pid, resource.RLIMIT_FSIZE) == before
 
+    def test_a_disk_is_not_filled_while_the_job_writes_too_rarely_to_show_it(self, victim: psutil.Process) -> None:
+        before = resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)
+        assert not Full([victim], [0.0, 80.0, 81.0, 125.0].copy).begin()
+        assert resource.prlimit(victim.pid, resource.RLIMIT_FSIZE) == before
+
     def test_a_process_that_was_gone_before_is_not_struck(self, victim: psutil.Process) -> None:
         victim.kill()
         os.waitpid(victim.pid, 0)
@@ -132,7 +137,6 @@ class TestLiveJob:
         for each in (child, stranger):
             each.communicate()
 
-
     def test_what_a_driver_said_last_is_heard_also_if_it_has_ended_since(self, tmp_path: Path) -> None:
         job = LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token-1")
         last = 'print("{}\\n" * 50_000 + \'{"records_in": 400000}\')'
@@ -155,7 +159,7 @@ def log_of(path: Path, rows: int, partitions: int = 2) -> None:
 
 
 class WithGap(Feeder):
-    """Finds a rule broken in the log that it reads."""
+    """Finds a violation in the log that it reads."""
 
     def _rows(self, partition: int, end: int) -> pa.Table | None:
         raise AssertionError("rows without a gap")
@@ -210,7 +214,7 @@ class TestFeeder:
 
     def test_a_log_that_is_there_already_is_refused(self, tmp_path: Path) -> None:
         log_of(tmp_path / "whole", 10)
-        with pytest.raises(ConfigError, match="holds a log already"):
+        with pytest.raises(ConfigError, match="already holds a log"):
             Feeder(str(tmp_path / "whole"), str(tmp_path / "whole"), None, 1.0)
 
 
@@ -287,7 +291,7 @@ class TestObserver:
         for rows in (5, 3):
             world.deliver(1, rows=rows)
             observer.look()
-        assert observer.wrong == [f"{world.database}: rows had 5 rows and then 3"]
+        assert observer.wrong == [f"{world.database}: rows shrank from 5 rows to 3"]
         world.record("Rewound")
         observer.look()
         world.deliver(1, timeline=2, rows=2)
@@ -302,7 +306,7 @@ class TestObserver:
         second = world.folder / "log" / "commits" / f"{2:020}.json"
         second.write_text(second.read_text().replace('"base":1', '"base":0'))
         observer.look()
-        assert any("has rows at 0" in text for text in observer.wrong)
+        assert any("has rows from offset 0" in text for text in observer.wrong)
 
     def test_a_target_that_was_never_there_is_no_finding_but_said(self, world: World) -> None:
         paths = [str(world.folder / name) for name in ("typo.db", "typo")]
@@ -361,18 +365,22 @@ class TestChecks:
             resolve(("no-such-program-here",))
 
     @pytest.mark.parametrize(
-        "check", [
-            "no_such_module_here:check", "holdfast.chaos.live:no_such_function", "math:pi", "torn_check:check",
+        "check",
+        [
+            "no_such_module_here:check",
+            "holdfast.chaos.live.running:no_such_function",
+            "math:pi",
+            "torn_check:check",
             "leaving_check:check",
-        ]
-    )  # fmt: skip
+        ],
+    )
     def test_a_function_that_is_not_there_is_refused(
         self, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "torn_check.py").write_text("def check(")
         (tmp_path / "leaving_check.py").write_text("raise SystemExit(0)")
         monkeypatch.syspath_prepend(tmp_path)
-        with pytest.raises(ConfigError, match="there is no check"):
+        with pytest.raises(ConfigError, match="the check .* cannot be loaded"):
             resolve(check)
 
 
@@ -395,14 +403,13 @@ class TestRun:
         scenario = parse(raw, "name", toxiproxy=False, checked_elsewhere=True)
         job = tmp_path / "job.py"
         job.write_text("")
-        with pytest.raises(ConfigError, match="no empty folder") as caught:
+        with pytest.raises(ConfigError, match="exists and is not an empty folder") as caught:
             run(scenario, job, tmp_path, check=checked)
         assert f"--out {tmp_path}-2" in str(caught.value), "the folder that it names is free"
         with pytest.raises(ConfigError, match="there is no file"):
             run(scenario, tmp_path / "other.py", tmp_path / "out", check=checked)
         with pytest.raises(ConfigError, match="there is no file"):
             prepared(scenario, tmp_path / "other.py")
-
 
     def test_a_folder_that_cannot_be_made_is_refused(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "flights", toxiproxy=False, checked_elsewhere=True)
@@ -431,7 +438,6 @@ class TestRun:
     def test_a_scenario_of_the_package_is_called_by_its_name(self) -> None:
         assert load(Path("flights-short")).path == "flights-short"
 
-
     def test_a_fault_that_strikes_and_never_shows_is_missed_when_its_time_is_over(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
         journal, fault = Journal(tmp_path / "journal.jsonl"), Planned(1, 0, "worker-disk-full", 0, 0)
@@ -441,6 +447,29 @@ class TestRun:
         assert [(line["phase"], line["target"]) for line in journal.lines] == [("missed", "worker")]
         journal.close()
 
+    def test_a_job_is_not_stuck_while_a_fault_that_never_shows_strikes_it(self, tmp_path: Path) -> None:
+        scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
+        journal, fault = Journal(tmp_path / "journal.jsonl"), Planned(1, 0, "worker-disk-full", 0, 0)
+        running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
+        running._calm_since, undone = time.monotonic() - 3_600, list[str]()
+
+        class Unseen:
+            target, killed = "pid 1", frozenset[int]()
+
+            def begin(self) -> bool:
+                return True
+
+            def evidence(self) -> str | None:
+                return None
+
+            def heal(self) -> str:
+                undone.append("undone")
+                return ""
+
+        running._begun = (fault, Unseen(), time.monotonic() - 1)
+        running._see_fired()
+        assert undone == ["undone"] and time.monotonic() - running._calm_since < 60
+        journal.close()
 
     def test_a_check_that_leaves_by_exit_proves_nothing(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)

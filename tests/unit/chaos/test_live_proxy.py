@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,29 +17,29 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast.chaos.live_kinds import KINDS
-from holdfast.chaos.nemesis import Planned
-from holdfast.chaos.proxy import SLICE, SLOWED_LEAST_MS, Cut, Toxiproxy, find_server, of_connections
-from holdfast.chaos.sockets import established
-from holdfast.chaos.strikes import seen
+from holdfast.chaos.judge.kinds import KINDS
+from holdfast.chaos.live.faults.nemesis import Planned
+from holdfast.chaos.live.faults.proxy import SLICE, SLOWED_LEAST_MS, Cut, Toxiproxy, find_server, of_connections
+from holdfast.chaos.live.faults.sockets import established
+from holdfast.chaos.live.faults.strikes import seen
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.spark.detour import VARIABLE, around, detour_of
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toxiproxy]:
-    assert find_server() is not None, "Toxiproxy's server is missing; make it: tools/bootstrap.sh toxiproxy"
+    assert find_server() is not None, "Toxiproxy's server is missing; build it: tools/bootstrap.sh toxiproxy"
     server = Toxiproxy(tmp_path_factory.mktemp("proxy") / "log")
     yield server
     server.close()
 
 
 class Pair:
-    """A listener of this process, a proxy that this process made for it, and a connection through that."""
+    """A listener of this process, a proxy in front of it, and a connection through the proxy."""
 
-    def __init__(self, server: Toxiproxy, plane: str = "data") -> None:
+    def __init__(self, server: Toxiproxy, plane: str = "data", listener: socket.socket | None = None) -> None:
         self.server, self.plane = server, plane
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = listener or socket.create_server(("127.0.0.1", 0))
         detour = detour_of({VARIABLE: server.address})
         self.address = around(self.listener.getsockname()[:2], plane, detour)
         self.near = socket.create_connection(self.address, 10)
@@ -72,8 +74,23 @@ class Pair:
             self._pump.join()
 
 
+def received(port: int) -> int:
+    """Return how many bytes came from this port."""
+    return sum(each.received for each in established() if each.remote == port)
+
+
+@contextmanager
+def companion_of(pair: Pair) -> Iterator[None]:
+    """Let a process of its own connect through the pair's proxy, and say nothing."""
+    code = f"import socket, sys; at = socket.create_connection({pair.address!r}, 10); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE):
+        far, _ = pair.listener.accept()
+        with far:
+            yield
+
+
 class Busy:
-    """A proxy through which bytes go while a toxic is put on it."""
+    """A proxy that passes bytes while a toxic is applied to it."""
 
     def __init__(self, proxy: Any, near: socket.socket) -> None:
         self._proxy, self._near = proxy, near
@@ -210,6 +227,38 @@ class TestCut:
         assert cut.evidence() is None
         cut.heal()
 
+    @pytest.mark.parametrize("companions", [0, 1, 3])
+    def test_a_fault_of_a_control_stream_has_fired_when_bytes_came_for_every_worker_and_none_for_companions(
+        self, server: Toxiproxy, companions: int
+    ) -> None:
+        struck = Pair(server, "control")
+        other = Pair(server, "control", struck.listener)
+        with ExitStack() as stack:
+            for _ in range(companions):
+                stack.enter_context(companion_of(struck))
+            own = psutil.Process(os.getpid())
+            ways = {way.listen: way for way in server.ways("control", lambda pid: own if pid == own.pid else None)}
+            fault = Planned(1, 0, "control-blackhole", 0, 0, "downstream", (("timeout", 0),))
+            way, beside = ways[struck.address[1]], ways[other.address[1]]
+            cut = Cut(fault, KINDS["control-blackhole"], way, own, [beside])
+            assert cut.begin()
+            before = received(way.upstream)
+            other.far.sendall(b"x" * 64)
+            assert seen(lambda: received(way.upstream) == before + 64) and cut.evidence() is None
+            struck.far.sendall(b"x" * 64)
+            assert seen(lambda: cut.evidence() == f"128 bytes in {2 + companions} connections went into it downstream")
+            cut.heal()
+        other.close()
+        struck.close()
+
+    def test_a_cut_of_a_silent_control_stream_has_fired_when_it_ended(self, server: Toxiproxy) -> None:
+        pair = Pair(server, "control")
+        cut = pair.find("control-cut", "downstream", timeout=50)
+        assert cut.begin()
+        assert seen(lambda: cut.evidence() == f"1 connections of pid {os.getpid()} to the driver ended")
+        cut.heal()
+        pair.close()
+
     def test_a_healed_proxy_carries_new_connections(self, pair: Pair) -> None:
         cut = pair.strike("data-down", None)
         assert cut.begin()
@@ -222,7 +271,6 @@ class TestCut:
         own = psutil.Process(os.getpid())
         fault = Planned(1, 0, "control-down", 0, 0)
         assert of_connections(fault, KINDS["control-down"], server, [own], lambda pid: own) is None
-
 
     def test_a_proxy_that_is_gone_is_neither_struck_nor_healed(self, server: Toxiproxy) -> None:
         pair = Pair(server)
@@ -256,17 +304,17 @@ class TestDetour:
 
     @pytest.mark.parametrize("given", ["10.0.0.1:8474", "localhost", "127.0.0.1", "example.org:80", "127.0.0.1:http"])
     def test_a_harness_is_on_this_machine(self, given: str) -> None:
-        with pytest.raises(ConfigError, match="no address on this machine"):
+        with pytest.raises(ConfigError, match="not a loopback address with a port"):
             detour_of({VARIABLE: given})
 
     def test_an_address_on_a_network_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="reached over a network"):
+        with pytest.raises(ConfigError, match="not a loopback address"):
             around(("10.1.2.3", 7), "data", ("127.0.0.1", 1))
 
     def test_a_harness_that_is_gone_is_named(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        with pytest.raises(Unavailable, match="made no proxy"):
+        with pytest.raises(Unavailable, match="did not create a proxy"):
             around(("127.0.0.1", 7), "data", ("127.0.0.1", port))
 
 

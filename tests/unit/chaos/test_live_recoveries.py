@@ -6,19 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from holdfast.chaos.journal import Journal
-from holdfast.chaos.live_job import LiveJob
-from holdfast.chaos.live_records import Sample
-from holdfast.chaos.live_recoveries import Attempt, Recoveries
-from holdfast.chaos.live_watch import Watch
-from holdfast.chaos.page import read
+from holdfast.chaos.evidence.page import read
+from holdfast.chaos.judge.records import Sample
+from holdfast.chaos.judge.recoveries import Attempt, Recoveries
+from holdfast.chaos.live.job import LiveJob
+from holdfast.chaos.live.journal import Journal
+from holdfast.chaos.live.watch import Watch
 
 BROKE = "a data channel broke between live workers"
 S = 1_000_000
 
 
 def attempt(at_s: float, took_ms: int = 1_000, cause: str = BROKE, *, known: bool = True) -> Attempt:
-    """Return an attempt that was noticed at a second and logged 100 ms later."""
+    """Return an attempt noticed at this second and logged 100 ms later."""
     return Attempt(cause, took_ms, at_s * S + 100_000, at_s * S if known else None)
 
 
@@ -33,9 +33,12 @@ class TestRecoveries:
     def test_attempts_between_two_epochs_are_one_recovery_from_the_first_failure_on(self) -> None:
         [recovery] = closed(*(attempt(8.0 + n, 1_000) for n in range(8)))
         assert recovery == {
-            "cause": f"{BROKE} (8 times)", "attempts": 8, "recovery_ms": 8_000, "next_epoch_ms": 12_000,
+            "cause": f"{BROKE} (8 times)",
+            "attempts": 8,
+            "recovery_ms": 8_000,
+            "next_epoch_ms": 12_000,
             "since_ms": -3_000,
-        }  # fmt: skip
+        }
 
     def test_a_driver_that_was_killed_and_what_failed_when_it_came_back_are_one(self) -> None:
         [recovery] = closed(attempt(15.0, 2_000), attempt(10.0, 9_000, "the driver was killed"))
@@ -46,7 +49,7 @@ class TestRecoveries:
         recoveries = Recoveries()
         recoveries.completed(7, 11 * S, 1_000)
         recoveries.completed(8, 21 * S, 2_000)
-        recoveries.open.extend([attempt(10.0), attempt(20.0)])  # heard of late, and told apart by their times
+        recoveries.open.extend([attempt(10.0), attempt(20.0)])  # reported late, and distinguished by their times
         assert [each["next_epoch_ms"] for each in recoveries.closed(None)] == [1_000, 1_000]
 
     def test_an_epoch_that_the_driver_has_not_told_of_closes_nothing_yet(self) -> None:
@@ -72,7 +75,7 @@ class TestRecoveries:
 
 
 class Job:
-    """A job of which progress, job log and live.json are written by hand."""
+    """A job whose progress, job log and live.json are written by hand."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.sequence = folder / "root" / "job", 0
@@ -92,7 +95,7 @@ class Job:
         self.live.progress = {"state": "running", "epoch": epoch, "restarts": restarts}
 
     def show(self, at_s: float, *first_record_ms: int | None, generation: int = 2) -> None:
-        """Let live.json show a restart that was logged 200 ms after the failure, and when its workers took a record."""
+        """Let live.json show a restart logged 200 ms after the failure, and when its workers took a record."""
         restart = {"at": at_s * S, "logged_ms": 200, "generation": 2}
         times = [None if each is None else at_s * S + each * 1_000 for each in first_record_ms or (300,)]
         workers: list[dict[str, Any]] = [{"how": "restored", "first_record_at": each} for each in times]
@@ -128,7 +131,7 @@ class TestWatch:
         for shown in ((None, None), (None, 300), (400, 300)):
             job.show(10.0, *shown)
             job.watch.look()
-        job.show(10.0, 900, generation=3)  # workers of another one
+        job.show(10.0, 900, generation=3)  # workers of another generation
         job.epoch(7, 12.0)
         job.tell(7, 10.0)
         job.watch.look()

@@ -1,4 +1,4 @@
-"""The report of a run under live faults: what it counts, what it does not believe, and what its page shows."""
+"""The report of a run under live faults: its counts, the claims it rejects, and its page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from synthetic_journal import quarter_of_an_hour
 
-from holdfast.chaos import page_lanes
-from holdfast.chaos.live_records import (
+from holdfast.chaos.evidence import page_lanes
+from holdfast.chaos.evidence.page import page, write
+from holdfast.chaos.evidence.report import percentile, struck, summarise, text_lines
+from holdfast.chaos.judge.records import (
     Begin,
     Check,
     End,
@@ -27,9 +29,7 @@ from holdfast.chaos.live_records import (
     encode,
     parse,
 )
-from holdfast.chaos.live_report import percentile, struck, summarise, text_lines
-from holdfast.chaos.page import page, write
-from holdfast.chaos.verdict import judge
+from holdfast.chaos.judge.verdict import judge
 from holdfast.errors import ConfigError, Damaged
 from holdfast.runtime.cli.main import main
 
@@ -44,9 +44,12 @@ def news(name: str, phase: Phase, at_ms: float = 1_000, fault: str = "worker-kil
 
 
 FIRED = (
-    news("f0", "armed", 10), Sample(at_ms=900, records_in=7), news("f0", "fired"), EpochDone(at_ms=1_500, epoch=7),
+    news("f0", "armed", 10),
+    Sample(at_ms=900, records_in=7),
+    news("f0", "fired"),
+    EpochDone(at_ms=1_500, epoch=7),
     Sample(at_ms=1_900, records_in=9),
-)  # fmt: skip
+)
 
 
 def journal_of(*records: Record) -> Journal:
@@ -76,7 +79,7 @@ class TestVerdict:
 
     def test_a_run_without_its_end_proves_nothing(self) -> None:
         verdict = judge(journal_of(*FIRED, PASSED))
-        assert verdict == ("not_proven", ["the journal has no end: the run was cut off"])
+        assert verdict == ("not_proven", ["the journal has no last record: the run was cut off"])
 
     def test_a_run_in_which_nothing_was_checked_or_nothing_fired_proves_nothing(self) -> None:
         assert judge(journal_of(*FIRED, HELD)) == ("not_proven", ["nothing was checked"])
@@ -151,7 +154,7 @@ class TestJournal:
 
 
 class Marks(HTMLParser):
-    """Collects what a browser would draw as faults, what it would load, and which tags are open at the end."""
+    """Collects the faults that a browser would draw, what it would load, and the tags left open at the end."""
 
     VOID = frozenset(("meta", "link", "br", "img", "path", "rect"))
 
@@ -240,7 +243,7 @@ class TestPage:
 
 
 class TestInABrowser:
-    """Also where there is no browser the marks are counted, in the tests above."""
+    """The tests above count the marks even without a browser."""
 
     def test_every_mark_is_drawn_on_a_phone(self, tmp_path: Path) -> None:
         records = quarter_of_an_hour()
@@ -320,7 +323,7 @@ class TestCommand:
         (tmp_path / "journal.jsonl").write_bytes(data)
         assert main(["chaos", "report", str(tmp_path)]) == 2
         told = capsys.readouterr().err
-        assert "is no journal of a run" in told and "Not done: no report was made." in told
+        assert "is not the journal of a run" in told and "Not done: no report was made." in told
         assert [each.name for each in tmp_path.iterdir()] == ["journal.jsonl"]
 
     def test_it_says_when_it_writes_over_an_older_page(

@@ -1,4 +1,4 @@
-"""The table of wrong versions in docs/guarantees.md is that of the code."""
+"""The table of wrong versions in docs/guarantees.md matches the code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos.mutants import MUTANTS
+from holdfast.chaos.mutants.mutants import MUTANTS
+from holdfast.chaos.mutants.mutation import applied
+from holdfast.chaos.sim import driver_process
+from holdfast.runtime.driver.invariants import validate
 
 PAGE = Path(__file__).parents[3] / "docs" / "guarantees.md"
 HEADING = "\n## Wrong versions that are caught\n"
@@ -15,7 +18,7 @@ HEADING = "\n## Wrong versions that are caught\n"
 
 @pytest.fixture(scope="module")
 def told() -> str:
-    """Return what the page says below its heading."""
+    """Return the page's text below its heading."""
     return PAGE.read_text(encoding="utf-8").split(HEADING)[1].split("\n## ")[0]
 
 
@@ -32,8 +35,15 @@ class TestTableOfWrongVersions:
 
 
 def rows(told: str) -> list[list[str]]:
-    """Return the cells of every row below the head of the table."""
+    """Return the cells of every row below the table's header."""
     table = [line for line in told.splitlines() if line.startswith("|")]
     assert table[1] == "|---|---|---|---|"
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
     return [[name.strip("`"), *others] for name, *others in cells]
+
+
+class TestAnAppliedMutant:
+    def test_is_left_to_the_checkers_and_not_to_the_invariants_of_the_master(self) -> None:
+        with applied(MUTANTS[0]):
+            assert vars(driver_process)["validate"] is not validate
+        assert vars(driver_process)["validate"] is validate

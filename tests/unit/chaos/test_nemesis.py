@@ -1,4 +1,4 @@
-"""The schedule of faults: the same for the same seed, and holding what the scenario asks for."""
+"""The schedule of faults: the same for the same seed, and with everything that the scenario asks for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.chaos.live_kinds import KINDS
-from holdfast.chaos.nemesis import Planned, schedule
-from holdfast.chaos.scenario import Scenario, parse
+from holdfast.chaos.judge.kinds import KINDS
+from holdfast.chaos.live.faults.nemesis import Planned, schedule
+from holdfast.chaos.live.faults.scenario import Scenario, parse
 from holdfast.errors import ConfigError
 
 ALL = dict.fromkeys(KINDS, 1)
@@ -21,8 +21,12 @@ ALL = dict.fromkeys(KINDS, 1)
 
 def scenario(faults: dict[str, Any], duration: str = "30m", every: str = "1s..5s") -> Scenario:
     raw = {
-        "duration": duration, "every": every, "platform": "standalone", "check": "module:function", "faults": faults,
-    }  # fmt: skip
+        "duration": duration,
+        "every": every,
+        "platform": "standalone",
+        "check": "module:function",
+        "faults": faults,
+    }
     return parse(raw, "name", toxiproxy=True)
 
 

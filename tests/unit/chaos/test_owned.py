@@ -1,4 +1,4 @@
-"""Nothing that a run has started outlives it, whatever ends the run; and nothing else is touched."""
+"""No process of a run outlives it, however the run ends; and no other process is touched."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.chaos.live_field import Field
-from holdfast.chaos.owned import JOB, SOURCE, end_all, living, marks
-from holdfast.chaos.scenario import Scenario, parse
-from holdfast.chaos.strikes import seen
+from holdfast.chaos.live.faults.scenario import Scenario, parse
+from holdfast.chaos.live.faults.strikes import seen
+from holdfast.chaos.live.field import Field
+from holdfast.chaos.live.owned import JOB, SOURCE, end_all, living, marks
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.runtime.processes import is_gone
+from holdfast.runtime.wire.processes import is_gone
 
 WAITS = "import signal; signal.pause()"
 DETACHED = f"""
@@ -31,8 +31,8 @@ pathlib.Path(sys.argv[1]).write_text(f"{{os.getpid()}} {{child.pid}}")
 """Starts a process in a session of its own, which is stopped; says who they are, and waits."""
 HARNESS = """
 import pathlib, sys
-from holdfast.chaos.live import run
-from holdfast.chaos.scenario import parse
+from holdfast.chaos.live.running import run
+from holdfast.chaos.live.faults.scenario import parse
 detached, out = sys.argv[1], pathlib.Path(sys.argv[2])
 raw = {
     "duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1},

@@ -1,4 +1,4 @@
-"""Programs that a scenario names and that are not there: refused before anything is started, or told."""
+"""Missing programs of a scenario: refused before anything is started, or reported."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos.live_field import Field
-from holdfast.chaos.loading import prepared
-from holdfast.chaos.proxy import VARIABLE, find_server
-from holdfast.chaos.scenario import Scenario, parse
+from holdfast.chaos.live.faults.proxy import VARIABLE, find_server
+from holdfast.chaos.live.faults.scenario import Scenario, parse
+from holdfast.chaos.live.field import Field
+from holdfast.chaos.live.loading import prepared
 from holdfast.errors import ConfigError
 
 FAULTS = """

@@ -1,12 +1,12 @@
-"""What a job may do with an object of its newest checkpoint that is damaged."""
+"""What a job may do with a damaged object of its newest checkpoint."""
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast.chaos.refusals import REFUSED_WITHIN_S, Refusals
+from holdfast.chaos.judge.refusals import REFUSED_WITHIN_S, Refusals
 
-SAID = "starting Spark\nholdfast: job 'j' failed: object segments/7 is not what was written"
+SAID = "starting Spark\nholdfast: job 'j' failed: object segments/7 differs from what was written"
 BEFORE = 50.0
 """When the newest epoch was found complete: before the damage."""
 

@@ -1,4 +1,4 @@
-"""What a scenario may say, and what is refused before anything starts."""
+"""What a scenario may contain, and what is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos.live_kinds import KINDS
-from holdfast.chaos.loading import SCENARIOS
-from holdfast.chaos.scenario import Feed, Observed, Scenario, Waits, parse
+from holdfast.chaos.judge.kinds import KINDS
+from holdfast.chaos.live.faults.scenario import Feed, Observed, Scenario, Waits, parse
+from holdfast.chaos.live.loading import SCENARIOS
 from holdfast.errors import ConfigError
 
 LEAST: dict[str, Any] = {
-    "duration": "30s", "platform": "local[4]", "check": "module:function", "faults": {"worker-kill": 1},
-}  # fmt: skip
+    "duration": "30s",
+    "platform": "local[4]",
+    "check": "module:function",
+    "faults": {"worker-kill": 1},
+}
 
 
 def parsed(*, toxiproxy: bool = True, checked_elsewhere: bool = False, **changed: Any) -> Scenario:
@@ -89,9 +92,9 @@ class TestRefusals:
             ("wait", {"begin": "1s"}, "[wait] has the unknown key 'begin'"),
             ("drive", {"fro": "x"}, "[drive] has the unknown key 'fro'"),
             ("drive", {"from": "x"}, "[drive] lacks from or to"),
-            ("drive", {"command": "words in a text"}, "no list of words"),
-            ("observe", [{"sqlite": "a", "log": "b"}], "not exactly one target"),
-            ("observe", ["a"], "no list of tables"),
+            ("drive", {"command": "words in a text"}, "not a list of words"),
+            ("observe", [{"sqlite": "a", "log": "b"}], "must name exactly one target"),
+            ("observe", ["a"], "not a list of tables"),
             ("duration", None, "has no duration"),
             ("duration", "soon", "duration is 'soon'"),
             ("every", "5s", "every is '5s'"),
@@ -110,8 +113,8 @@ class TestRefusals:
             ("job", {"environment": {"X": {"a": 1}}}, "X in [job.environment] is {'a': 1}"),
             ("job", {"environment": {"HOLDFAST_SILENT_AFTER": "2s"}}, "HOLDFAST_SILENT_AFTER in [job"),
             ("every", "0s..0s", "every is '0s..0s'"),
-            ("observe", 3, "observe is no list of tables"),
-            ("observe", {"sqlite": "a"}, "observe is no list of tables"),
+            ("observe", 3, "observe is not a list of tables"),
+            ("observe", {"sqlite": "a"}, "observe is not a list of tables"),
             ("observe", [{"sqlite": "a", "grows": "tails"}], "grows is 'tails'"),
             ("faults", {"worker-kill": float("nan")}, "the rate of worker-kill is nan"),
             ("faults", {"worker-kill": float("inf")}, "the rate of worker-kill is inf"),
@@ -141,10 +144,10 @@ class TestRefusals:
         assert parsed(faults={"control-latency": 1}, parallelism=1).parallelism == 1
 
     def test_too_few_slots_are_refused(self) -> None:
-        assert "has 1 slots for 2 workers" in refused(platform="local[1]")
+        assert "has 1 slots, too few for 2 workers" in refused(platform="local[1]")
 
     def test_a_stopped_worker_needs_a_slot_for_its_successor(self) -> None:
-        assert "holds its slot" in refused(faults={"worker-stop": 1}, platform="local[2]")
+        assert "keeps its slot" in refused(faults={"worker-stop": 1}, platform="local[2]")
 
     def test_a_run_that_nothing_checks_is_refused(self) -> None:
         assert "would prove nothing" in refused(check=None)

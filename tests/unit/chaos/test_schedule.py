@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from holdfast.chaos.schedule import Crash, Process, Schedule
+from holdfast.chaos.sim.faults.schedule import Crash, Process, Schedule
 
 
 def drained(schedule: Schedule) -> None:

@@ -1,4 +1,4 @@
-"""The scenarios that come with the package can be carried out, and miss no kind of fault together."""
+"""The scenarios in the package can be carried out, and together cover every kind of fault."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos.live_kinds import KINDS
-from holdfast.chaos.loading import SCENARIOS, prepared
-from holdfast.chaos.scenario import Scenario, parse
+from holdfast.chaos.judge.kinds import KINDS
+from holdfast.chaos.live.faults.scenario import Scenario, parse
+from holdfast.chaos.live.loading import SCENARIOS, prepared
 from holdfast.examples import flights_data
 
 SHIPPED = sorted(path.stem for path in SCENARIOS.glob("*.toml"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.chaos.shrink import Reduction, parsed, rule_of, shrink
+from holdfast.chaos.explore.shrink import Reduction, parsed, rule_of, shrink
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Played:
 
 
 def fails_with(*needed: int, rule: str = "I1 loss", otherwise: str = "") -> Callable[[Reduction], Played]:
-    """A run that breaks a rule if all these strikes happen, and maybe another rule if not."""
+    """A run that breaks a rule if all these strikes happen, and perhaps another rule if not."""
 
     def play(reduction: Reduction) -> Played:
         strikes = range(100) if reduction.strikes is None else reduction.strikes
@@ -93,5 +93,5 @@ class TestReductionAsText:
         assert parsed(str(reduction)) == reduction
 
     def test_what_is_none_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="no part of a schedule"):
+        with pytest.raises(ValueError, match="is not part of a schedule"):
             parsed("strikes=1/colour=red")

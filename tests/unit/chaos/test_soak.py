@@ -1,4 +1,4 @@
-"""A soak: what its log keeps through kills, and what may be said of it."""
+"""A soak: what its log keeps through kills, and what may be stated from it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_journal import quarter_of_an_hour
 
-from holdfast.chaos import mutation, odds
-from holdfast.chaos.faults import Fault
-from holdfast.chaos.live_records import Verdict, encode
-from holdfast.chaos.mutants import MUTANTS
-from holdfast.chaos.playing import play_all
-from holdfast.chaos.report import Summary
-from holdfast.chaos.simulator import simulate
-from holdfast.chaos.soak import LOG, LiveRuns, Soak, code_of_package, read
-from holdfast.chaos.soak_log import (
+from holdfast.chaos.evidence import odds
+from holdfast.chaos.evidence.soak import LOG, LiveRuns, Soak, code_of_package, read
+from holdfast.chaos.evidence.soak_log import (
     FIRST_SEED,
     Batch,
     Code,
@@ -43,6 +37,13 @@ from holdfast.chaos.soak_log import (
     statement_json,
     statement_lines,
 )
+from holdfast.chaos.explore.playing import play_all
+from holdfast.chaos.explore.report import Summary
+from holdfast.chaos.judge.records import Verdict, encode
+from holdfast.chaos.mutants import mutation
+from holdfast.chaos.mutants.mutants import MUTANTS
+from holdfast.chaos.sim.faults.faults import Fault
+from holdfast.chaos.sim.simulator import simulate
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.runtime.cli.main import main
 
@@ -140,7 +141,7 @@ class TestStatement:
         assert stated.never_struck == ["driver killed"]
 
     def test_nothing_finished_states_nothing(self) -> None:
-        assert statement_lines(state(log_of())) == ["no batch is finished: nothing can be stated"]
+        assert statement_lines(state(log_of())) == ["no batch is finished: no statement can be made"]
 
     def test_recoveries_of_a_batch_are_generations_less_starts_and_rewinds(self) -> None:
         summary = Summary()
@@ -280,7 +281,7 @@ class TestKilled:
         pause = threading.Event()
         with soaking(tmp_path, "--batch", "10000", "--workers", "2") as process:
             players: list[psutil.Process] = []
-            while len(players) < 3:  # two that play, and Python's own that tidies up after them
+            while len(players) < 3:  # two that play, and Python's own that cleans up after them
                 assert process.poll() is None
                 pause.wait(0.05)
                 players = psutil.Process(process.pid).children()
@@ -293,7 +294,7 @@ class TestKilled:
 
 @contextmanager
 def soaking(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Soak in a process of its own, for two minutes at most."""
+    """Soak in a separate process, for two minutes at most."""
     command = [sys.executable, "-m", "holdfast.runtime.cli.main", "chaos", "soak", "--hours", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     given = [*command, "--folder", str(folder), *arguments]

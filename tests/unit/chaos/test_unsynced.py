@@ -1,11 +1,11 @@
-"""What a loss of power may take, and what it may not."""
+"""What a loss of power may destroy, and what it may not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.chaos.unsynced import Unsynced, begin, cut_power
+from unsynced import Unsynced, begin, cut_power
 
 SEEDS = range(20)
 Work = Callable[[Path, Unsynced], None]

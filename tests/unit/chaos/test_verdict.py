@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos import page, verdict
-from holdfast.chaos.live_cli import exit_status
-from holdfast.chaos.live_records import of_lines
+from holdfast.chaos.commands.live import exit_status
+from holdfast.chaos.evidence import page
+from holdfast.chaos.judge import verdict
+from holdfast.chaos.judge.records import of_lines
 
 
 def line(kind: str, **fields: Any) -> dict[str, Any]:
@@ -23,20 +24,28 @@ def fault(phase: str, number: int = 1, name: str = "worker-kill") -> dict[str, A
 
 def check(passed: bool = True, name: str = "tables") -> dict[str, Any]:
     return line(
-        "check", name=name, invariant="I1", passed=passed, lost=0 if passed else 3, duplicated=None, reordered=None,
+        "check",
+        name=name,
+        invariant="I1",
+        passed=passed,
+        lost=0 if passed else 3,
+        duplicated=None,
+        reordered=None,
         detail="3 missing",
-    )  # fmt: skip
+    )
 
 
 EPOCH = line("epoch", epoch=7, generation=1, duration_ms=10)
 BEGIN = line("begin", job="job.py", seed=1, scenario="s", faults=["worker-kill"], planned=1)
+
+
 def sample(records_in: int | None) -> dict[str, Any]:
     return line("sample", state="running", records_in=records_in)
 
 
 READ = sample(9)
 HELD = [BEGIN, sample(7), fault("armed"), fault("fired"), EPOCH, READ, check()]
-IDLE = "no record was read under faults: all of the source was read before the first one"
+IDLE = "no record was read under faults: the whole source was read before the first fault"
 
 
 def judged(lines: list[dict[str, Any]], failed: str | None = None) -> tuple[str, str]:
@@ -60,8 +69,9 @@ class TestVerdict:
 
     def test_a_fault_that_was_armed_and_never_fired_proves_nothing(self) -> None:
         assert judged([*HELD[:6], fault("armed", 2), EPOCH, check()]) == (
-            "not_proven", "worker-kill (2) was armed and never fired",
-        )  # fmt: skip
+            "not_proven",
+            "worker-kill (2) was armed and never fired",
+        )
 
     def test_a_kind_that_never_fired_proves_nothing(self) -> None:
         both = {**BEGIN, "faults": ["worker-kill", "driver-kill"]}
@@ -82,7 +92,7 @@ class TestVerdict:
         assert judged(early) == ("not_proven", IDLE)
 
     def test_how_much_was_read_has_to_be_known(self) -> None:
-        unknown = "whether a record was read under faults is not known"
+        unknown = "whether a record was read under faults is unknown"
         assert judged([each for each in HELD if each["kind"] != "sample"]) == ("not_proven", unknown)
         assert judged([each for each in HELD if each is not READ]) == ("not_proven", unknown)
 
@@ -95,11 +105,20 @@ def ended(found: str, failed: str | None = None) -> dict[str, Any]:
 
 
 class TestOneJudge:
-    @pytest.mark.parametrize("lines", [
-        HELD, HELD[:6], HELD[:5], [*HELD[:4], READ, check()], [*HELD[:6], check(name="epochs")],
-        [*HELD, check(passed=False)], [*HELD, fault("armed", 2)], [BEGIN, EPOCH, check()],
-        [{**BEGIN, "faults": ["worker-kill", "x"]}, *HELD[1:]],
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            HELD,
+            HELD[:6],
+            HELD[:5],
+            [*HELD[:4], READ, check()],
+            [*HELD[:6], check(name="epochs")],
+            [*HELD, check(passed=False)],
+            [*HELD, fault("armed", 2)],
+            [BEGIN, EPOCH, check()],
+            [{**BEGIN, "faults": ["worker-kill", "x"]}, *HELD[1:]],
+        ],
+    )
     def test_the_report_says_what_the_run_says(self, lines: list[dict[str, Any]]) -> None:
         own = verdict.of(lines, None)
         found, reasons = verdict.judge(of_lines([*lines, line("end", verdict=own.verdict, reason=own.reason)]))

@@ -323,8 +323,11 @@ class TestSeveralDrivers:
         assert job is not None
 
         # A record is in the log once, and every driver knows of exactly its own.
-        said = Counter((r.owner, r.kind, getattr(r.body, "cause", None), getattr(r.body, "duration_ms", None))
-                       for r in world.log if isinstance(r.body, GenerationStarted | CheckpointCompleted))  # fmt: skip
+        said = Counter(
+            (r.owner, r.kind, getattr(r.body, "cause", None), getattr(r.body, "duration_ms", None))
+            for r in world.log
+            if isinstance(r.body, GenerationStarted | CheckpointCompleted)
+        )
         assert all(count == 1 for count in said.values())
         for driver in world.drivers:
             own = [r for r in world.log if r.owner == driver.owner and not isinstance(r.body, JobCreated)]

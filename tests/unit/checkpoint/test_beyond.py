@@ -77,7 +77,7 @@ class TestALogThatWasCutShort:
 
     def test_is_named_with_how_much_lies_beyond_it(self) -> None:
         assert beyond(folded(*RECORDS[:4]), STORED, None) == [
-            Beyond("manifests/00000002/", "manifests/00000002/ has 2 objects, the log ends at generation 1")
+            Beyond("manifests/00000002/", "manifests/00000002/ has 2 objects; the log ends at generation 1")
         ]
 
     def test_lacks_two_epochs_of_its_newest_generation(self) -> None:

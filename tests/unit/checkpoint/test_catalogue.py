@@ -47,10 +47,16 @@ def completed(epoch: int, at: int = 0) -> Completed:
 
 def job(*epochs: int, **known: int) -> Job:
     return Job(
-        UUID, "hot", 16, 0, next_seq=known.get("next_seq", 9), generation=GENERATION,
-        completed=tuple(completed(epoch) for epoch in epochs), log_start=known.get("log_start", 0),
+        UUID,
+        "hot",
+        16,
+        0,
+        next_seq=known.get("next_seq", 9),
+        generation=GENERATION,
+        completed=tuple(completed(epoch) for epoch in epochs),
+        log_start=known.get("log_start", 0),
         expired_through=Epoch(known.get("expired_through", 0)),
-    )  # fmt: skip
+    )
 
 
 def aged(*life: Completed, named: tuple[int, ...] = ()) -> Job:
@@ -61,9 +67,7 @@ def aged(*life: Completed, named: tuple[int, ...] = ()) -> Job:
 def manifest(epoch: int, *paths: str) -> Manifest:
     segments = tuple(SegmentRef(Epoch(i + 1), Epoch(i), blob(path)) for i, path in enumerate(paths))
     state = (SnapshotHandle(Subtask(0), (0, 16), (), NO_EPOCH, segments),)
-    return Manifest(
-        UUID, GENERATION, Timeline(1), Epoch(epoch), Epoch(epoch - 1), 1, 16, (), state, (), (), ()
-    )  # fmt: skip
+    return Manifest(UUID, GENERATION, Timeline(1), Epoch(epoch), Epoch(epoch - 1), 1, 16, (), state, (), (), ())
 
 
 def catalogue_of(*manifests: Manifest) -> Catalogue:
@@ -131,14 +135,21 @@ class TestCatalogue:
     def test_uploads_in_flight_stay(self) -> None:
         """P16"""
         found, at = catalogue_of(manifest(5)), job(5)
-        flying = ["segments/00000003/000000000006/w1.segment", "base/00000003/000000000005/w1.segment",
-                  "staged/00000004/000000000001/w1-out.arrow"]  # fmt: skip
+        flying = [
+            "segments/00000003/000000000006/w1.segment",
+            "base/00000003/000000000005/w1.segment",
+            "staged/00000004/000000000001/w1-out.arrow",
+        ]
         assert found.garbage(at, flying) == []
         assert found.orphans(flying) == flying
 
     def test_left_overs_of_decided_epochs_go(self) -> None:
-        left = ["segments/00000003/000000000004/w1.segment", "staged/00000002/000000000999/w1-out.arrow",
-                "base/00000002/000000000004/w1.segment", "manifests/00000003/000000000004-b.json"]  # fmt: skip
+        left = [
+            "segments/00000003/000000000004/w1.segment",
+            "staged/00000002/000000000999/w1-out.arrow",
+            "base/00000002/000000000004/w1.segment",
+            "manifests/00000003/000000000004-b.json",
+        ]
         assert catalogue_of(manifest(5)).garbage(job(5), left) == left
 
     def test_what_is_not_ours_stays(self) -> None:

@@ -99,7 +99,7 @@ class TestAcks:
         assert acked(deciding(), FIRST, part(0)) == (deciding(), [])
 
     def test_one_of_a_subtask_that_does_not_exist_stops_the_driver(self) -> None:
-        with pytest.raises(AssertionError, match="subtask 2 is none of this generation"):
+        with pytest.raises(AssertionError, match="subtask 2 does not belong to this generation"):
             acked(collecting(), FIRST, part(2))
 
 

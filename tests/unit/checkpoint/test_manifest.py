@@ -36,9 +36,7 @@ def blob(name: str) -> ObjectRef:
 
 
 def header(epoch: int = 7, follows: int = 6) -> Manifest:
-    return Manifest(
-        JobUuid("u"), Generation(1), Timeline(1), Epoch(epoch), Epoch(follows), 2, 128, (), (), (), (), ()
-    )  # fmt: skip
+    return Manifest(JobUuid("u"), Generation(1), Timeline(1), Epoch(epoch), Epoch(follows), 2, 128, (), (), (), (), ())
 
 
 def segment(subtask: int, epoch: int = 7, follows: int = 6) -> SegmentRef:
@@ -116,7 +114,6 @@ class TestPositions:
             SourcePosition("s", 1, 50),
         )
 
-
     def test_the_watermark_of_a_partition_goes_with_its_offset(self) -> None:
         """P11"""
         made = following(part(0, positions=(SourcePosition("s", 0, 40, 7),)), part(1))
@@ -187,9 +184,7 @@ class TestObjects:
 
 class TestBytes:
     def test_a_manifest_is_read_back(self) -> None:
-        made = following(
-            part(0, segment=segment(0), staged={"out": staged("a")}), part(1), waiting=(pending(OUT1, 6),)
-        )
+        made = following(part(0, segment=segment(0), staged={"out": staged("a")}), part(1), waiting=(pending(OUT1, 6),))
         assert decode(encode(made), REF) == made
 
     @pytest.mark.parametrize("data", [b"{", b"{}", b'{"v":1}', encode(header())[:-1]])

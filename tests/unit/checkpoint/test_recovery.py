@@ -44,9 +44,19 @@ def part(epoch: int, subtask: int, first: int, end: int) -> SegmentRef:
 
 def manifest(state: tuple[SnapshotHandle, ...], pending: tuple[Pending, ...] = ()) -> Manifest:
     return Manifest(
-        JobUuid("u"), Generation(1), Timeline(1), Epoch(9), Epoch(8), max(len(state), 1), GROUPS,
-        (), state, pending, (), (),
-    )  # fmt: skip
+        JobUuid("u"),
+        Generation(1),
+        Timeline(1),
+        Epoch(9),
+        Epoch(8),
+        max(len(state), 1),
+        GROUPS,
+        (),
+        state,
+        pending,
+        (),
+        (),
+    )
 
 
 def handle(subtask: int, owned: tuple[int, int], *segments: SegmentRef, base: int = 0) -> SnapshotHandle:

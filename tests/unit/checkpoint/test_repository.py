@@ -138,7 +138,7 @@ class TestManifests:
         store = MemoryObjects()
         ref = Repository(store).store_manifest(MANIFEST, "owner")
         store.put(ref.path, store.get(ref.path).replace(b'"epoch":7', b'"epoch":8'))
-        with pytest.raises(Damaged, match="is not what was written"):
+        with pytest.raises(Damaged, match="differs from what was written"):
             Repository(store).load_manifest(ref)
 
     def test_a_missing_object_is_damage(self) -> None:
@@ -190,7 +190,7 @@ class TestPruning:
         repository.prune(9, set())
         late = record(3, GenerationStarted(Epoch(101), Epoch(0), "there", "late"), owner="z")
         for _ in range(2):  # the reply to the first may be lost
-            with pytest.raises(Fenced, match="went on to generation 1"):
+            with pytest.raises(Fenced, match="advanced to generation 1"):
                 repository.create_record(late)
         assert [each.seq for each in repository.records()] == [9]
 
@@ -200,7 +200,7 @@ class TestPruning:
         repository = filled(MemoryObjects(), *long_log())
         repository.prune(9, set())
         name = of(number, SavepointNamed(Epoch(1), "v1"))
-        with pytest.raises(Fenced, match="while this SavepointNamed was under way"):
+        with pytest.raises(Fenced, match="while this SavepointNamed was in flight"):
             repository.create_record(msgspec.structs.replace(name, owner="somebody"))
         job = repository.read_log()
         assert job is not None and job.savepoints == ()

@@ -14,10 +14,10 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.examples import flights_data
-from holdfast.runtime.cli.jobfile import load
-from holdfast.runtime.dead_letters import decode_row
-from holdfast.runtime.testing import PARTITIONS, TestDriver
-from holdfast.storage.log import create_log
+from holdfast.runtime.cli.start.jobfile import load
+from holdfast.runtime.rows.dead_letters import decode_row
+from holdfast.runtime.testing.driver import PARTITIONS, TestDriver
+from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import open_objects
 
 pytestmark = pytest.mark.thorough
@@ -141,13 +141,13 @@ class TestTheLogOfFlights:
     def test_a_folder_with_other_things_is_not_touched(self, tmp_path: Path) -> None:
         (tmp_path / "events").mkdir()
         (tmp_path / "events" / "mine").write_text("kept")
-        with pytest.raises(ConfigError, match="no log of flights"):
+        with pytest.raises(ConfigError, match="not a log of flights"):
             flights_data.written(str(tmp_path / "events"))
         assert [path.name for path in (tmp_path / "events").iterdir()] == ["mine"]
 
     def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("a file, no folder")
-        with pytest.raises(ConfigError, match="cannot be made"):
+        with pytest.raises(ConfigError, match="cannot be created"):
             flights_data.written(str(tmp_path / "file" / "events"))
 
 

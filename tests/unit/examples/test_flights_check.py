@@ -13,7 +13,7 @@ import pytest
 from holdfast.examples import flights_oracle
 from holdfast.examples.flights_check import out_of_order, totals
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 

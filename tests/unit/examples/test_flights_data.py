@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.examples import flights_data
-from holdfast.storage.log import LogReader
+from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects
 
 ZONES = {
@@ -31,9 +31,20 @@ TYPES = {
 def flight(**different: Any) -> dict[str, Any]:
     """A flight on 1 March 2013 from Newark to Los Angeles, in winter time; change what matters."""
     usual = {
-        "year": 2013, "month": 3, "day": 1, "carrier": "UA", "flight": 1, "tailnum": "N1", "origin": "EWR",
-        "dest": "LAX", "sched_dep_time": 900, "dep_time": 900, "dep_delay": 0, "arr_time": 1200, "arr_delay": 0,
-    }  # fmt: skip
+        "year": 2013,
+        "month": 3,
+        "day": 1,
+        "carrier": "UA",
+        "flight": 1,
+        "tailnum": "N1",
+        "origin": "EWR",
+        "dest": "LAX",
+        "sched_dep_time": 900,
+        "dep_time": 900,
+        "dep_delay": 0,
+        "arr_time": 1200,
+        "arr_delay": 0,
+    }
     return usual | different
 
 
@@ -92,9 +103,7 @@ class TestArrival:
 
     def test_the_hour_that_comes_twice_is_the_one_after_the_departure(self) -> None:
         # 06:50 UTC is 01:50 in Chicago for the first time; 01:20 after it is the second one.
-        twice = instants(
-            month=11, day=3, dest="ORD", sched_dep_time=30, dep_time=150, dep_delay=140, arr_time=120
-        )  # fmt: skip
+        twice = instants(month=11, day=3, dest="ORD", sched_dep_time=30, dep_time=150, dep_delay=140, arr_time=120)
         assert twice["departure"] == utc(11, 3, 6, 50)
         assert twice["arrival"] == utc(11, 3, 7, 20)
 

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.examples import flights_data, flights_hours_oracle
 from holdfast.examples.flights_hours_oracle import EVENT, HOUR, RESULTS, hours_of, in_log_order, verify
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 pytestmark = pytest.mark.thorough
@@ -31,10 +31,20 @@ def flights() -> pl.DataFrame:
     later = minute + 180
     arrives = later % 1_440 // 60 * 100 + later % 60
     return pl.select(
-        year=2013, month=3, day=1, sched_dep_time=clock, dep_time=clock, dep_delay=0, arr_time=arrives,
-        arr_delay=n % 41 - 20, carrier=pl.lit("UA"), flight=n, tailnum=pl.lit("N1"), origin=pl.lit("EWR"),
+        year=2013,
+        month=3,
+        day=1,
+        sched_dep_time=clock,
+        dep_time=clock,
+        dep_delay=0,
+        arr_time=arrives,
+        arr_delay=n % 41 - 20,
+        carrier=pl.lit("UA"),
+        flight=n,
+        tailnum=pl.lit("N1"),
+        origin=pl.lit("EWR"),
         dest=pl.when(n % 5 == 0).then(pl.lit("SJU")).otherwise(pl.lit("LAX")),
-    )  # fmt: skip
+    )
 
 
 @dataclass

@@ -15,14 +15,15 @@ import pytest
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.model import Epoch, Generation, Subtask, Timeline, WorkerId, Writer
-from holdfast.runtime import master
-from holdfast.runtime import messages as m
-from holdfast.runtime.master_requests import Answer
-from tests.unit.runtime.test_master import RULES, A, Run, acked, completed, running
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.requests import Answer
+from holdfast.runtime.driver.state import Finishing
+from holdfast.runtime.wire import messages as m
+from tests.unit.runtime.test_master import RULES, A, Run, acked, completed, report, running
 
 FINISHED, STOPPED, ENDED, FENCED, FAILED = "finished", "stopped", "ended", "fenced", "failed"
 ROUNDS_MAX = 60
-GOES_BACK = "the job goes back and stops there; rewind it when it has stopped"
+GOES_BACK = "the job is rewinding and will stop there; rewind it when it has stopped"
 
 
 def ask(run: Run, kind: str, args: Mapping[str, Any], first: int = 1) -> Answer | None:
@@ -57,7 +58,7 @@ def one_round(run: Run, ended: bool) -> None:
         if hosted.subtask is not None and not hosted.ready:
             run.ready(worker)
     close(run)
-    finish = ended or run.state.finish_asked
+    finish = ended or isinstance(run.state.ending, Finishing)
     for worker in list(run.state.workers):
         if worker in run.state.workers:
             run.beat(worker, ended=finish)
@@ -247,10 +248,25 @@ def rewinding_a_stopped_job() -> Run:
 
 
 MOMENTS: tuple[Callable[[], Run], ...] = (
-    idle, collecting, storing, appending, expiring, starting_again, gathering, recovering, recovery_appended,
-    last_barrier, last_delivery, stopped_appended, finished_appended, going_back_to_stop, going_back_to_go_on,
-    repairing_to_stop, gone_back_and_stopping, rewinding_a_stopped_job,
-)  # fmt: skip
+    idle,
+    collecting,
+    storing,
+    appending,
+    expiring,
+    starting_again,
+    gathering,
+    recovering,
+    recovery_appended,
+    last_barrier,
+    last_delivery,
+    stopped_appended,
+    finished_appended,
+    going_back_to_stop,
+    going_back_to_go_on,
+    repairing_to_stop,
+    gone_back_and_stopping,
+    rewinding_a_stopped_job,
+)
 
 
 def requests_at(run: Run) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -291,7 +307,7 @@ def ends_now(run: Run) -> None:
 
 def fails(run: Run) -> None:
     if outcome(run) is None:
-        run.take(master.end(run.state, FAILED, {"kind": "failed", "what": "broken"}))
+        run.take(master.end(run.state, FAILED, report("broken", "failed")))
 
 
 def is_fenced(run: Run) -> None:
@@ -432,7 +448,7 @@ class TestForgottenRequests:
     def test_the_timeline_that_a_rewind_in_flight_leaves_is_not_rewound_again(self, epoch: int) -> None:
         run = going_back_to_go_on()
         answer = ask(run, "rewind", {"epoch": epoch, "timeline": 1})
-        assert answer is not None and answer.reason == "somebody else has rewound the job meanwhile"
+        assert answer is not None and answer.reason == "another rewind of the job was accepted since the plan was made"
 
     def test_a_run_with_an_end_that_is_to_finish_does_not_stop_instead(self) -> None:
         run = running(replace(RULES, until={"s": {0: 5, 1: 7, 2: 0}}))

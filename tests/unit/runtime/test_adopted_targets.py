@@ -12,10 +12,10 @@ import pytest
 import holdfast as hf
 from holdfast.checkpoint.joblog import Job
 from holdfast.model import Epoch
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.holdings import adopted_from, check_adopted, read_holdings
-from holdfast.runtime.master import RewindWanted
-from holdfast.runtime.rewind_run import rewind_stopped
+from holdfast.runtime.driver.master import RewindWanted
+from holdfast.runtime.execution.holdings import adopted_from, check_adopted, read_holdings
+from holdfast.runtime.rewind.stopped import rewind_stopped
+from holdfast.runtime.testing.cluster import Cluster
 from tests.unit.runtime.test_owned_targets import AT_THE_COMMIT, Site, outcome
 
 
@@ -50,9 +50,7 @@ def go_back(site: Site, epoch: int) -> None:
     to = next(each for each in job.completed if each.body.epoch == epoch)
     check_adopted(repository, job, to, plan.sinks, found, ["copy"])
     adopted = adopted_from(job, plan.sinks, found, ["copy"])
-    rewind_stopped(
-        repository, job, RewindWanted(Epoch(epoch), True), plan.sinks, 60.0, lambda _told: None, adopted
-    )
+    rewind_stopped(repository, job, RewindWanted(Epoch(epoch), True), plan.sinks, 60.0, lambda _told: None, adopted)
 
 
 class TestEpochThatBothHistoriesHave:
@@ -89,7 +87,7 @@ class TestTargetThatNoEpochIsInDoubtOf:
         assert site.numbers() == list(range(9))
 
     def test_a_sink_that_is_written_at_once_is_adopted_by_a_run(self, tmp_path: Path) -> None:
-        site = Site(tmp_path, "sqlite at once")
+        site = Site(tmp_path, "sqlite immediate")
         site.say(site.start())
         site.copy_root("staging")
         staging = site.start("staging")

@@ -17,11 +17,11 @@ from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.runtime.operators.fragment import FragmentRuntime
+from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.table import Table
+from holdfast.state.tables.table import Table
 
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 
@@ -95,9 +95,13 @@ def totals(kind: pa.DataType, values: Sequence[Any], nullable: bool = True, **ag
 
 
 ALL: dict[str, Any] = {
-    "rows": hf.count(), "some": hf.count("v"), "total": hf.sum("v"),
-    "low": hf.min("v"), "top": hf.max("v"), "average": hf.mean("v"),
-}  # fmt: skip
+    "rows": hf.count(),
+    "some": hf.count("v"),
+    "total": hf.sum("v"),
+    "low": hf.min("v"),
+    "top": hf.max("v"),
+    "average": hf.mean("v"),
+}
 
 
 class TestNulls:
@@ -288,11 +292,16 @@ def expected(rows: list[tuple[Any, ...]], keys: list[str]) -> dict[tuple[Any, ..
     frame = pl.DataFrame(rows, schema=types, orient="row")
     some = pl.col("i").count() > 0, pl.col("f").count() > 0
     grouped = frame.group_by(keys).agg(
-        n=pl.len().cast(pl.Int64), ni=pl.col("i").count().cast(pl.Int64),
-        si=pl.when(some[0]).then(pl.col("i").sum()), sf=pl.when(some[1]).then(pl.col("f").sum()),
-        li=pl.col("i").min(), tf=pl.col("f").max(), lf=pl.col("f").min(),
-        mi=pl.col("i").mean(), mf=pl.col("f").mean(),
-    )  # fmt: skip
+        n=pl.len().cast(pl.Int64),
+        ni=pl.col("i").count().cast(pl.Int64),
+        si=pl.when(some[0]).then(pl.col("i").sum()),
+        sf=pl.when(some[1]).then(pl.col("f").sum()),
+        li=pl.col("i").min(),
+        tf=pl.col("f").max(),
+        lf=pl.col("f").min(),
+        mi=pl.col("i").mean(),
+        mf=pl.col("f").mean(),
+    )
     return {row[: len(keys)]: row[len(keys) :] for row in grouped.rows()}
 
 
@@ -314,9 +323,18 @@ class TestAgainstAGroupBy:
         self, rows: list[tuple[Any, ...]], cuts: list[int], barriers: set[int], keys: list[str]
     ) -> None:
         run = Aggregating(
-            SCHEMA, keys, n=hf.count(), ni=hf.count("i"), si=hf.sum("i"), sf=hf.sum("f"), li=hf.min("i"),
-            tf=hf.max("f"), lf=hf.min("f"), mi=hf.mean("i"), mf=hf.mean("f"),
-        )  # fmt: skip
+            SCHEMA,
+            keys,
+            n=hf.count(),
+            ni=hf.count("i"),
+            si=hf.sum("i"),
+            sf=hf.sum("f"),
+            li=hf.min("i"),
+            tf=hf.max("f"),
+            lf=hf.min("f"),
+            mi=hf.mean("i"),
+            mf=hf.mean("f"),
+        )
         columns = list(zip(*rows, strict=True)) or [()] * 4
         whole = pa.RecordBatch.from_arrays(
             [pa.array(column, field.type, from_pandas=False) for column, field in zip(columns, SCHEMA, strict=True)],

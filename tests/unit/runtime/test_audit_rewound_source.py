@@ -11,13 +11,13 @@ import holdfast as hf
 from holdfast.checkpoint.audit import Audit, SourceTaken
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import Epoch, Generation, JobUuid, Tag, Timeline
-from holdfast.runtime import audit_reading
-from holdfast.runtime.audit_report import Line
-from holdfast.runtime.auditing import records_digested
-from holdfast.runtime.steps import SourceSpec
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.runtime.audit import reading as audit_reading
+from holdfast.runtime.audit.report import Line
+from holdfast.runtime.plan.model import SourceSpec
+from holdfast.runtime.worker.digests import records_digested
+from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.storage.log.voids import TakeBack
 from holdfast.storage.objects import LocalObjects
-from holdfast.storage.voids import TakeBack
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 WRITER = "job/out/0"
@@ -43,18 +43,36 @@ def audit(source: hf.Log, first: int, end: int, *numbers: int) -> Line:
     """Audit an epoch that took these numbers, the offsets from `first` to `end`."""
     taken = SourceTaken("log", 0, first, end, records_digested(rows(*numbers).combine_chunks().to_batches()[0], "rows"))
     manifest = Manifest(
-        JobUuid("job"), Generation(1), Timeline(1), Epoch(1), Epoch(0), 1, 128, (), (), (), (), (),
+        JobUuid("job"),
+        Generation(1),
+        Timeline(1),
+        Epoch(1),
+        Epoch(0),
+        1,
+        128,
+        (),
+        (),
+        (),
+        (),
+        (),
         audit=Audit((taken,), (), (), (), Epoch(0)),
-    )  # fmt: skip
-    (line,) = audit_reading.sources([SourceSpec("log", source, 0)], [manifest])
+    )
+    (line,) = audit_reading.sources([SourceSpec("log", source.source(), 0)], [manifest])
     return line
 
 
 class TestAnAuditOfALogThatARewindHasTakenRowsFrom:
-    @pytest.mark.parametrize(("first", "end", "numbers"), [
-        (0, 9, (0, 1, 2, 6, 7, 8)), (0, 3, (0, 1, 2)), (3, 9, (6, 7, 8)), (3, 7, (6,)), (1, 8, (1, 2, 6, 7)),
-        (7, 9, (7, 8)),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("first", "end", "numbers"),
+        [
+            (0, 9, (0, 1, 2, 6, 7, 8)),
+            (0, 3, (0, 1, 2)),
+            (3, 9, (6, 7, 8)),
+            (3, 7, (6,)),
+            (1, 8, (1, 2, 6, 7)),
+            (7, 9, (7, 8)),
+        ],
+    )
     def test_proves_what_was_read_past_the_void_ranges(
         self, source: hf.Log, first: int, end: int, numbers: tuple[int, ...]
     ) -> None:

@@ -13,9 +13,9 @@ from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.model import Epoch
-from holdfast.runtime.operators.fragment import FragmentRuntime
+from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.table import Table
+from holdfast.state.tables.table import Table
 
 SCHEMA = pa.schema(
     [

@@ -14,12 +14,12 @@ import pytest
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.runtime.cli.log import add_parser, append, tail
-from holdfast.runtime.cli.log_columns import parse_columns
+from holdfast.runtime.cli.log.columns import parse_columns
+from holdfast.runtime.cli.log.commands import add_parser, append, tail
 from holdfast.sinks.contract import Rewinding
 from holdfast.sinks.log import LogSink
-from holdfast.storage.log import LogReader, LogWriter, read_meta
-from holdfast.storage.logformat import describe_column
+from holdfast.storage.log.format import describe_column
+from holdfast.storage.log.log import LogReader, LogWriter, read_meta
 from holdfast.storage.objects import LocalObjects
 
 SCHEMA = "n:int64,word:utf8?"
@@ -131,14 +131,14 @@ class TestAppend:
             ("x.jsonl", '{"n":1}\n\n{"word":"b"}\n', "line 3 of .*'n' is missing"),
             ("x.jsonl", '{"n":1}\n{"n":\n', "line 2 of .*truncated"),
             ("x.jsonl", "[1]\n", "line 1 of .*Expected `object`"),
-            ("x.jsonl", '{"n":1,"wrod":"b"}\n', "line 1 of .*'wrod' that the schema does not have"),
+            ("x.jsonl", '{"n":1,"wrod":"b"}\n', "line 1 of .*'wrod' is not in the schema"),
             ("x.csv", "n,word\n1,a\nx,b\n", "invalid value 'x'"),
             ("x.csv", "n,word\n1,a\n,b\n", "row 2 of .*'n' is null"),
             ("x.csv", "word\na\n", "'n' is missing"),
-            ("x.csv", "n,wrod\n1,a\n", "'wrod' that the schema does not have"),
+            ("x.csv", "n,wrod\n1,a\n", "'wrod' is not in the schema"),
             ("x.csv", "", "Empty CSV"),
-            ("x.parquet", "n", "no Parquet file"),
-            ("x.txt", "n", "no .csv, .jsonl or .parquet file"),
+            ("x.parquet", "n", "not a Parquet file"),
+            ("x.txt", "n", "not a .csv, .jsonl or .parquet file"),
         ],
     )
     def test_a_wrong_file_is_refused_whole(self, log: Path, tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -243,8 +243,8 @@ class TestRead:
         ("arguments", "message"),
         [
             (["--offset", 3], "--offset without --partition"),
-            (["--partition", 0, "--offset", 31], "holds the offsets from 0 to before 30, not 31"),
-            (["--partition", 0, "--offset", -1], "not -1"),
+            (["--partition", 0, "--offset", 31], "offset 31 is outside partition 0, which holds 0 to before 30"),
+            (["--partition", 0, "--offset", -1], "offset -1 is outside"),
             (["--partition", 1], "no partition 1"),
         ],
     )
@@ -308,8 +308,10 @@ class TestTailAndSeal:
         first, second = capsys.readouterr().out.splitlines()
         assert first == f"{log} is sealed with 1 row"
         assert json.loads(second) == {
-            "path": str(log), "sealed": True, "partitions": [{"partition": 0, "end_offset": 1}],
-        }  # fmt: skip
+            "path": str(log),
+            "sealed": True,
+            "partitions": [{"partition": 0, "end_offset": 1}],
+        }
 
     def test_tail_shows_the_last_rows_then_new_ones_until_the_seal(
         self, log: Path, capsys: pytest.CaptureFixture[str]
@@ -360,9 +362,7 @@ class TestWrongUse:
         assert isinstance(error, ConfigError) and f"{flag} is -2" in error.what
         assert error.not_done == "nothing was read"
 
-    def test_a_log_may_be_followed_without_any_old_row(
-        self, log: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_log_may_be_followed_without_any_old_row(self, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from_stdin('{"n": 1}', log)
         run("seal", log)
         capsys.readouterr()

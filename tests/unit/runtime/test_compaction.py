@@ -21,16 +21,16 @@ from holdfast.model import (
     Timeline,
     WorkerId,
 )
-from holdfast.runtime.compaction import CompactJob, restore
-from holdfast.runtime.local import Opened
-from holdfast.runtime.messages import Deploy
+from holdfast.runtime.wire.messages import Active, Deploy
+from holdfast.runtime.worker.compaction import CompactJob, restore
+from holdfast.runtime.worker.local import Opened
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.delta import Delta
-from holdfast.state.keys import KeyType
+from holdfast.state.keys.batch import KeyType
 from holdfast.state.marker import read_marker
 from holdfast.state.memory import MemoryKeyValue
-from holdfast.state.spec import ColumnSpec, TableSpec
 from holdfast.state.store import Identity, StateStore
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.storage.objects import MemoryObjects
 
 JOB, GROUPS, WHOLE = JobUuid("1" * 32), 8, (0, 8)
@@ -59,8 +59,8 @@ class Stored:
         files, at = ((), NO_EPOCH) if base is None else ((base.object,), base.epoch)
         handle = SnapshotHandle(Subtask(0), WHOLE, files, at, segments)
         return Deploy(
-            JOB, Generation(1), Timeline(1), Epoch(101), Epoch(epoch), Subtask(0), (), handle, (), (), ()
-        )  # fmt: skip
+            JOB, Generation(1), Timeline(1), Epoch(101), Epoch(epoch), Active(Subtask(0)), (), handle, (), (), ()
+        )
 
     def base(self, epoch: int) -> SegmentRef:
         deploy = self.deploy(epoch, None, *self.segments)

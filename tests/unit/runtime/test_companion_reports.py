@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
 import holdfast as hf
-from holdfast.model import WorkerId
-from holdfast.runtime import cluster, explain, master, status
-from holdfast.runtime import messages as m
-from holdfast.runtime.dataflow import Stream
-from holdfast.runtime.loop import WorkerLoop
-from holdfast.runtime.master import CreateRecord, Dismiss, End
+from holdfast.model import DriverProcess, WorkerId
+from holdfast.runtime.api.stream import Stream
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.master import CreateRecord, Dismiss, End, Interrupted
+from holdfast.runtime.job import explain, status
+from holdfast.runtime.job.live import Status
 from holdfast.runtime.spark.host import marks_of
-from holdfast.runtime.vitals import State
+from holdfast.runtime.testing import cluster
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.vitals import State
+from holdfast.runtime.worker.loop import WorkerLoop
 from tests.unit.runtime.test_master import RULES, A, B, Run, kinds, running
 from tests.unit.runtime.test_slow_functions import Played, Row, numbers
 
@@ -32,8 +35,8 @@ def vitals(
     return m.Vitals(worker, state, mark, for_ms, memory)
 
 
-def shown(run: Run) -> dict[str, Any]:
-    return status.of_run(run.state, "root", "continuous", {"host": "h", "pid": 1, "seen_ms": 0, "at": 0, "owner": "o"})
+def shown(run: Run) -> Status:
+    return status.of_run(run.state, "root", "continuous", DriverProcess(host="h", pid=1, at=0, owner="o"))
 
 
 class TestAWorkerThatIsSpokenFor:
@@ -61,7 +64,7 @@ class TestAWorkerThatIsSpokenFor:
 
     @pytest.mark.parametrize(
         ("mark", "code", "named"),
-        [("source: s", "slow_source", "a read of source 's'"), (None, "slow_function", "code outside of Python")],
+        [("source: s", "slow_source", "a read of source 's'"), (None, "slow_function", "code outside Python")],
     )
     def test_is_named_also_where_it_is_in_no_function(self, mark: str | None, code: str, named: str) -> None:
         run = running()
@@ -74,14 +77,14 @@ class TestAWorkerThatIsSpokenFor:
         run.hear(vitals(A, "held"))
         run.pass_time(SILENT_S, alive=(B,))
         assert set(run.state.workers) == {B}
-        assert f"silent for 6.0 s, while it ran {STEP}" in run.state.failures[0].error["what"]
+        assert f"silent for 6.0 s, while it ran {STEP}" in run.state.failures[0].error.what
 
     def test_has_no_last_words_once_it_speaks_for_itself(self) -> None:
         run = running()
         run.hear(vitals(A, "held"))
         run.beat(A)
         run.lose(A)
-        assert run.state.failures[0].error["what"] == "stream closed"
+        assert run.state.failures[0].error.what == "stream closed"
         assert all(each.code != "slow_function" for each in explain.findings(shown(run)))
 
     def test_that_was_let_go_changes_nothing(self) -> None:
@@ -98,36 +101,36 @@ class TestAWorkerThatEnds:
         run.hear(vitals(A, "ended"))
         run.lose(A, "worker a (pid 1) closed its stream")
         wanted = f"worker a (pid 1) closed its stream, while it ran {STEP}"
-        assert run.state.recover == wanted
+        assert isinstance(run.state.phase, Interrupted) and run.state.phase.cause == wanted
         (failure,) = run.state.failures
-        assert failure.error["what"] == wanted
-        assert "os._exit" in failure.error["next"]
+        assert failure.error.what == wanted
+        assert "os._exit" in failure.error.next
 
     def test_for_want_of_memory_is_told_so(self) -> None:
         run = running()
         run.hear(vitals(A, "ended", memory=True))
         run.lose(A)
-        assert "killed a process of that machine for want of memory" in run.state.failures[0].error["what"]
+        assert "killed a process on that machine because it ran out of memory" in run.state.failures[0].error.what
 
     def test_while_nothing_of_the_user_ran_is_told_as_it_was(self) -> None:
         run = running()
         run.hear(vitals(A, "ended", mark=None))
         run.lose(A, "worker a closed its stream")
-        assert run.state.failures[0].error["what"] == "worker a closed its stream"
+        assert run.state.failures[0].error.what == "worker a closed its stream"
 
     def test_that_told_why_itself_is_believed(self) -> None:
         run = running()
         run.hear(vitals(A, "held"))
         run.fail(A, "no room")
-        assert run.state.failures[0].error["what"] == "no room"
+        assert run.state.failures[0].error.what == "no room"
 
     def test_again_and_again_ends_the_run_with_the_function(self) -> None:
         run = running()
-        run.state = replace(run.state, rules=replace(run.state.rules, failures_max=0))
+        run.state = replace(run.state, rules=replace(run.state.rules, restart_failures_max=0))
         run.hear(vitals(A, "ended"))
         run.lose(A)
         (end,) = [each for each in run.effects if isinstance(each, End)]
-        assert end.error is not None and STEP in end.error["what"]
+        assert end.error is not None and STEP in end.error.what
 
 
 class TestAWorkerThatHangs:
@@ -135,8 +138,9 @@ class TestAWorkerThatHangs:
         run = running()
         assert any(isinstance(each, Dismiss) for each in run.hear(vitals(A, "hung", for_ms=120_400)))
         ended = "worker a (pid 1) was ended: it held its interpreter for 120 s"
-        assert run.state.recover == f"{ended}, while it ran {STEP}"
-        assert "hung_after_ms" in run.state.failures[0].error["next"]
+        assert isinstance(run.state.phase, Interrupted)
+        assert run.state.phase.cause == f"{ended}, while it ran {STEP}"
+        assert "hung_after_ms" in run.state.failures[0].error.next
 
 
 class TestADriverThatWasStopped:
@@ -193,6 +197,4 @@ class TestAnOperatorThatIsBusy:
         progress = m.Progress(operators=tuple(m.OperatorProgress(n, 1, 1, 0) for n in ("map parse", "s", "other")))
         run.hear(m.Heartbeat(A, run.generation, False, False, (), progress))
         run.hear(vitals(A, "held", mark))
-        assert {row["name"]: row["blocked_by"] for row in shown(run)["operators"] if row["blocked_by"]} == {
-            name: blocked_by
-        }
+        assert {row.name: row.blocked_by for row in shown(run).operators if row.blocked_by} == {name: blocked_by}

@@ -44,7 +44,7 @@ class TestNames:
 
     def test_a_forgotten_name_is_met_with_advice(self) -> None:
         with pytest.raises(hf.ConfigError, match="has no name"):
-            hf.App("hot").source(PlannedSource(BIDS), "bids")  # type: ignore[arg-type]
+            hf.App("hot").source(PlannedSource(BIDS), "bids")  # type: ignore[call-overload]
 
     @pytest.mark.parametrize(
         "again",
@@ -80,7 +80,7 @@ class TestApps:
 
     def test_what_is_no_source_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="is not a source"):
-            hf.App("hot").source("bids", "data/bids")  # type: ignore[arg-type]
+            hf.App("hot").source("bids", "data/bids")  # type: ignore[call-overload]
 
     def test_an_unknown_event_time_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="no column 'at'"):
@@ -134,11 +134,20 @@ class TestAggregates:
     @pytest.mark.parametrize(
         "given",
         [
-            hf.sum("note"), hf.sum("paid"), hf.sum("exact"), hf.sum("big"), hf.sum("day"), hf.min("note"),
-            hf.max("paid"), hf.mean("note"), hf.mean("day"), hf.mean("exact"), hf.min("exact"),
+            hf.sum("note"),
+            hf.sum("paid"),
+            hf.sum("exact"),
+            hf.sum("big"),
+            hf.sum("day"),
+            hf.min("note"),
+            hf.max("paid"),
+            hf.mean("note"),
+            hf.mean("day"),
+            hf.mean("exact"),
+            hf.min("exact"),
         ],
         ids=str,
-    )  # fmt: skip
+    )
     def test_a_type_that_an_aggregate_does_not_take_is_refused_with_advice(self, given: Any) -> None:
         _, stream = bids()
         with pytest.raises(hf.ConfigError, match="does not take"):
@@ -172,7 +181,7 @@ class TestAggregates:
     def test_aggregates_over_rows_that_are_replaced_are_refused(self) -> None:
         _, stream = bids()
         counts = stream.key_by("auction").agg("hot", n=hf.count())
-        with pytest.raises(hf.ConfigError, match="rows that are replaced"):
+        with pytest.raises(hf.ConfigError, match="over replaced rows"):
             counts.key_by("n").agg("again", n2=hf.count())
 
 
@@ -219,12 +228,12 @@ class TestUpsertStreams:
 
 
 RESERVED_NAMES = {
-    "": "names that begin with an underscore belong to Holdfast",
-    "_op": "names that begin with an underscore belong to Holdfast",
-    "_holdfast_tag": "names that begin with an underscore belong to Holdfast",
+    "": "names that begin with an underscore are reserved",
+    "_op": "names that begin with an underscore are reserved",
+    "_holdfast_tag": "names that begin with an underscore are reserved",
     "*": "Polars reads it as a pattern for several columns",
     "^a$": "Polars reads it as a pattern for several columns",
-    "a\0b": "it holds a NUL character",
+    "a\0b": "it contains a NUL character",
 }
 
 

@@ -30,25 +30,25 @@ from holdfast.model import (
     Timeline,
     WorkerId,
 )
-from holdfast.runtime.channels import MemoryNetwork, OpenLinks
-from holdfast.runtime.cluster import VirtualClock
-from holdfast.runtime.dead_letters import DEAD_LETTERS, decode_row, encode_row, told
-from holdfast.runtime.immediate import ImmediateWrites
-from holdfast.runtime.plan import describe, render
-from holdfast.runtime.reading import Throttle, open_readings
-from holdfast.runtime.sources.source import OpenSource, Source
-from holdfast.runtime.status import of_run
-from holdfast.runtime.subtask import SubtaskRun
-from holdfast.runtime.testing import PushedSource
+from holdfast.runtime.job.status import of_run
+from holdfast.runtime.plan.compiler import describe, render
+from holdfast.runtime.plan.source import OpenSource, Source
+from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, decode_row, encode_row, told
+from holdfast.runtime.sources.reading import Throttle, open_readings
+from holdfast.runtime.testing.cluster import VirtualClock
+from holdfast.runtime.testing.driver import PushedSource
+from holdfast.runtime.wire.channels import MemoryNetwork, OpenLinks
+from holdfast.runtime.worker.immediate import ImmediateWrites
+from holdfast.runtime.worker.subtask import SubtaskRun
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.staging import decode
 from holdfast.state.store import Identity, StateStore
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 from holdfast.testing import TestDriver
 
 if TYPE_CHECKING:
-    from holdfast.runtime.loop import Ports
+    from holdfast.runtime.worker.ports import Ports
 
 
 @dataclass
@@ -121,7 +121,7 @@ def counters(t: TestDriver) -> dict[str, dict[str, Any]]:
     for member in t.cluster.members.values():
         member.loop.beat()
     t.advance("1s")
-    return {row["name"]: row for row in of_run(t.cluster.driver.state, "", "", {})["operators"]}
+    return {row["name"]: row for row in of_run(t.cluster.driver.state, "", "", None).as_json()["operators"]}
 
 
 def push(t: TestDriver, lines: list[tuple[int | None, str | None]], partition: int = 0) -> None:
@@ -129,8 +129,13 @@ def push(t: TestDriver, lines: list[tuple[int | None, str | None]], partition: i
 
 
 LINES: list[tuple[int | None, str | None]] = [
-    (0, "good"), (None, "lost"), (2, "oh no!"), (3, SPLIT), (4, "the plain"), (5, None),
-]  # fmt: skip
+    (0, "good"),
+    (None, "lost"),
+    (2, "oh no!"),
+    (3, SPLIT),
+    (4, "the plain"),
+    (5, None),
+]
 
 
 class TestARecordThatCannotBeDecoded:
@@ -142,9 +147,13 @@ class TestARecordThatCannotBeDecoded:
         row = decode_row(letter.pop("raw"))
         assert row.to_pylist() == [{"number": None, "text": "lost"}]
         assert letter == {
-            "operator": "lines", "source": "lines", "partition": 3, "offset": 1, "form": "record",
+            "operator": "lines",
+            "source": "lines",
+            "partition": 3,
+            "offset": 1,
+            "form": "record",
             "error": "column 'number' is null, which the job's schema does not allow",
-        }  # fmt: skip
+        }
 
     def test_fails_a_job_without_a_dlq_and_says_where_and_what_to_do(self) -> None:
         app = hf.App("words")
@@ -156,8 +165,8 @@ class TestARecordThatCannotBeDecoded:
                 push(t, [LINES[0], LINES[1]], partition=1)
             assert 'dlq=hf.Log("data/dead")' in e.value.next_step
             assert t.rows("out") == [{"number": 0, "text": "good"}]
-            error = (t.cluster.driver.outcome or ("", None))[1] or {}
-        assert (error["source"], error["partition"], error["offset"]) == ("lines", 1, 2)
+            error = (t.cluster.driver.outcome or ("", None))[1]
+        assert error is not None and (error.source, error.partition, error.offset) == ("lines", 1, 2)
 
     def test_is_left_out_and_counted_with_drop(self) -> None:
         with TestDriver(counting(on_error="drop")) as t:
@@ -265,7 +274,7 @@ class TestTheDlq:
         ("sink", "told"),
         [
             ("a path", "'a path' is not a sink"),
-            (hf.SQLite("x.db", "dead", key=["offset"]), "has a key, by which dead letters would replace each other"),
+            (hf.SQLite("x.db", "dead", key=["offset"]), "has a key: dead letters would replace each other"),
             (hf.Log("data/dead", Line), "does not take the stream's columns"),
             (hf.Log("data/dead", key=["nothing"]), "'nothing' is not in the schema"),
         ],
@@ -282,7 +291,7 @@ class TestTheDlq:
             lines_of(hf.App("words")).sink("dlq", MemorySink())
 
     def test_a_source_cannot_ask_for_a_dlq_that_the_app_does_not_have(self) -> None:
-        with pytest.raises(ConfigError, match="source 'lines' at test_dead_letters.py.* does not say where dead"):
+        with pytest.raises(ConfigError, match="source 'lines' at test_dead_letters.py.* has no dead letter queue"):
             lines_of(hf.App("words"), on_error="dlq")
         with pytest.raises(ConfigError, match="on_error is 'ignore'"):
             lines_of(hf.App("words"), on_error="ignore")
@@ -306,7 +315,7 @@ class TestALogWithNulls:
         return hf.Log(tmp_path / "lines", Line)
 
     def test_is_accepted_where_the_dataclass_has_none(self, log: hf.Log) -> None:
-        source: Source = log
+        source: Source = log.source()
         source.check()
         batch, following = source.open().read(0, 0, 1 << 20)
         assert batch is not None and following == 6
@@ -319,7 +328,7 @@ class TestALogWithNulls:
             text: str
 
         with pytest.raises(ConfigError, match="number: expected double, found int64"):
-            hf.Log(log.path, Other).check()
+            hf.Log(log.path, Other).source().check()
 
 
 class TestARawRecord:
@@ -349,7 +358,7 @@ class TestALogAsDlq:
         assert batch is not None and batch.column("_raw")[7].as_py() == b"('seven', 7)"
 
     def test_the_log_is_created_with_the_fixed_columns(self, tmp_path: Path) -> None:
-        hf.Log(tmp_path / "dead").prepare(DEAD_LETTERS, None)
+        hf.Log(tmp_path / "dead").sink().prepare(DEAD_LETTERS, None)
         assert LogReader(LocalObjects(tmp_path / "dead")).meta.schema == DEAD_LETTERS
 
 

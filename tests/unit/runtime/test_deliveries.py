@@ -28,12 +28,12 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
-from holdfast.runtime import messages as m
-from holdfast.runtime.channels import MemoryNetwork
-from holdfast.runtime.cluster import Cluster, InlineLanes, MemberPorts, VirtualClock
-from holdfast.runtime.deliveries import Deliveries
-from holdfast.runtime.local import MemoryState
-from holdfast.runtime.repair import Order, Repairs, repair_one, writers_of
+from holdfast.runtime.driver.repair import Order, Repairs, repair_one, writers_of
+from holdfast.runtime.testing.cluster import Cluster, InlineLanes, MemberPorts, VirtualClock
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.channels import MemoryNetwork
+from holdfast.runtime.worker.deliveries import Deliveries
+from holdfast.runtime.worker.local import MemoryState
 from holdfast.sinks.contract import Fault
 from holdfast.sinks.memory import MemorySink
 from holdfast.storage.objects import MemoryObjects
@@ -83,10 +83,23 @@ class Host:
         pending = tuple(Pending(writer, tag(epoch, timeline), Staged((), 0)) for epoch in epochs)
         known = () if confirmed is None else (Confirmed(writer, tag(confirmed, timeline)),)
         base = max(epochs, default=0) if base is None else base
-        self.deliveries.deploy(m.Deploy(
-            JobUuid("j"), Generation(generation), Timeline(timeline), Epoch(1), Epoch(base), Subtask(0), (),
-            handle, (), pending, known, owner="first", owners=("first",),
-        ))  # fmt: skip
+        self.deliveries.deploy(
+            m.Deploy(
+                JobUuid("j"),
+                Generation(generation),
+                Timeline(timeline),
+                Epoch(1),
+                Epoch(base),
+                m.Active(Subtask(0)),
+                (),
+                handle,
+                (),
+                pending,
+                known,
+                owner="first",
+                owners=("first",),
+            )
+        )
         if work:
             self.work()
 
@@ -234,9 +247,7 @@ class TestBeforeImages:
 class TestWritersOfARewind:
     """P21: whoever delivered after the base is fenced too, also a writer that the base has never heard of."""
 
-    MANIFEST = Manifest(
-        JobUuid("j"), Generation(1), Timeline(1), Epoch(5), Epoch(0), 1, 128, (), (), (), (), ()
-    )  # fmt: skip
+    MANIFEST = Manifest(JobUuid("j"), Generation(1), Timeline(1), Epoch(5), Epoch(0), 1, 128, (), (), (), (), ())
 
     def stored(self, repository: Repository, manifest: Manifest) -> Completed:
         ref = repository.store_manifest(manifest, "first")
@@ -247,14 +258,22 @@ class TestWritersOfARewind:
         repository = Repository(MemoryObjects())
         third, gone = Writer("out", Subtask(2)), Writer("gone", Subtask(0))
         later = msgspec.structs.replace(
-            self.MANIFEST, epoch=Epoch(9), follows=Epoch(5), parallelism=2,
+            self.MANIFEST,
+            epoch=Epoch(9),
+            follows=Epoch(5),
+            parallelism=2,
             pending=(Pending(third, tag(9), Staged((ObjectRef("staged/1", 1, "0"),), 1)),),
             confirmed=(Confirmed(gone, tag(8)),),
-        )  # fmt: skip
+        )
         job = Job(
-            JobUuid("j"), "numbers", 128, 0, 9, completed=(self.stored(repository, self.MANIFEST),),
+            JobUuid("j"),
+            "numbers",
+            128,
+            0,
+            9,
+            completed=(self.stored(repository, self.MANIFEST),),
             abandoned=(self.stored(repository, later),),
-        )  # fmt: skip
+        )
         found = writers_of(repository, job, self.MANIFEST, ["out"])
         assert found == {Writer("out", Subtask(0)), Writer("out", Subtask(1)), third, gone}
 
@@ -298,9 +317,13 @@ class TestARepair:
         host, later, lanes = Host(tmp_path), list[Callable[[], None]](), InlineLanes()
         store = MemoryObjects()
         repairs = Repairs(
-            Repository(store), [host.spec], lanes.lane, lambda _s, then: later.append(then), lambda *_: None,
+            Repository(store),
+            [host.spec],
+            lanes.lane,
+            lambda _s, then: later.append(then),
+            lambda *_: None,
             host.failed.append,
-        )  # fmt: skip
+        )
 
         def work() -> None:
             while waiting := lanes.waiting():

@@ -9,11 +9,11 @@ from pathlib import Path
 import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, Pending, SnapshotHandle, Staged, Subtask, Tag, Timeline, Writer
 from holdfast.ports import Lane
-from holdfast.runtime import messages as m
-from holdfast.runtime.channels import MemoryNetwork
-from holdfast.runtime.cluster import InlineLane, MemberPorts, VirtualClock
-from holdfast.runtime.deliveries import Deliveries
-from holdfast.runtime.local import MemoryState
+from holdfast.runtime.testing.cluster import InlineLane, MemberPorts, VirtualClock
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.channels import MemoryNetwork
+from holdfast.runtime.worker.deliveries import Deliveries
+from holdfast.runtime.worker.local import MemoryState
 from holdfast.sinks.memory import MemorySink, MemoryTarget
 from holdfast.sinks.owners import Claim
 from holdfast.storage.objects import MemoryObjects
@@ -85,9 +85,21 @@ class TestClosing:
         deliveries = Deliveries(app.plan(), ports, lambda _s, _then: None, lambda _w, _t: None, failed.append)
         pending = tuple(Pending(w, Tag(Timeline(1), Epoch(1)), Staged((), 0)) for w in WRITERS)
         handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
-        deliveries.deploy(m.Deploy(
-            JobUuid("j"), Generation(1), Timeline(1), Epoch(1), Epoch(0), Subtask(0), (), handle, (), pending, (),
-        ))  # fmt: skip
+        deliveries.deploy(
+            m.Deploy(
+                JobUuid("j"),
+                Generation(1),
+                Timeline(1),
+                Epoch(1),
+                Epoch(0),
+                m.Active(Subtask(0)),
+                (),
+                handle,
+                (),
+                pending,
+                (),
+            )
+        )
         ports.inner(WRITERS[0]).step()
         assert sink.opened == WRITERS[:1]
         ports.ends = True

@@ -132,7 +132,6 @@ class TestStopFinish:
             assert run_out(t) == "finished"
             assert counts(t) == {1: 50}
 
-
     @SEEDS
     def test_what_is_not_read_yet_is_read_first(self, seed: int) -> None:
         with TestDriver(hot(), seed=seed) as t:

@@ -30,7 +30,7 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
-from holdfast.runtime import worker
+from holdfast.runtime.worker import protocol as worker
 
 SOURCE, KEYED = 0, 1
 RAW, OUT = "raw", "out"
@@ -89,12 +89,17 @@ class World:
         self.members = [
             Member(
                 worker.start(
-                    Generation(self.generation), Timeline(1), s, base, first,
-                    {KEYED: frozenset(c for c in self.channels if c.receiver == s)}, frozenset({SOURCE}),
+                    Generation(self.generation),
+                    Timeline(1),
+                    s,
+                    base,
+                    first,
+                    {KEYED: frozenset(c for c in self.channels if c.receiver == s)},
+                    frozenset({SOURCE}),
                 )
             )
             for s in subtasks
-        ]  # fmt: skip
+        ]
 
     # What can happen
 

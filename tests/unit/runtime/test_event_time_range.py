@@ -12,9 +12,9 @@ import pytest
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.runtime.dead_letters import decode_row
-from holdfast.runtime.schema import schema_of
-from holdfast.runtime.windows import TIME, TIME_FIRST_US, TIME_LAST_US, Tumbling, event_times_held
+from holdfast.runtime.rows.dead_letters import decode_row
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.rows.windows import TIME, TIME_FIRST_US, TIME_LAST_US, Tumbling, event_times_held
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 

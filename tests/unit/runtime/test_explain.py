@@ -4,32 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 import holdfast as hf
-from holdfast.runtime import messages as m
-from holdfast.runtime import status
-from holdfast.runtime.cli.status import render
-from holdfast.runtime.explain import GOOD, findings
+from holdfast.model import DriverProcess
+from holdfast.runtime.cli.operate.status import render
+from holdfast.runtime.job import status
+from holdfast.runtime.job.explain import GOOD, findings
+from holdfast.runtime.job.live import from_json
+from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import A, B, Run, completed, opened, running, staged
 
 
 def shown(run: Run, **changed: Any) -> dict[str, Any]:
-    driver = {"host": "here", "pid": 1, "seen_ms": 0, "at": 1_000_000}
-    told = status.of_run(run.state, "/data/job", "continuous", driver)
+    """Return the status in JSON, as `live.json` holds it."""
+    driver = DriverProcess(host="here", pid=1, at=1_000_000)
+    told = status.of_run(run.state, "/data/job", "continuous", driver).as_json()
     if told["checkpoint"] is not None:
         told["checkpoint"]["age_ms"] = 400
-    return told | changed
+    found: dict[str, Any] = msgspec.to_builtins(told | changed)
+    return found
 
 
 def codes(told: dict[str, Any]) -> list[str]:
-    found = findings(told)
+    found = findings(from_json(told))
     assert all(each.next for each in found if each.code not in GOOD), "a finding without a next step"
     return [each.code for each in found]
 
 
 def text(told: dict[str, Any], code: str) -> str:
-    return next(each.what for each in findings(told) if each.code == code)
+    return next(each.what for each in findings(from_json(told)) if each.code == code)
 
 
 class TestDeadLetters:
@@ -49,7 +54,7 @@ class TestARequestThatCannotBeRead:
         told = shown(running(), problems=refused)
         assert codes(told) == ["request_unreadable"]
         assert "Permission denied" in text(told, "request_unreadable")
-        assert "/data/job/requests/a.json" in str(refused[0]["next"])
+        assert "/data/job/requests/a.json" in str(refused[0].next)
 
 
 class TestFinishing:
@@ -107,7 +112,7 @@ class TestOneLook:
             run.pass_time(0.0)
         run.register(A)
         assert "backoff" in codes(shown(run))
-        assert any("disk full" in (each.next or "") for each in findings(shown(run)))
+        assert any("disk full" in (each.next or "") for each in findings(from_json(shown(run))))
 
     def test_subtasks_that_did_not_ack_are_named_with_their_worker(self) -> None:
         run = running()
@@ -119,7 +124,7 @@ class TestOneLook:
         run.pass_time(0.9)
         told = shown(run, checkpoint_every_ms=1_000)
         assert codes(told) == ["not_acked"]
-        assert "epoch 1 is open for 29.9 s: subtask 1 (worker b)" in text(told, "not_acked")
+        assert "epoch 1 has been open for 29.9 s: subtask 1 (worker b)" in text(told, "not_acked")
 
     def test_an_epoch_that_is_being_written(self) -> None:
         run = running()
@@ -199,14 +204,14 @@ class TestEventTimeThatAPartitionHoldsBack:
         told = self.told(source(0, 90 * MINUTE_US), source(3, 30 * MINUTE_US))
         assert codes(told) == ["event_time_held", "caught_up"]
         assert text(told, "event_time_held") == (
-            "event time of source bids stands at 1970-01-01 00:30:00Z: partition 3 holds it back, in which nothing was "
-            "found for 12.0 s; another one is at 1970-01-01 01:30:00Z"
+            "event time of source bids is at 1970-01-01 00:30:00Z: partition 3 holds it back and has had no records "
+            "for 12.0 s; another partition is at 1970-01-01 01:30:00Z"
         )
 
     def test_a_partition_that_never_had_a_record_is_said_to_have_none(self) -> None:
         told = self.told(source(0, 90 * MINUTE_US), source(3, None))
         assert "has not begun: partition 3 holds it back" in text(told, "event_time_held")
-        assert "idle_after" in str(findings(told)[0].next)
+        assert "idle_after" in str(findings(from_json(told))[0].next)
 
     @pytest.mark.parametrize(
         "rows",
@@ -231,7 +236,7 @@ class TestEventTimeThatAPartitionHoldsBack:
 
     def test_the_table_of_status_marks_it(self) -> None:
         told = self.told(source(0, 90 * MINUTE_US), source(3, 30 * MINUTE_US))
-        lines = [line for line in render(told).splitlines() if line.startswith("  bids")]
+        lines = [line for line in render(from_json(told)).splitlines() if line.startswith("  bids")]
         assert "01:30:00Z" in lines[0] and "holds" not in lines[0]
         assert "00:30:00Z, holds time back" in lines[1]
 
@@ -248,7 +253,7 @@ class TestFullDisks:
         assert told["problems"] == [
             {"code": "sink_refused", "what": f"sink out cannot deliver: {full}", "next": advice}
         ]
-        (found,) = [each for each in findings(told) if each.code == "sink_error"]
+        (found,) = [each for each in findings(from_json(told)) if each.code == "sink_error"]
         assert full in found.what and found.next == advice
 
     def test_a_root_that_is_full_is_reported_by_the_driver(self) -> None:

@@ -12,7 +12,7 @@ PROCESSES = 8
 READS = """
 import sys, threading
 from holdfast.model import Generation, WorkerId
-from holdfast.runtime import messages as m
+from holdfast.runtime.wire import messages as m
 import msgspec
 
 sys.setswitchinterval(1e-6)

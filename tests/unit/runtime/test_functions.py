@@ -17,12 +17,13 @@ from pyspark import cloudpickle
 
 import holdfast as hf
 from holdfast.errors import ConfigError, JobFailed, Unavailable
-from holdfast.runtime.operators.fragment import FragmentRuntime
-from holdfast.runtime.operators.functions import PIECE_ROWS, Arrival
-from holdfast.runtime.plan import Plan, describe, render
-from holdfast.runtime.schema import schema_of
+from holdfast.runtime.operators.call import PIECE_ROWS
+from holdfast.runtime.operators.contract import Arrival
+from holdfast.runtime.plan.compiler import Plan, describe, render
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.table import Table
+from holdfast.state.tables.table import Table
 
 
 @dataclass
@@ -258,9 +259,10 @@ class TestFailures:
         def parse(r: Bid) -> Total:
             return Total(r.auction, datetime.strptime(r.note, "%Y").timestamp())
 
-        assert '`return Total(r.auction, datetime.strptime(r.note, "%Y").timestamp())`' in self.failed(
-            lambda s: s.map(parse, Total)
-        ).what
+        assert (
+            '`return Total(r.auction, datetime.strptime(r.note, "%Y").timestamp())`'
+            in self.failed(lambda s: s.map(parse, Total)).what
+        )
 
     def test_a_bound_function_and_an_object_are_looked_into(self) -> None:
         class Parse:
@@ -287,10 +289,11 @@ class TestFailures:
 
     def test_the_record_behind_a_wrong_row_of_flat_map_is_named(self) -> None:
         error = self.failed(
-            lambda s: s.flat_map(lambda r: [Total(1, 0.0)] * (r.auction - 1) + [Total(r.note, 0.0)] * (r.note == "c"),
-                                 Total),
+            lambda s: s.flat_map(
+                lambda r: [Total(1, 0.0)] * (r.auction - 1) + [Total(r.note, 0.0)] * (r.note == "c"), Total
+            ),
             Arrival(0, 0, 3, contiguous=True),
-        )  # fmt: skip
+        )
         assert error.where.offset == 2
 
     @pytest.mark.parametrize(
@@ -301,14 +304,14 @@ class TestFailures:
             (Total(1, None), "column 'total' is null"),  # type: ignore[arg-type]
             (Total(1 << 70, 1.0), "column 'auction' takes int64, which cannot hold 1180591620717411303424"),
             ({"auction": 1}, "column 'total' is missing"),
-            ({"auction": 1, "total": 1.0, "x": 1}, "a column 'x' that the schema does not have"),
+            ({"auction": 1, "total": 1.0, "x": 1}, "column 'x' is not in the schema"),
             ((1,), "a tuple has 1 values for 2 columns"),
-            (None, "NoneType is no row"),
+            (None, "NoneType is not a row"),
         ],
     )
     def test_a_row_that_does_not_fit_names_field_and_value(self, given: Any, told: str) -> None:
         error = self.failed(lambda s: s.map(lambda r: given, Total))
-        assert "lambda gave a wrong row: " in error.what and told in error.what
+        assert "lambda returned a wrong row: " in error.what and told in error.what
         assert error.where.operator == "map lambda"
 
     @pytest.mark.parametrize("given", [None, "rows", {"auction": 1}, Total(1, 1.0), 3])
@@ -316,7 +319,7 @@ class TestFailures:
         assert "not a list of rows" in self.failed(lambda s: s.flat_map(lambda r: given, Total)).what
 
     def test_a_filter_must_give_a_truth_value(self) -> None:
-        assert "lambda gave str 'a', not True or False" in self.failed(lambda s: s.filter(lambda r: r.note)).what
+        assert "lambda returned str 'a', not True or False" in self.failed(lambda s: s.filter(lambda r: r.note)).what
 
     @pytest.mark.parametrize(
         ("given", "told"),
@@ -324,7 +327,7 @@ class TestFailures:
             ({"auction": [1], "total": [None]}, "column 'total' is null"),
             ({"auction": ["1"], "total": [1.0]}, "column 'auction' takes int64, not string"),
             ({"auction": [1]}, "column 'total' is missing"),
-            ({"auction": [1], "total": [1.0], "x": [1]}, "a column 'x'"),
+            ({"auction": [1], "total": [1.0], "x": [1]}, "column 'x' is not in the schema"),
         ],
     )
     def test_a_batch_that_does_not_fit_names_the_column(self, given: dict[str, Any], told: str) -> None:
@@ -332,10 +335,10 @@ class TestFailures:
         if given.get("total") == [None]:
             batch = batch.set_column(1, "total", pa.array([None], pa.float64()))
         error = self.failed(lambda s: s.map_batches(lambda b: batch, Total))
-        assert "gave a wrong batch" in error.what and told in error.what
+        assert "returned a wrong batch" in error.what and told in error.what
 
     def test_map_batches_must_give_a_batch(self) -> None:
-        assert "is no pyarrow.RecordBatch" in self.failed(lambda s: s.map_batches(lambda b: [1], Total)).what
+        assert "is not a pyarrow.RecordBatch" in self.failed(lambda s: s.map_batches(lambda b: [1], Total)).what
 
     def test_a_dataclass_that_refuses_its_values_is_named(self) -> None:
         with pytest.raises(JobFailed, match="was not called: making its row raised ValueError: below zero"):
@@ -424,7 +427,7 @@ class TestUnion:
         assert seen == [BIDS[2], BIDS[2]]
 
     def test_other_columns_are_refused(self) -> None:
-        with pytest.raises(ConfigError, match="stream 2 has other columns than the first: price: expected double"):
+        with pytest.raises(ConfigError, match="stream 2 differ from those of the first: price: expected double"):
             (s := stream_of()).union(s.select("auction", "note"))
 
     def test_nothing_else_is_taken(self) -> None:
@@ -481,7 +484,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("build", "told"),
         [
-            (lambda s: s.map(total, Total, on_error="dlq"), "does not say where dead letters go"),
+            (lambda s: s.map(total, Total, on_error="dlq"), "has no dead letter queue"),
             (lambda s: s.map(total, Total, on_error="ignore"), "on_error is 'ignore'"),
             (lambda s: s.filter(pl.col("auction") > 1, on_error="drop"), "for Python functions only"),
             (lambda s: s.map("total", Total), "not a function"),

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import JobFailed
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.status import of_run
-from holdfast.runtime.testing import PARTITIONS
+from holdfast.runtime.job.status import of_run
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.testing.driver import PARTITIONS
 from holdfast.testing import TestDriver
 
 pytestmark = pytest.mark.thorough
@@ -91,9 +91,9 @@ class TestAFailure:
             with pytest.raises(JobFailed, match="words raised ValueError: no text at test_functions_recovery.py"):
                 t.push("lines", LINES)
             assert delivered(t) == (expected(LINES[:1]), expected(LINES[:1]))
-            error = (t.cluster.driver.outcome or ("", None))[1] or {}
-            assert (error["operator"], error["source"], error["partition"]) == ("flat_map words", "lines", 0)
-            assert error["offset"] == 2
+            error = (t.cluster.driver.outcome or ("", None))[1]
+            assert error is not None and error.operator == "flat_map words"
+            assert (error.source, error.partition, error.offset) == ("lines", 0, 2)
 
     def test_the_corrected_job_goes_on_without_loss_or_repetition(self) -> None:
         broken = True
@@ -115,13 +115,13 @@ class TestAFailure:
                 t.push("lines", LINES[1:])
             broken = False
             failed = t.cluster
-            t.cluster = Cluster(
-                failed._plan, 2, 1, failed._store, 1.0, {"lines": tuple(range(PARTITIONS))}
-            )
+            t.cluster = Cluster(failed._plan, 2, 1, failed._store, 1.0, {"lines": tuple(range(PARTITIONS))})
             t.cluster.begin()
             t.finish()
-            assert delivered(t) == ({line.text or "": 1 for line in LINES if line.text} | {"": 2},
-                                    Counter(line.text or "" for line in LINES))  # fmt: skip
+            assert delivered(t) == (
+                {line.text or "": 1 for line in LINES if line.text} | {"": 2},
+                Counter(line.text or "" for line in LINES),
+            )
 
 
 class TestDroppedRows:
@@ -134,7 +134,7 @@ class TestDroppedRows:
             for member in t.cluster.members.values():
                 member.loop.beat()
             t.advance("1s")
-            rows = {row["name"]: row for row in of_run(t.cluster.driver.state, "", "", {})["operators"]}
+            rows = {row["name"]: row for row in of_run(t.cluster.driver.state, "", "", None).as_json()["operators"]}
         assert rows["flat_map words"]["dropped"] == 2
         assert (rows["flat_map words"]["rows_in"], rows["flat_map words"]["rows_out"]) == (8, 14)
         assert rows["filter lambda"]["dropped"] == 0

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, JobFailed
-from holdfast.runtime.auditing import records_digested
-from holdfast.runtime.dead_letters import ERROR, RAW, Refused, told, with_refused
+from holdfast.runtime.plan.source import Source
+from holdfast.runtime.rows.dead_letters import ERROR, RAW, Refused, told, with_refused
 from holdfast.runtime.sources.generator import Generator, OpenGenerator
-from holdfast.runtime.sources.source import Source
+from holdfast.runtime.worker.digests import records_digested
 
 ANY_BYTES = 1 << 30
 
@@ -198,7 +198,7 @@ class TestAWrongFunction:
         [
             (lambda i: {"i": i}, "'square' is missing"),
             (lambda i: {"i": i, "square": np.zeros(1)}, "'square' has 1 values instead of 4"),
-            (lambda i: [1, 2], "list is no dict of columns"),
+            (lambda i: [1, 2], "list is neither a dict of columns"),
             (lambda i: 1 / 0, "ZeroDivisionError.* at indices 0 to 3"),
         ],
     )

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.run import prepare
-from holdfast.runtime.settings import resolve
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -20,12 +20,12 @@ import holdfast as hf
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import Epoch, SnapshotHandle, Tag, Timeline
-from holdfast.runtime.testing import TestDriver
+from holdfast.runtime.testing.driver import TestDriver
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
-from holdfast.storage import commits
-from holdfast.storage.commits import Commits
-from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
+from holdfast.storage.log import commits
+from holdfast.storage.log.commits import Commits
+from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.objects import MemoryObjects
 
 EPOCHS = 12

@@ -13,11 +13,11 @@ from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.checkpoint.manifest import OperatorState
-from holdfast.runtime import identity
-from holdfast.runtime.admission import with_identities
-from holdfast.runtime.identity import check_against, describe_operators, differences
-from holdfast.runtime.plan import Plan
-from holdfast.runtime.shape import chain_of, shape_of
+from holdfast.runtime.execution.admission import with_identities
+from holdfast.runtime.plan import identity
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.identity import check_against, describe_operators, differences
+from holdfast.runtime.plan.shape import chain_of, shape_of
 from holdfast.sinks.memory import MemorySink
 
 UTC = pa.timestamp("us", "UTC")
@@ -86,7 +86,7 @@ class TestTheInputOfAnAggregate:
 
         assert allowed(plan_of(scaled(100)), plan_of(scaled(100))) == []
         what = refusal(plan_of(scaled(100)), plan_of(scaled(1_000)))
-        assert "computes 'x', the input of aggregate 'total', by another expression than before" in what
+        assert "computes 'x', the input of aggregate 'total', with a different expression than before" in what
 
     def test_a_column_that_is_computed_now_is_another(self) -> None:
         schema, doubled = nullable("v"), lambda s: sums("v")(s.with_columns(v=pl.col("v") * 2))
@@ -101,8 +101,11 @@ class TestTheInputOfAnAggregate:
 
     def test_an_expression_over_several_steps_is_one(self) -> None:
         one = plan_of(lambda s: sums("x")(s.with_columns(x=(pl.col("v") + 1) * 2)))
-        two = plan_of(lambda s: sums("x")(s.with_columns(y=pl.col("v") + 1).filter(pl.col("u") > 0)
-                                          .with_columns(x=pl.col("y") * 2)))  # fmt: skip
+        two = plan_of(
+            lambda s: sums("x")(
+                s.with_columns(y=pl.col("v") + 1).filter(pl.col("u") > 0).with_columns(x=pl.col("y") * 2)
+            )
+        )
         assert allowed(one, two) == []
 
     @pytest.mark.parametrize(
@@ -119,7 +122,7 @@ class TestTheInputOfAnAggregate:
                 stream.with_columns(x=pl.col("v") * by, z=pl.col("u") * other).with_columns(y=second)
             )
 
-        assert "'y', the input of aggregate 'total', by another expression" in refusal(
+        assert "'y', the input of aggregate 'total', with a different expression" in refusal(
             plan_of(computed(2.0, 1)), plan_of(computed(3.0, 1))
         )
         assert allowed(plan_of(computed(2.0, 1)), plan_of(computed(2.0, 5))) == []
@@ -263,8 +266,10 @@ class TestDroppedState:
             plan_of(windows(hf.tumbling("2h"))), states(plan_of(windows(hf.tumbling("1h")))), ["totals"]
         )
         assert [(o.name, o.id, o.dropped) for o in operators] == [
-            ("totals", 1, True), ("totals", 3, False), ("totals.clock", 2, False)
-        ]  # fmt: skip
+            ("totals", 1, True),
+            ("totals", 3, False),
+            ("totals.clock", 2, False),
+        ]
 
     def test_the_clock_goes_with_an_operator_that_is_gone(self) -> None:
         other = plan_of(lambda s: s.key_by("k").agg("others", n=hf.count()))
@@ -273,14 +278,14 @@ class TestDroppedState:
             with_identities(other, before, [])
         assert "--drop-state totals" in refused.value.next_step and "clock" not in refused.value.next_step
         _, operators = with_identities(other, before, ["totals"])
-        assert [(o.name, o.dropped) for o in operators] == [
-            ("totals", True), ("totals.clock", True), ("others", False)
-        ]  # fmt: skip
+        assert [(o.name, o.dropped) for o in operators] == [("totals", True), ("totals.clock", True), ("others", False)]
 
 
 class TestCheckpointsOfOlderVersions:
     def older(self, plan: Plan) -> dict[str, Any]:
-        return {name: {part: said for part, said in each.items() if part != "identity"} for name, each in kept(plan).items()}  # noqa: E501  # fmt: skip
+        return {
+            name: {part: said for part, said in each.items() if part != "identity"} for name, each in kept(plan).items()
+        }
 
     def test_go_on_and_say_what_they_do_not_tell(self) -> None:
         before = self.older(plan_of(sums("v")))

@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.model import Generation
-from holdfast.runtime import messages as m
+from holdfast.runtime.wire import messages as m
 from holdfast.testing import TestDriver
 
 SEEDS = pytest.mark.parametrize("seed", range(5))
@@ -170,7 +170,6 @@ class TestTimeThatMovesWithoutARecord:
                 t.push("bids", [Bid(2, START + timedelta(minutes=3))], partition=seed % 4)
             t.advance("2s")
             assert [(row["auction"], row["bids"]) for row in t.rows("out")] == [(1, 1)]
-
 
     @SEEDS
     def test_closes_them_when_partitions_turn_idle_while_no_record_comes(self, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Whole jobs whose sink is written at once: crashes, lost replies, zombies, code that changed, shared keys."""
+"""Whole jobs whose sink is written immediately: crashes, lost replies, zombies, code that changed, shared keys."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import Fenced
-from holdfast.runtime import immediate
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.run import Prepared, prepare
-from holdfast.runtime.schema import schema_of
-from holdfast.runtime.settings import resolve
-from holdfast.sinks.contract import OwnedSink
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.plan.immediate import immediate_sink
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.worker import immediate
+from holdfast.sinks.contract import owned
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 PARTITIONS = 4
@@ -43,6 +44,7 @@ class Hostile:
         self.inner, self.random, self.zombies = inner, rng, zombies
         self.key, self.check, self.prepare, self.accept = inner.key, inner.check, inner.prepare, inner.accept
         self.open, self.written = inner.open, inner.written
+        self.where, self.traits = inner.where, inner.traits
 
     def open_at_once(self, owner: Owner) -> ImmediateTarget:
         return HostileTarget(self, owner)
@@ -88,8 +90,9 @@ class Job:
         for spec in plan.sinks:
             spec.sink.prepare(spec.schema, spec.upsert_key)
         [spec] = plan.sinks
-        assert isinstance(spec.sink, ImmediateSink)
-        plan = replace(plan, sinks=(replace(spec, sink=Hostile(spec.sink, self.random, self.zombies)),))
+        sink = immediate_sink(spec)
+        assert sink is not None
+        plan = replace(plan, sinks=(replace(spec, sink=Hostile(sink, self.random, self.zombies)),))
         self.cluster = Cluster(plan, 2, seed, MemoryObjects(), 1.0, {"seen": tuple(range(PARTITIONS))})
         self.cluster.begin()
 
@@ -183,7 +186,6 @@ class TestAnyFailure:
         job.end()
         assert job.rows() == job.expected()
 
-
     def test_sources_stop_when_too_much_waits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(immediate, "QUEUE_BYTES_MAX", 1)
         job = Job(tmp_path, 0)
@@ -250,7 +252,7 @@ class TestCodeThatChanged:
     def test_after_a_crash_the_exposed_offsets_are_named(self, tmp_path: Path) -> None:
         self.run(tmp_path, rows=3, stop=False)
         [warning] = self.begin(tmp_path, least=2).warnings
-        assert "rows from offsets 0 to 2 of partition 0 of source 'seen' were written by the old code" in warning
+        assert "the old code wrote rows from offsets 0 to 2 of partition 0 of source 'seen'" in warning
         assert "holdfast stop seen" in warning
 
     def test_the_same_code_is_no_cause_for_a_warning(self, tmp_path: Path) -> None:
@@ -267,18 +269,23 @@ class TestCodeThatChanged:
         seen = app.source("seen", hf.Log(tmp_path / "input", Seen))
         seen.sink("last", hf.SQLite(tmp_path / "out.db", "last", ["place", "thing"], delivery="idempotent"))
         self.run(tmp_path, rows=3, stop=True, prepared=prepare(app.plan(), resolve(app)))
-        with pytest.raises(hf.ConfigError, match="was written at each commit until now, and would be written at once"):
+        with pytest.raises(hf.ConfigError, match="at each commit until now, and would now be written immediately"):
             self.begin(tmp_path)
         [spec] = app_of(tmp_path).plan().sinks
         job = prepare(app.plan(), resolve(app), takeover=True).job
-        assert job is not None and isinstance(spec.sink, OwnedSink)
-        with pytest.raises(hf.ConfigError, match="was written at each commit until now, and would be written at once"):
-            spec.sink.check_owner(job.uuid, "last")
+        sink = owned(spec.sink)
+        assert job is not None and sink is not None
+        with pytest.raises(
+            hf.ConfigError, match="was written at each commit until now, and would be written immediately"
+        ):
+            sink.check_owner(job.uuid, "last")
 
     def test_a_sink_cannot_go_over_to_writing_at_the_commit(self, tmp_path: Path) -> None:
         self.run(tmp_path, rows=3, stop=True)
         app = hf.App("seen", root=str(tmp_path / "root"))
         seen = app.source("seen", hf.Log(tmp_path / "input", Seen))
         seen.sink("last", hf.SQLite(tmp_path / "out.db", "last", ["place", "thing"], delivery="idempotent"))
-        with pytest.raises(hf.ConfigError, match="was written at once until now, and would be written at each commit"):
+        with pytest.raises(
+            hf.ConfigError, match="was written immediately until now, and would be written at each commit"
+        ):
             prepare(app.plan(), resolve(app), takeover=True)

@@ -1,4 +1,4 @@
-"""Which sinks the plan lets be written at once: those whose keys come from one partition of the source, each."""
+"""Which sinks the plan allows to be immediate: those whose keys come from one partition of the source, each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import polars as pl
 import pytest
 
 import holdfast as hf
-from holdfast.runtime.dataflow import Stream
-from holdfast.runtime.immediate_plan import is_immediate
-from holdfast.runtime.plan import describe, render
-from holdfast.runtime.schema import schema_of
-from holdfast.storage.log import create_log
+from holdfast.runtime.api.stream import Stream
+from holdfast.runtime.plan.compiler import describe, render
+from holdfast.runtime.plan.immediate import is_immediate
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects
 
 
@@ -100,8 +100,8 @@ class TestTheRule:
 
     def test_a_log_that_is_partitioned_otherwise_is_refused(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "log"), schema_of(Reading), 4, ("room",))
-        with pytest.raises(hf.ConfigError, match=r"is partitioned by \['room'\], the job says \['sensor'\]"):
-            hf.Log(tmp_path / "log", Reading, key=["sensor"]).check()
+        with pytest.raises(hf.ConfigError, match=r"is partitioned by \['room'\], not by \['sensor'\]"):
+            hf.Log(tmp_path / "log", Reading, key=["sensor"]).source().check()
 
     def test_the_plan_shows_when_a_sink_is_written(self) -> None:
         built = Built(["sensor"])
@@ -112,7 +112,7 @@ class TestTheRule:
             ("later", "at commit"),
             ("now", "at once"),
         ]
-        assert render(plan).endswith("written at once: now; other sinks at the commit")
+        assert render(plan).endswith("written immediately: now; other sinks at the commit")
 
 
 class TestIdentityOfThePath:

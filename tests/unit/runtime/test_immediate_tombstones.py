@@ -1,4 +1,4 @@
-"""When tombstones of a sink that is written at once go: as soon as a checkpoint has passed them, in any order."""
+"""When tombstones of an immediate sink go: as soon as a checkpoint has passed them, in any order."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import pyarrow as pa
 import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, SnapshotHandle, SourcePosition, Subtask, Timeline
-from holdfast.runtime import messages as m
-from holdfast.runtime.channels import MemoryNetwork
-from holdfast.runtime.cluster import MemberPorts, VirtualClock
-from holdfast.runtime.immediate import ImmediateWrites
-from holdfast.runtime.local import MemoryState
-from holdfast.runtime.schema import schema_of
+from holdfast.runtime.plan.immediate import immediate_sink
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.testing.cluster import MemberPorts, VirtualClock
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.channels import MemoryNetwork
+from holdfast.runtime.worker.immediate import ImmediateWrites
+from holdfast.runtime.worker.local import MemoryState
 from holdfast.sinks.contract import DELETE, OP, PUT
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner
-from holdfast.sinks.sqlite_immediate import ImmediateSQLite
-from holdfast.storage.log import create_log
+from holdfast.sinks.sqlite.sink import ImmediateSQLite
+from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 
@@ -43,9 +44,10 @@ class Writes:
         seen.sink("last", hf.SQLite(self.file, "last", ["place"], delivery="idempotent"))
         plan = app.plan()
         [spec] = plan.sinks
-        assert isinstance(spec.sink, ImmediateSink)
-        spec.sink.prepare(spec.schema, spec.upsert_key)
-        self.plan = replace(plan, sinks=(replace(spec, sink=sink(spec.sink)),))
+        immediate = immediate_sink(spec)
+        assert immediate is not None
+        immediate.prepare(spec.schema, spec.upsert_key)
+        self.plan = replace(plan, sinks=(replace(spec, sink=sink(immediate)),))
         self.epochs = 0
         self.begin(1)
 
@@ -58,7 +60,9 @@ class Writes:
         handle = SnapshotHandle(Subtask(0), (0, self.plan.key_groups), (), Epoch(0), ())
         number = Generation(generation)
         self.writes.deploy(
-            m.Deploy(JobUuid("j"), number, Timeline(1), Epoch(1), Epoch(0), Subtask(0), (), handle, at, (), ())
+            m.Deploy(
+                JobUuid("j"), number, Timeline(1), Epoch(1), Epoch(0), m.Active(Subtask(0)), (), handle, at, (), ()
+            )
         )
         self.settle()
 

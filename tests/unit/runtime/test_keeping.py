@@ -15,10 +15,10 @@ from holdfast.checkpoint.joblog import Job, Record, SavepointNamed
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, WorkerId
-from holdfast.runtime.admission import check_from
-from holdfast.runtime.plan import Plan
-from holdfast.runtime.testing import TestDriver
-from holdfast.state.keygroups import range_of
+from holdfast.runtime.execution.admission import check_from
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.testing.driver import TestDriver
+from holdfast.state.keys.keygroups import range_of
 from holdfast.state.store import Identity, Piece, StateStore
 
 pytestmark = pytest.mark.thorough
@@ -217,5 +217,5 @@ class TestALongLife:
             life.savepoint("early")
             for _ in range(60):
                 life.epoch()
-            with pytest.raises(ConfigError, match="has gone on since"):
+            with pytest.raises(ConfigError, match="has moved on since"):
                 check_from("orders", life.job, "early")

@@ -27,7 +27,7 @@ from holdfast.model import (
     Subtask,
     Timeline,
 )
-from holdfast.runtime.deployment import local_bases
+from holdfast.runtime.driver.deployment import local_bases
 
 
 def record(seq: int, body: Body, v: int = 3) -> Record:
@@ -45,8 +45,10 @@ def folded(*bodies: Body) -> Job:
 
 
 RUN: tuple[Body, ...] = (
-    JobCreated("job", 8), GenerationStarted(Epoch(1), NO_EPOCH, "here", "started"), *map(completed, (1, 2, 3, 4)),
-)  # fmt: skip
+    JobCreated("job", 8),
+    GenerationStarted(Epoch(1), NO_EPOCH, "here", "started"),
+    *map(completed, (1, 2, 3, 4)),
+)
 
 
 def handle(base: int, *segments: SegmentRef) -> SnapshotHandle:

@@ -11,9 +11,9 @@ import pytest
 import holdfast as hf
 from holdfast.errors import ConfigError
 from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, SnapshotHandle, Subtask, Timeline, WorkerId
-from holdfast.runtime.local import LocalFolders
-from holdfast.runtime.messages import Deploy
-from holdfast.runtime.presence import machine_id
+from holdfast.runtime.wire.messages import Active, Deploy
+from holdfast.runtime.wire.presence import machine_id
+from holdfast.runtime.worker.local import LocalFolders
 
 JOB = JobUuid("1" * 32)
 
@@ -29,7 +29,7 @@ def folders(root: Path, machine: str, boot: str) -> set[str]:
     bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i), count=1))
     bids.key_by("auction").agg("hot", bids=hf.count()).sink("out", hf.SQLite("unused.db", table="hot", key=["auction"]))
     handle = SnapshotHandle(Subtask(0), (0, 8), (), NO_EPOCH, ())
-    deploy = Deploy(JOB, Generation(1), Timeline(1), Epoch(1), NO_EPOCH, Subtask(0), (), handle, (), (), ())
+    deploy = Deploy(JOB, Generation(1), Timeline(1), Epoch(1), NO_EPOCH, Active(Subtask(0)), (), handle, (), (), ())
     local = LocalFolders(root, machine, boot)
     local.open(app.plan(), deploy, WorkerId("w")).close()
     return {path.relative_to(root).as_posix() for path in root.glob("*/*")}
@@ -67,5 +67,5 @@ def test_a_machine_is_known_by_its_name_too(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o777)
-    with pytest.raises(ConfigError, match="not a folder of this user alone"):
+    with pytest.raises(ConfigError, match="not a folder that only this user owns"):
         folders(tmp_path, "one", "a")

@@ -17,15 +17,16 @@ from holdfast.checkpoint.bases import Thresholds
 from holdfast.errors import Unavailable
 from holdfast.model import WorkerId
 from holdfast.ports import ObjectStore
-from holdfast.runtime import explain, status
-from holdfast.runtime.applying import RETRY_AFTER_S, TOLD_AFTER_S
-from holdfast.runtime.local import LocalFolders, LocalState, Opened, identity_of
-from holdfast.runtime.loop import Limits
-from holdfast.runtime.mailbox import Mailbox
-from holdfast.runtime.messages import Deploy
-from holdfast.runtime.plan import Plan
+from holdfast.runtime.job import explain, status
+from holdfast.runtime.job.live import Status
+from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.spark.host import Session, WorkerTask
 from holdfast.runtime.spark.tls import make_credentials
+from holdfast.runtime.wire.mailbox import Mailbox
+from holdfast.runtime.wire.messages import Deploy
+from holdfast.runtime.worker.applying import RETRY_AFTER_S, TOLD_AFTER_S
+from holdfast.runtime.worker.local import LocalFolders, LocalState, Opened, identity_of
+from holdfast.runtime.worker.loop import Limits
 from holdfast.state import rocks
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
@@ -95,15 +96,12 @@ def step(t: TestDriver, keys: range, seconds: int = 1) -> None:
     t.advance(f"{seconds}s")
 
 
-def shown(t: TestDriver) -> dict[str, Any]:
-    told = status.of_run(t.cluster.driver.state, "", "continuous", {})
-    if told["checkpoint"] is not None:
-        told["checkpoint"]["age_ms"] = 0
-    return told
+def shown(t: TestDriver) -> Status:
+    return status.of_run(t.cluster.driver.state, "", "continuous", None)
 
 
 def problems(t: TestDriver) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = shown(t)["problems"]
+    found: list[dict[str, Any]] = shown(t).as_json()["problems"]
     return found
 
 
@@ -123,7 +121,7 @@ class TestADiskThatRefuses:
         assert problem["code"] == "local_state_refused"
         assert f"worker {worker} on here" in problem["what"] and FULL in problem["what"]
         assert f" epochs ({store.lag.bytes:,} bytes) behind" in problem["what"]
-        assert "make room" in problem["next"]
+        assert "free space" in problem["next"]
 
     def test_tells_the_words_of_its_first_refusal(self) -> None:
         disk = OneDisk()
@@ -256,7 +254,7 @@ class TestAMergeThatIsRefused:
             assert problem["code"] == "merge_refused"
             assert "Input/output error" in problem["what"] and problem["next"]
             assert "merge_refused" in [each.code for each in explain.findings(shown(t))]
-            assert all(each["refused"] is None for each in shown(t)["workers"])
+            assert all(each.refused is None for each in shown(t).workers)
             store.refusing = False
             for _ in range(4):
                 step(t, range(100))

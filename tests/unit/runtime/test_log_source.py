@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.schema import schema_of
+from holdfast.runtime.plan.source import OpenSource, Source
+from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.sources.log import Log
-from holdfast.runtime.sources.source import OpenSource, Source
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 ANY_BYTES = 1 << 30
@@ -43,17 +43,17 @@ def writer(tmp_path: Path) -> LogWriter:
 
 class TestLog:
     def test_a_log_with_the_expected_columns_passes_the_check(self, writer: LogWriter, tmp_path: Path) -> None:
-        source: Source = Log(tmp_path / "log", Word)
+        source: Source = Log(tmp_path / "log", Word).source()
         source.check()
         assert source.schema == schema_of(Word)
 
     def test_without_a_schema_it_has_the_columns_of_the_log(self, writer: LogWriter, tmp_path: Path) -> None:
-        assert Log(tmp_path / "log").schema == schema_of(Word)
+        assert Log(tmp_path / "log").source().schema == schema_of(Word)
 
     def test_a_missing_log_names_the_command_that_creates_it(self, tmp_path: Path) -> None:
-        source = Log(tmp_path / "log", Word, key=["n"], partitions=3)
+        source = Log(tmp_path / "log", Word, key=["n"], partitions=3).source()
         for refused in (source.check, source.open):
-            with pytest.raises(ConfigError, match="there is no log at") as caught:
+            with pytest.raises(ConfigError, match="no log exists at") as caught:
                 refused()
         assert caught.value.next_step == (
             f'create it: holdfast log create {tmp_path}/log --schema "n:int64,word:string?" --partitions 3 --key n'
@@ -62,7 +62,7 @@ class TestLog:
 
     def test_other_columns_are_refused_one_by_one(self, writer: LogWriter, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
-            Log(tmp_path / "log", Other).check()
+            Log(tmp_path / "log", Other).source().check()
         assert "n: expected double, found int64" in caught.value.what
         assert "size: expected int64, but it is missing" in caught.value.what
 
@@ -70,14 +70,14 @@ class TestLog:
         self, writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        source = Log("log", Word)
+        source = Log("log", Word).source()
         monkeypatch.chdir("/")
         source.check()
         assert source.path == str(tmp_path / "log")
 
     def test_a_copy_that_travelled_reads_the_same(self, writer: LogWriter, tmp_path: Path) -> None:
         writer.append({0: rows(1)})
-        travelled = copy.deepcopy(Log(tmp_path / "log", Word))
+        travelled = copy.deepcopy(Log(tmp_path / "log", Word).source())
         assert travelled.open().end_offsets() == {0: 1, 1: 0}
 
 
@@ -85,7 +85,7 @@ class TestOpenLog:
     @pytest.fixture
     def opened(self, writer: LogWriter, tmp_path: Path) -> OpenSource:
         writer.append({0: rows(1, 2), 1: rows(3)})
-        return Log(tmp_path / "log", Word).open()
+        return Log(tmp_path / "log", Word).source().open()
 
     def test_it_has_the_partitions_and_ends_of_the_log(self, opened: OpenSource) -> None:
         assert opened.partitions() == [0, 1]

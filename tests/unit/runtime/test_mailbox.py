@@ -7,8 +7,8 @@ import threading
 import polars as pl
 import pytest
 
-from holdfast.runtime.cluster import InlineLane
-from holdfast.runtime.mailbox import Mailbox, ThreadLanes
+from holdfast.runtime.testing.cluster import InlineLane
+from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
 
 PATIENCE_S = 30.0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Confirmed, Manifest, SubtaskPart
+from holdfast.errors import ErrorReport
 from holdfast.model import (
     EPOCHS_GIVEN_UP_MAX,
     Barrier,
@@ -24,9 +25,10 @@ from holdfast.model import (
     WorkerId,
     Writer,
 )
-from holdfast.runtime import master
-from holdfast.runtime import messages as m
-from holdfast.runtime.master import CreateRecord, Dismiss, End, Launch, LoadManifest, Master, Send, StoreManifest
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.invariants import validate
+from holdfast.runtime.driver.master import CreateRecord, Dismiss, End, Launch, LoadManifest, Master, Send, StoreManifest
+from holdfast.runtime.wire import messages as m
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 DRIVER = "driver"
@@ -34,10 +36,22 @@ UUID = JobUuid("u" * 32)
 OUT0 = Writer("out", Subtask(0))
 
 RULES = master.Rules(
-    name="job", job_uuid=UUID, host="here", key_groups=128, key_ranges=((0, 64), (64, 128)),
-    partitions={"s": (0, 1, 2)}, operators=(), checkpoint_every=10.0, silent_after=5.0, epoch_deadline=30.0,
-    redeploy_every=10.0, failures_max=3, failures_window=60.0, backoff_first=0.5, backoff_max=4.0,
-)  # fmt: skip
+    name="job",
+    job_uuid=UUID,
+    host="here",
+    key_groups=128,
+    key_ranges=((0, 64), (64, 128)),
+    partitions={"s": (0, 1, 2)},
+    operators=(),
+    checkpoint_every=10.0,
+    silent_after=5.0,
+    epoch_deadline=30.0,
+    redeploy_every=10.0,
+    restart_failures_max=3,
+    restart_window=60.0,
+    restart_backoff_first=0.5,
+    restart_backoff_max=4.0,
+)
 """Two subtasks. Three failures are forgiven within a minute."""
 
 
@@ -53,6 +67,10 @@ def staged(name: str) -> Staged:
     return Staged((blob(name),), 1)
 
 
+def report(what: str, kind: str = "unavailable") -> ErrorReport:
+    return ErrorReport(kind=kind, what=what, not_done="nothing was done", next="see the cause")
+
+
 class Run:
     """One driver: takes events, keeps the state, the log and what was stored; returns the effects."""
 
@@ -65,6 +83,7 @@ class Run:
 
     def take(self, step: master.Step) -> list[master.Effect]:
         self.state, effects = step
+        validate(self.state)
         self.effects += effects
         return effects
 
@@ -85,9 +104,7 @@ class Run:
     def store(self) -> list[master.Effect]:
         manifest = next(e.manifest for e in reversed(self.effects) if isinstance(e, StoreManifest))
         self.manifests.append(manifest)
-        return self.take(
-            master.manifest_stored(self.state, manifest, blob(f"manifests/{manifest.epoch}"), self.now, 0)
-        )
+        return self.take(master.manifest_stored(self.state, manifest, blob(f"manifests/{manifest.epoch}"), self.now, 0))
 
     def register(self, *workers: WorkerId) -> list[master.Effect]:
         effects = []
@@ -115,7 +132,7 @@ class Run:
         return self.hear(m.Ack(worker, self.generation, Epoch(epoch), SubtaskPart(subtask, **known)))
 
     def fail(self, worker: WorkerId, what: str, *, permanent: bool = False) -> list[master.Effect]:
-        error = {"kind": "unavailable", "what": what}
+        error = report(what)
         return self.hear(m.Failed(worker, self.generation, error, permanent))
 
     def lose(self, worker: WorkerId, why: str = "stream closed") -> list[master.Effect]:
@@ -209,7 +226,7 @@ class TestAnOlderGeneration:
             m.Ack(B, older, before.job.first_epoch, part),
             m.Heartbeat(B, older, True, True, (Confirmed(OUT0, tag(7)),), m.Progress()),
             m.Ready(B, older, "empty", 1),
-            m.Failed(B, older, {"kind": "unavailable", "what": "a symptom"}, False),
+            m.Failed(B, older, report("a symptom"), False),
         ):
             assert run.hear(message) == []
             assert run.state == before
@@ -266,7 +283,7 @@ class TestTwoDrivers:
         other.log = run.log
         other.begin("other")
         other.append()
-        assert run.append() == [End("fenced", {"kind": "fenced", "job": "job", "ours": 1, "theirs": 2})]
+        assert run.append() == [End("fenced", master.taken_over(other.state.job))]
         assert run.state.phase == master.Over("fenced")
 
     def test_of_two_that_create_the_job_both_see_the_first_ones(self) -> None:
@@ -537,8 +554,11 @@ class TestRecovery:
         run.lose(A)
         replaced(run)
         told = [e for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)][-2:]
-        assert [(e.worker, e.message.subtask, e.message.base_epoch, e.message.first_epoch) for e in told
-                if isinstance(e.message, m.Deploy)] == [(B, 1, 1, 102), (C, 0, 1, 102)]  # fmt: skip
+        assert [
+            (e.worker, e.message.subtask, e.message.base_epoch, e.message.first_epoch)
+            for e in told
+            if isinstance(e.message, m.Deploy)
+        ] == [(B, 1, 1, 102), (C, 0, 1, 102)]
 
     def test_output_that_nobody_confirmed_is_handed_to_its_writers_next_worker(self) -> None:
         """P18"""
@@ -599,7 +619,7 @@ class TestRecovery:
         assert run.pass_time(5.0, alive=(A,)) == []
         effects = run.pass_time(1.0, alive=(A,))
         assert kinds(effects) == [Dismiss, CreateRecord, Launch]
-        assert run.state.recover is None
+        assert not isinstance(run.state.phase, master.Interrupted)
 
     def test_a_zombie_is_not_heard(self) -> None:
         """P2"""
@@ -659,7 +679,7 @@ class TestRestartLimit:
             run.end_launch(number, "no room")
         run.pass_time(10.0)
         assert not any(isinstance(e, End) for e in run.effects)
-        assert run.end_launch(5, "no room")[-1] == End("failed", {"kind": "unavailable", "what": "disk full"})
+        assert run.end_launch(5, "no room")[-1] == End("failed", report("disk full"))
 
     def test_what_was_not_launched_is_not_counted(self) -> None:
         run = running()
@@ -684,7 +704,7 @@ class TestRestartLimit:
         assert isinstance(run.effects[-1], End)
 
     def test_the_wait_before_a_launch_doubles_until_an_epoch_completes(self) -> None:
-        run = opened(replace(RULES, failures_max=100, key_ranges=((0, 128),)))
+        run = opened(replace(RULES, restart_failures_max=100, key_ranges=((0, 128),)))
         run.pass_time(0.0)
         waits = []
         for number in range(1, 7):
@@ -698,7 +718,7 @@ class TestRestartLimit:
     def test_a_failure_that_would_come_again_ends_the_job_at_once(self) -> None:
         run = running()
         effects = run.fail(B, "column 'x' does not exist", permanent=True)
-        error = {"kind": "unavailable", "what": "column 'x' does not exist"}
+        error = report("column 'x' does not exist")
         assert effects == [Send(A, m.Exit("failed")), Send(B, m.Exit("failed")), End("failed", error)]
 
     def test_so_it_does_when_another_worker_was_lost_a_moment_before(self) -> None:
@@ -708,14 +728,14 @@ class TestRestartLimit:
         assert isinstance(run.fail(B, "target emptied", permanent=True)[-1], End)
 
     def test_a_cause_that_was_forgiven_is_not_the_first(self) -> None:
-        run = opened(replace(RULES, failures_max=2, key_ranges=((0, 128),)))
+        run = opened(replace(RULES, restart_failures_max=2, key_ranges=((0, 128),)))
         run.pass_time(0.0)
         for seconds, number, error in ((0.0, 1, "old"), (50.0, 2, "first"), (50.0, 3, "second"), (5.0, 4, "third")):
             run.pass_time(seconds)
             run.end_launch(number, error)
         end = run.effects[-1]
         assert isinstance(end, End) and end.error is not None
-        assert end.error["what"] == "a worker could not be started: first"
+        assert end.error.what == "a worker could not be started: first"
 
     def test_channels_that_break_again_and_again_end_the_job_too(self) -> None:
         run = running()
@@ -727,7 +747,8 @@ class TestRestartLimit:
         assert isinstance(run.effects[-1], End)
 
     def test_between_breaks_of_a_channel_that_no_epoch_separates_is_an_ever_longer_wait(self) -> None:
-        run, waits = running(replace(RULES, failures_max=100, backoff_first=0.5, backoff_max=4.0)), []
+        rules = replace(RULES, restart_failures_max=100, restart_backoff_first=0.5, restart_backoff_max=4.0)
+        run, waits = running(rules), []
         for _ in range(8):
             run.beat(A, broken=True)
             waits.append(1)
@@ -738,21 +759,21 @@ class TestRestartLimit:
         assert waits == [1, 1, 1, 1, 2, 4, 4, 4]
 
     def test_the_cause_that_spark_reports_after_the_stream_closed_is_the_one_reported(self) -> None:
-        run = running(replace(RULES, failures_max=1))
+        run = running(replace(RULES, restart_failures_max=1))
         run.lose(A, "worker a closed its stream")
         run.end_launch(1, "MemoryError: cannot allocate")
         run.pass_time(0.0)
         end = run.end_launch(3)[-1]
         assert isinstance(end, End) and end.error is not None
-        assert "MemoryError" in end.error["what"]
+        assert "MemoryError" in end.error.what
 
     def test_the_run_ends_once(self) -> None:
-        run = running(replace(RULES, failures_max=0))
+        run = running(replace(RULES, restart_failures_max=0))
         assert len([e for e in run.pass_time(6.0, alive=()) if isinstance(e, End)]) == 1
 
     def test_a_run_that_has_ended_does_not_begin_again(self) -> None:
         """The start of a generation was in flight when the limit was reached."""
-        run = running(replace(RULES, failures_max=1))
+        run = running(replace(RULES, restart_failures_max=1))
         run.lose(A)
         run.pass_time(0.0)
         run.end_launch(3)
@@ -912,5 +933,3 @@ class TestRescale:
         (told,) = run.register(A)
         assert isinstance(told, Send) and isinstance(told.message, m.Deploy)
         assert told.message.confirmed == (Confirmed(Writer("out", Subtask(1)), tag(1)),)
-
-

@@ -9,10 +9,11 @@ import pytest
 
 from holdfast.checkpoint import joblog
 from holdfast.model import Barrier, Epoch, Generation, SourcePosition, Timeline
-from holdfast.runtime import master
-from holdfast.runtime import messages as m
-from holdfast.runtime.master import CreateRecord, End, Send
-from holdfast.runtime.master_requests import SAVEPOINTS_WAITING_MAX, Answer
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.master import CreateRecord, End, Send
+from holdfast.runtime.driver.requests import Answer
+from holdfast.runtime.driver.state import SAVEPOINTS_WAITING_MAX, Finishing, Stopping
+from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import RULES, A, B, C, Run, acked, blob, completed, kinds, replaced, running
 
 FIRST = Generation(1)
@@ -67,7 +68,7 @@ class TestWhoIsHeard:
         run.lose(B)
         replaced(run)
         assert ask(run, "stop", generation=1) == Answer(True, Generation(2))
-        assert run.state.stopping
+        assert run.state.ending == Stopping()
 
     @pytest.mark.parametrize(
         ("kind", "args"), [("dance", {}), ("stop", {"how": "slowly"}), ("savepoint", {}), ("savepoint", {"name": 7})]
@@ -148,7 +149,7 @@ class TestSavepoints:
     def test_a_name_is_given_once(self) -> None:
         run = running()
         ask(run, "savepoint", name="v1")
-        assert "is being taken" in refused(ask(run, "savepoint", name="v1"))
+        assert "is already being taken" in refused(ask(run, "savepoint", name="v1"))
         run.pass_time(0.0)
         closed(run, 1)
         assert "already" in refused(ask(run, "savepoint", name="v1"))
@@ -239,14 +240,15 @@ class TestFinish:
         replaced(run)
         told = m.EndInput(Generation(2))
         assert [e for e in master.pulse(run.state) if e in (Send(A, told), Send(C, told))] == [
-            Send(A, told), Send(C, told)
-        ]  # fmt: skip
+            Send(A, told),
+            Send(C, told),
+        ]
 
     def test_a_stop_after_it_does_not_take_it_back(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
         ask(run, "stop")
-        assert (run.state.stopping, run.state.finish_asked) == (False, True)
+        assert run.state.ending == Finishing(drop_unread=False)
 
     def test_it_comes_too_late_when_the_last_barrier_is_out(self) -> None:
         run = running()
@@ -255,7 +257,7 @@ class TestFinish:
         run = running()
         ask(run, "stop")
         run.pass_time(0.0)
-        assert "stopping already" in refused(ask(run, "stop", how="finish"))
+        assert "already stopping" in refused(ask(run, "stop", how="finish"))
 
     @pytest.mark.parametrize("once", [False, True])
     def test_it_is_too_late_also_when_the_epoch_of_that_barrier_was_given_up(self, once: bool) -> None:
@@ -269,7 +271,7 @@ class TestFinish:
         run.pass_time(0.0)
         run.pass_time(31.0, alive=(A, B))
         assert run.state.given_up == 1
-        assert "stopping already" in refused(ask(run, "stop", how="finish"))
+        assert "already stopping" in refused(ask(run, "stop", how="finish"))
         run.lose(B)
         replaced(run)
         assert ask(run, "stop", how="finish") == Answer(True, Generation(2)), "the workers of a new generation read on"
@@ -360,5 +362,3 @@ class TestOnce:
         self.beat(run, A)
         self.beat(run, B)
         assert run.pass_time(1.0) == []
-
-

@@ -1,6 +1,6 @@
 """Drivers and workers of one job against a log, a sink and a network that the test controls.
 
-The machines are those of production: runtime/master.py and runtime/worker.py. The interpreters around
+The machines are those of production: runtime/driver/master.py and runtime/worker/protocol.py. The interpreters around
 them are a few lines here, and the data is numbers: partition p holds 0, 1, 2, ... and every epoch of a
 subtask passes a range of them to the sink. The sink must end up with every number once, in order.
 """
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Confirmed, Manifest, SubtaskPart
+from holdfast.errors import Unavailable
 from holdfast.model import (
     Barrier,
     Epoch,
@@ -31,8 +32,10 @@ from holdfast.model import (
     WorkerId,
     Writer,
 )
-from holdfast.runtime import master, worker
-from holdfast.runtime import messages as m
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.invariants import validate
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker import protocol as worker
 
 PARTITIONS = 3
 LENGTH = 40
@@ -43,11 +46,22 @@ KEY_GROUPS = 12
 def rules(owner: str, parallelism: int) -> master.Rules:
     ranges = tuple((KEY_GROUPS * i // parallelism, KEY_GROUPS * (i + 1) // parallelism) for i in range(parallelism))
     return master.Rules(
-        name="numbers", job_uuid=JobUuid(owner), host="here", key_groups=KEY_GROUPS, key_ranges=ranges,
-        partitions={"s": tuple(range(PARTITIONS))}, operators=(), checkpoint_every=1.0, silent_after=5.0,
-        epoch_deadline=2.0, redeploy_every=3.0, failures_max=10_000, failures_window=60.0,
-        backoff_first=0.1, backoff_max=1.0,
-    )  # fmt: skip
+        name="numbers",
+        job_uuid=JobUuid(owner),
+        host="here",
+        key_groups=KEY_GROUPS,
+        key_ranges=ranges,
+        partitions={"s": tuple(range(PARTITIONS))},
+        operators=(),
+        checkpoint_every=1.0,
+        silent_after=5.0,
+        epoch_deadline=2.0,
+        redeploy_every=3.0,
+        restart_failures_max=10_000,
+        restart_window=60.0,
+        restart_backoff_first=0.1,
+        restart_backoff_max=1.0,
+    )
 
 
 @dataclass
@@ -114,6 +128,7 @@ class World:
 
     def perform(self, driver: Driver, state: master.Master, effects: list[master.Effect]) -> None:
         driver.state = state
+        validate(state)
         for effect in effects:
             match effect:
                 case master.CreateRecord(record):
@@ -205,7 +220,12 @@ class World:
         host.offsets = {at.partition: max(at.offset, 0) for at in deploy.positions}
         host.staged_from = dict(host.offsets)
         host.machine = worker.start(
-            deploy.generation, deploy.timeline, deploy.subtask, deploy.base_epoch, deploy.first_epoch, {},
+            deploy.generation,
+            deploy.timeline,
+            deploy.subtask,
+            deploy.base_epoch,
+            deploy.first_epoch,
+            {},
             frozenset({0}),
         )
         for item in sorted(deploy.pending, key=lambda item: item.tag):
@@ -334,7 +354,7 @@ class World:
             case 5 if live:
                 host = self.random.choice(live)
                 if host.deploy is not None:
-                    error = {"kind": "unavailable", "what": "the store is away"}
+                    error = Unavailable("the store is away", next_step="wait").report()
                     host.outbox.append(m.Failed(host.id, host.deploy.generation, error, False))
             case _:
                 self.readable = min(LENGTH, self.readable + self.random.randint(0, 4))

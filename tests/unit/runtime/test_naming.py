@@ -7,7 +7,7 @@ from holdfast.checkpoint.joblog import CheckpointCompleted, Expired, GenerationS
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
-from holdfast.runtime.naming import Naming
+from holdfast.runtime.job.naming import Naming
 from holdfast.storage.objects import MemoryObjects
 
 UUID = JobUuid("1" * 32)
@@ -127,5 +127,5 @@ class TestNaming:
         other.look()
         assert other.append()
         assert not naming.append()
-        with pytest.raises(ConfigError, match="has a savepoint 'v1' already"):
+        with pytest.raises(ConfigError, match="already has a savepoint 'v1'"):
             naming.look()

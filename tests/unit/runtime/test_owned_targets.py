@@ -21,19 +21,19 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.holdings import adopted_from, beyond, check_targets, read_holdings
-from holdfast.runtime.immediate_plan import is_immediate
-from holdfast.runtime.master import RewindWanted
-from holdfast.runtime.plan import Plan
-from holdfast.runtime.rewind_run import rewind_stopped
-from holdfast.runtime.run import Prepared, prepare
-from holdfast.runtime.schema import schema_of
-from holdfast.runtime.settings import resolve
-from holdfast.runtime.steps import SinkSpec
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.driver.master import RewindWanted
+from holdfast.runtime.execution.holdings import adopted_from, beyond, check_targets, read_holdings
+from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.immediate import is_immediate
+from holdfast.runtime.plan.model import SinkSpec
+from holdfast.runtime.rewind.stopped import rewind_stopped
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.owners import Claim, Held, Holding
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects, open_objects
 
 
@@ -48,7 +48,7 @@ class Site:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
-        self._key = ["n"] if kind == "sqlite at once" else None
+        self._key = ["n"] if kind == "sqlite immediate" else None
         create_log(LocalObjects(folder / "input"), schema_of(Said), partitions=1, key=self._key)
         self._input = LogWriter(LocalObjects(folder / "input"))
         self._said = self._started = 0
@@ -59,7 +59,7 @@ class Site:
         if self.kind == "log":
             rows.sink("copy", hf.Log(self.folder / "copy"))
         else:
-            delivery = "idempotent" if self.kind in ("sqlite idempotent", "sqlite at once") else "transactional"
+            delivery = "idempotent" if self.kind in ("sqlite idempotent", "sqlite immediate") else "transactional"
             key = None if self.kind == "sqlite" else ["n"]
             rows.sink("copy", hf.SQLite(self.folder / "out.db", "copy", key, delivery=delivery))
         return app
@@ -68,7 +68,7 @@ class Site:
         app = self.app(root)
         given: dict[str, Any] = {"adopt_targets": adopt} if adopt else {}
         plan = app.plan()
-        assert is_immediate(plan.sinks[0]) == (self.kind == "sqlite at once")
+        assert is_immediate(plan.sinks[0]) == (self.kind == "sqlite immediate")
         return prepare(plan, resolve(app), takeover=True, **given)
 
     def start(self, root: str = "root", adopt: Sequence[str] = ()) -> Cluster:
@@ -146,7 +146,7 @@ def outcome(cluster: Cluster) -> tuple[str, str, str]:
     """Return how the run ended: outcome, kind of the error, what happened."""
     assert cluster.driver.outcome is not None, "the job runs on"
     how, error = cluster.driver.outcome
-    return how, str((error or {}).get("kind")), str((error or {}).get("what"))
+    return how, getattr(error, "kind", "None"), getattr(error, "what", "None")
 
 
 JOB = replace(
@@ -154,12 +154,14 @@ JOB = replace(
     completed=(
         joblog.Completed(
             joblog.CheckpointCompleted(Epoch(120), Epoch(57), ObjectRef("m", 1, "0"), 0, 0, 0),
-            Generation(3), Timeline(2), 0,
+            Generation(3),
+            Timeline(2),
+            0,
         ),
     ),
     rewinds=(Rewind(Timeline(2), Epoch(57), Epoch(119), 0),),
     owners=("first", "second", "third"),
-)  # fmt: skip
+)
 SPECS: list[SinkSpec] = [SinkSpec("out", MemorySink(), 0, schema_of(Said), None)]
 
 
@@ -170,7 +172,7 @@ def tag(epoch: int, timeline: int) -> Tag:
 AT_THE_COMMIT = ["sqlite", "sqlite keyed", "sqlite idempotent", "log"]
 
 
-@pytest.fixture(params=[*AT_THE_COMMIT, "sqlite at once"])
+@pytest.fixture(params=[*AT_THE_COMMIT, "sqlite immediate"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     return Site(tmp_path, request.param)
 
@@ -281,9 +283,7 @@ class TestTheLogAtAStart:
         """A driver that starts meanwhile takes a target over: that is no other history."""
         sink, repository = MemorySink(), Repository(MemoryObjects())
         sink.prepare(schema_of(Said), None)
-        first = joblog.Record(
-            1, JobUuid("j"), Generation(0), Timeline(1), "first", 0, joblog.JobCreated("words", 8)
-        )  # fmt: skip
+        first = joblog.Record(1, JobUuid("j"), Generation(0), Timeline(1), "first", 0, joblog.JobCreated("words", 8))
         repository.create_record(first)
         stale = repository.read_log()
         assert stale is not None

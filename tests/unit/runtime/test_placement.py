@@ -9,10 +9,11 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import ConfigError, JobFailed
-from holdfast.runtime.cli.run import error_of
-from holdfast.runtime.placement import local_paths
-from holdfast.runtime.run import Outcome
+from holdfast.runtime.cli.start.run import error_of
+from holdfast.runtime.driver.placement import local_paths
+from holdfast.runtime.execution.executing import Outcome
 from holdfast.testing import TestDriver
+from tests.unit.runtime.statuses import status_with
 
 DRIVER = ("here", "boot")
 
@@ -42,8 +43,10 @@ def generated() -> hf.App:
 class TestLocalPaths:
     def test_are_those_without_a_host(self) -> None:
         assert local_paths(app().plan(), "/srv/root") == (
-            "the root at /srv/root", "sink 'out' at /data/out.db", "sink 'copy' at /data/copy",
-        )  # fmt: skip
+            "the root at /srv/root",
+            "sink 'out' at /data/out.db",
+            "sink 'copy' at /data/copy",
+        )
 
     def test_are_not_those_in_an_object_store(self) -> None:
         assert "the root" not in "".join(local_paths(app().plan(), "s3://bucket/root"))
@@ -66,9 +69,9 @@ class TestWorkersElsewhere:
         t.cluster.settle()
         assert t.cluster.driver.outcome is not None
         kind, error = t.cluster.driver.outcome
-        assert kind == "refused" and error is not None and error["kind"] == "config"
-        assert "/srv/root" in error["what"] and "nothing was read" in error["not_done"]
-        assert "HOLDFAST_SHARED_PATHS=true" in error["next"]
+        assert kind == "refused" and error is not None and error.kind == "config"
+        assert "/srv/root" in error.what and "nothing was read" in error.not_done
+        assert "HOLDFAST_SHARED_PATHS=true" in error.next
         appended = {type(record.body).__name__ for record in t.cluster.repository.records()}
         assert appended <= {"JobCreated", "GenerationStarted"}
 
@@ -90,8 +93,8 @@ class TestWorkersElsewhere:
             assert t.rows("out") == [{"auction": 1, "n": 1}]
 
     def test_end_the_command_as_wrong_use(self, tmp_path: Path) -> None:
-        error = ConfigError("a worker came up elsewhere", next_step="use URLs").as_json()
-        refused = error_of(Outcome("refused", error, {"checkpoint": None}), "hot")
-        failed = error_of(Outcome("failed", error, {"checkpoint": None}), "hot")
+        error = ConfigError("a worker came up elsewhere", next_step="use URLs").report()
+        refused = error_of(Outcome("refused", error, status_with()), "hot")
+        failed = error_of(Outcome("failed", error, status_with()), "hot")
         assert type(refused) is ConfigError and refused.what == "a worker came up elsewhere"
         assert type(failed) is JobFailed

@@ -15,8 +15,12 @@ from pyspark import cloudpickle
 
 import holdfast as hf
 from holdfast.errors import ConfigError
-from holdfast.runtime.plan import (
-    INPUT,
+from holdfast.runtime.operators.aggregate import Aggregate
+from holdfast.runtime.operators.chain import Filter, Project
+from holdfast.runtime.operators.contract import INPUT
+from holdfast.runtime.operators.exchange import Exchange
+from holdfast.runtime.operators.sink import SinkStep
+from holdfast.runtime.plan.compiler import (
     Plan,
     assign_operator_ids,
     check_against,
@@ -25,8 +29,8 @@ from holdfast.runtime.plan import (
     render,
     with_operator_ids,
 )
-from holdfast.runtime.steps import Aggregate, Exchange, Filter, Project, SinkStep
 from holdfast.sinks.memory import MemorySink
+from holdfast.traits import SinkTraits
 
 BIDS = pa.schema(
     [
@@ -43,6 +47,8 @@ class Anywhere:
     """A sink that takes everything and can be shipped."""
 
     key: tuple[str, ...] | None = None
+    where = "anywhere"
+    traits = SinkTraits(kind="Anywhere", local_paths=())
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """Take everything."""
@@ -65,7 +71,7 @@ def plan_of(build: Callable[[hf.App, Any], None]) -> Plan:
 
 def shape(plan: Plan) -> list[list[tuple[int, str]]]:
     """Per fragment, per step: its input and its kind."""
-    return [[(step.input, type(step.kind).__name__) for step in fragment.steps] for fragment in plan.fragments]
+    return [[(step.input, type(step.step).__name__) for step in fragment.steps] for fragment in plan.fragments]
 
 
 def pass_through(app: hf.App, stream: Any) -> None:
@@ -92,7 +98,7 @@ class TestFragments:
     def test_an_edge_carries_only_what_is_read_behind_it(self) -> None:
         plan = plan_of(counted)
         assert plan.edges[0].schema.names == ["auction", "price"]
-        assert plan.fragments[0].steps[0].kind == Exchange(0, ("auction", "price"))
+        assert plan.fragments[0].steps[0].step == Exchange(0, ("auction", "price"))
 
     def test_streams_keyed_alike_share_an_edge(self) -> None:
         def build(app: hf.App, stream: Any) -> None:
@@ -220,9 +226,11 @@ class TestDescriptions:
         assert render(plan_of(pass_through)).startswith("hot: 1 fragment, 128 key groups\n")
         app = hf.App("hot")
         at = pa.schema([*BIDS, pa.field("at", pa.timestamp("us", "UTC"), nullable=False)])
-        windows = app.source("bids", PlannedSource(at), event_time="at").key_by("auction").window(
-            hf.tumbling("1h", offset="15m"), allowed_lateness="90s"
-        )  # fmt: skip
+        windows = (
+            app.source("bids", PlannedSource(at), event_time="at")
+            .key_by("auction")
+            .window(hf.tumbling("1h", offset="15m"), allowed_lateness="90s")
+        )
         windows.agg("counts", n=hf.count()).sink("out", Anywhere(("auction", "window_end")))
         assert "over tumbling(1h, offset=15m) of at, lateness 90s, emit close" in render(app.plan())
 
@@ -233,7 +241,7 @@ class TestDescriptions:
             counted_again.sink("counted", Anywhere(("auction",)))
 
         plan = plan_of(build)
-        kinds = {type(step.kind) for fragment in plan.fragments for step in fragment.steps}
+        kinds = {type(step.step) for fragment in plan.fragments for step in fragment.steps}
         assert kinds == {Filter, Project, SinkStep, Exchange, Aggregate}
         assert "select auction, bidder, price, note, x = " in render(plan)
 

@@ -14,10 +14,10 @@ import holdfast as hf
 from holdfast.checkpoint import joblog
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
-from holdfast.runtime import admission
-from holdfast.runtime.run import prepare
-from holdfast.runtime.settings import resolve
-from holdfast.runtime.steps import SinkSpec
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution import admission
+from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.plan.model import SinkSpec
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
 NEW = joblog.Job(JobUuid("job"), "counts", 128, 0, 2)
@@ -61,7 +61,7 @@ class TestAPlaceInTheMemoryOfOneProcess:
         app = self.app(*places)
         with pytest.raises(ConfigError, match=f"^{named} is memory://here") as caught:
             prepare(app.plan(), resolve(app))
-        assert "other process" in caught.value.what and "folder" in caught.value.next_step
+        assert "separate processes" in caught.value.what and "folder" in caught.value.next_step
         assert list(tmp_path.iterdir()) == []
 
 

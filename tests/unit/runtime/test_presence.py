@@ -5,11 +5,14 @@ import subprocess
 import sys
 from typing import Any
 
-from holdfast.runtime.presence import _began, is_gone, myself
+from msgspec.structs import replace
+
+from holdfast.model import DriverProcess
+from holdfast.runtime.wire.presence import _began, is_gone, myself
 
 
-def me(**changed: Any) -> dict[str, Any]:
-    return myself("owner", 0) | changed
+def me(**changed: Any) -> DriverProcess:
+    return replace(myself("owner", 0), **changed)
 
 
 class TestIsGone:
@@ -27,7 +30,8 @@ class TestIsGone:
         assert is_gone(driver)
 
     def test_a_number_that_another_process_has_now_is_gone(self) -> None:
-        assert is_gone(me(began=me()["began"] - 1))
+        began = me().began
+        assert began is not None and is_gone(me(began=began - 1))
 
     def test_an_earlier_boot_is_gone(self) -> None:
         assert is_gone(me(boot_id="another"))
@@ -37,4 +41,4 @@ class TestIsGone:
             assert not is_gone(me(**elsewhere))
 
     def test_an_earlier_version_says_host_and_number_alone(self) -> None:
-        assert not is_gone({"host": me()["host"], "pid": os.getpid()})
+        assert not is_gone(DriverProcess(host=me().host, pid=os.getpid(), at=0))

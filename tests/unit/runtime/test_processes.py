@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from holdfast.runtime.processes import is_gone, signal_all
+from holdfast.runtime.wire.processes import is_gone, signal_all
 
 CHILD = "import sys; sys.stdin.read()"
 PARENT = f"""

@@ -21,7 +21,7 @@ from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keygroups import range_of
+from holdfast.state.keys.keygroups import range_of
 from holdfast.testing import TestDriver
 
 pytestmark = pytest.mark.thorough
@@ -66,10 +66,17 @@ def app_of(emit: str, lateness_s: int, sources: int = 1) -> hf.App:
     readings = source.map(unless_refused, to=Reading, on_error="drop").with_columns(twice=pl.col("bit") * 2)
     readings.sink("kept", MemorySink())
     aggregates: dict[str, Any] = {
-        "n": hf.count(), "bits": hf.sum("bit"), "levels": hf.count("level"), "total": hf.sum("level"),
-        "low": hf.min("level"), "high": hf.max("twice"), "average": hf.mean("level"),
-        "coldest": hf.min("heat"), "hottest": hf.max("heat"), "warmth": hf.sum("heat"),
-    }  # fmt: skip
+        "n": hf.count(),
+        "bits": hf.sum("bit"),
+        "levels": hf.count("level"),
+        "total": hf.sum("level"),
+        "low": hf.min("level"),
+        "high": hf.max("twice"),
+        "average": hf.mean("level"),
+        "coldest": hf.min("heat"),
+        "hottest": hf.max("heat"),
+        "warmth": hf.sum("heat"),
+    }
     totals = readings.key_by("city", "floor").agg("per_floor", **aggregates)
     # A key of a target is never null; those of the state may be, and are looked up there.
     named = totals.filter(pl.col("city").is_not_null() & pl.col("floor").is_not_null())
@@ -100,11 +107,17 @@ def row_of(readings: list[Reading]) -> dict[str, Any]:
     levels = [r.level for r in readings if r.level is not None]
     heats = [r.heat for r in readings if r.heat is not None]
     return {
-        "n": len(readings), "bits": sum(r.bit for r in readings), "levels": len(levels),
-        "total": sum(levels) if levels else None, "low": min(levels) if levels else None,
-        "high": 2 * max(r.bit for r in readings), "average": sum(levels) / len(levels) if levels else None,
-        "coldest": least(heats), "hottest": most(heats), "warmth": sum(heats) if heats else None,
-    }  # fmt: skip
+        "n": len(readings),
+        "bits": sum(r.bit for r in readings),
+        "levels": len(levels),
+        "total": sum(levels) if levels else None,
+        "low": min(levels) if levels else None,
+        "high": 2 * max(r.bit for r in readings),
+        "average": sum(levels) / len(levels) if levels else None,
+        "coldest": least(heats),
+        "hottest": most(heats),
+        "warmth": sum(heats) if heats else None,
+    }
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
@@ -302,7 +315,15 @@ class TestTheOracle:
     def test_it_leaves_nulls_out_as_sql_does(self) -> None:
         two = [Reading(1, None, 1, None, math.nan, START), Reading(2, None, 1, 4, None, START)]
         assert shown(row_of(two)) == {
-            "n": 2, "bits": 3, "levels": 1, "total": 4, "low": 4, "high": 4, "average": 4.0,
-            "coldest": "nan", "hottest": "nan", "warmth": "nan",
-        }  # fmt: skip
+            "n": 2,
+            "bits": 3,
+            "levels": 1,
+            "total": 4,
+            "low": 4,
+            "high": 4,
+            "average": 4.0,
+            "coldest": "nan",
+            "hottest": "nan",
+            "warmth": "nan",
+        }
         assert asdict(two[0])["level"] is None

@@ -21,16 +21,17 @@ import pytest
 
 import holdfast as hf
 from holdfast.model import Tag, Writer
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.dead_letters import decode_row
-from holdfast.runtime.run import Prepared, prepare
-from holdfast.runtime.schema import schema_of
-from holdfast.runtime.settings import resolve
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.rows.dead_letters import decode_row
+from holdfast.runtime.rows.schema import schema_of
+from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.contract import AlreadyDelivered, Outcome, Sink, Target
-from holdfast.sinks.log import LogTarget
+from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.owners import Claim
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
+from holdfast.traits import SinkTraits
 
 WORDS = ["a", "b", "c", "d", "e"]
 
@@ -72,13 +73,14 @@ class Hostile:
     def __init__(self, inner: Sink, rng: random.Random, zombies: list[Callable[[], Outcome]]) -> None:
         self.inner, self._random, self._zombies = inner, rng, zombies
         self.key, self.check, self.prepare, self.accept = inner.key, inner.check, inner.prepare, inner.accept
+        self.where, self.traits = inner.where, SinkTraits(kind="Hostile", local_paths=(), keyed=inner.traits.keyed)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> Target:
         again = lambda: self.inner.open(job_uuid, writer, claim)
         return HostileTarget(self, self.fresh(job_uuid, writer, claim), again)
 
     def fresh(self, job_uuid: str, writer: Writer, claim: Claim | None) -> Target:
-        if isinstance(self.inner, hf.Log):
+        if isinstance(self.inner, LogSink):
             path = self.inner.path
             store = LossyObjects(path, self._random)
             return LogTarget(self.inner.where, lambda: store, job_uuid, writer, lambda _: None, claim)
@@ -240,7 +242,6 @@ class TestJobWithRealTargets:
         job.check()
 
 
-
 class TestStartOfAJob:
     """A log as the sink of a job that is started as `holdfast run` starts it."""
 
@@ -264,7 +265,7 @@ class TestStartOfAJob:
 
     def test_a_missing_log_is_created_with_the_columns_of_the_stream(self, tmp_path: Path) -> None:
         self.start(tmp_path, "root")
-        assert hf.Log(tmp_path / "copy").schema == schema_of(Said)
+        assert hf.Log(tmp_path / "copy").source().schema == schema_of(Said)
 
     def test_a_job_that_goes_on_finds_its_own_rows(self, tmp_path: Path) -> None:
         self.run_one_epoch(self.start(tmp_path, "root"))

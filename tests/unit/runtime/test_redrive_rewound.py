@@ -10,11 +10,11 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.runtime.dead_letters import DEAD_LETTERS, encode_row
-from holdfast.runtime.redrive import Redrive, newest_letters, open_dlq, sources_in
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.runtime.job.redrive import Redrive, newest_letters, open_dlq, sources_in
+from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, encode_row
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.voids import TakeBack
 from holdfast.storage.objects import LocalObjects
-from holdfast.storage.voids import TakeBack
 
 LINES = pa.schema([("n", pa.int64())])
 LETTERS_OF = "job/dlq/0"

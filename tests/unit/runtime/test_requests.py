@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Damaged, Unavailable
-from holdfast.runtime.requests import FOLDER, KEPT_US, UNREADABLE_AFTER, Inbox, answer_to, ask
+from holdfast.runtime.job.requests import FOLDER, KEPT_US, UNREADABLE_AFTER, Inbox, answer_to, ask
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import MemoryObjects
 
@@ -107,7 +107,7 @@ class TestInbox:
         inbox.answer(inbox.poll()[0], {"accepted": True})
         path = f"{FOLDER}/{name}.reply.json"
         store.put(path, store.get(path).replace(b"true", b"null"))
-        with pytest.raises(Damaged, match="is not what was written"):
+        with pytest.raises(Damaged, match="was changed after it was written"):
             answer_to(store, name)
 
     def test_one_that_was_put_back_comes_again(self) -> None:
@@ -176,7 +176,6 @@ class TestInbox:
         Inbox(store).poll()
         assert store.list(FOLDER) == []
 
-
     def test_nothing_is_kept_of_one_that_was_removed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = MemoryObjects()
         inbox = Inbox(store)
@@ -226,7 +225,6 @@ class TestEndOfARun:
         inbox.poll()
         inbox.close(lambda kind, args: "the run failed")
         assert store.list(FOLDER) == []
-
 
     @pytest.mark.parametrize("place", range(3))
     def test_an_answer_that_cannot_be_written_keeps_no_other_request_from_being_refused(self, place: int) -> None:

@@ -27,16 +27,16 @@ from holdfast.model import (
     Timeline,
     WorkerId,
 )
-from holdfast.runtime.compaction import CompactJob, restore
-from holdfast.runtime.local import Opened
-from holdfast.runtime.messages import Deploy
+from holdfast.runtime.wire.messages import Active, Deploy
+from holdfast.runtime.worker.compaction import CompactJob, restore
+from holdfast.runtime.worker.local import Opened
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.delta import Delta
-from holdfast.state.keygroups import range_of
-from holdfast.state.keys import KeyType
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.keys.keygroups import range_of
 from holdfast.state.memory import MemoryKeyValue
-from holdfast.state.spec import ColumnSpec, TableSpec
 from holdfast.state.store import Identity, StateStore
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.storage.objects import MemoryObjects
 
 JOB, GROUPS, KEYS = JobUuid("1" * 32), 8, range(64)
@@ -62,9 +62,19 @@ class Life:
     @property
     def manifest(self) -> Manifest:
         return Manifest(
-            JOB, Generation(1), Timeline(1), self.epoch, NO_EPOCH, len(self.handles), GROUPS,
-            (), self.handles, (), (), (),
-        )  # fmt: skip
+            JOB,
+            Generation(1),
+            Timeline(1),
+            self.epoch,
+            NO_EPOCH,
+            len(self.handles),
+            GROUPS,
+            (),
+            self.handles,
+            (),
+            (),
+            (),
+        )
 
     def write(self, **written: dict[int, int | None]) -> None:
         """Close an epoch in which subtask `s0`, `s1`... put or deleted (None) these keys."""
@@ -98,16 +108,19 @@ class Life:
 
     def deploy(self, handle: SnapshotHandle) -> Deploy:
         given = Timeline(1), Epoch(self.epoch + 100), self.epoch
-        return Deploy(JOB, Generation(2), *given, Subtask(0), (), handle, (), (), ())
+        return Deploy(JOB, Generation(2), *given, Active(Subtask(0)), (), handle, (), (), ())
 
     def restored(self) -> Rows:
         """Restore every subtask from what is stored; return all rows."""
         found: Rows = {}
         for handle in self.handles:
             store = StateStore(
-                Identity(JOB, Generation(2), Timeline(1), WorkerId("new")), [SPEC], GROUPS, handle.key_groups,
+                Identity(JOB, Generation(2), Timeline(1), WorkerId("new")),
+                [SPEC],
+                GROUPS,
+                handle.key_groups,
                 MemoryKeyValue(),
-            )  # fmt: skip
+            )
             restore(Opened(store, None, None, lambda: None), self.deploy(handle), self.objects)
             table = store.table(1)
             slots = table.present()

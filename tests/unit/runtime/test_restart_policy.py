@@ -8,10 +8,10 @@ import pytest
 
 import holdfast as hf
 from holdfast.model import WorkerId
-from holdfast.runtime import master
-from holdfast.runtime.deployment import launch_allowed_at
-from holdfast.runtime.master import End, Launch
-from holdfast.runtime.settings import resolve
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.deployment import launch_allowed_at
+from holdfast.runtime.driver.master import End, Launch
 from tests.unit.runtime.test_master import RULES, A, B, Run, completed, opened, replaced, running
 
 MINUTE = 60.0
@@ -22,17 +22,17 @@ def rules() -> master.Rules:
     settings = resolve(hf.App("job"))
     return replace(
         RULES,
-        failures_max=settings.restart_failures_max,
-        failures_window=settings.restart_window_ms / 1000,
-        backoff_first=settings.restart_backoff_first_ms / 1000,
-        backoff_max=settings.restart_backoff_max_ms / 1000,
+        restart_failures_max=settings.restart_failures_max,
+        restart_window=settings.restart_window_ms / 1000,
+        restart_backoff_first=settings.restart_backoff_first_ms / 1000,
+        restart_backoff_max=settings.restart_backoff_max_ms / 1000,
     )
 
 
 def ended(run: Run) -> str | None:
     """Return the cause that the run ended with, None while it goes on."""
     ends = [effect for effect in run.effects if isinstance(effect, End)]
-    return None if not ends else str((ends[0].error or {})["what"])
+    return None if not ends else getattr(ends[0].error, "what", "")
 
 
 def fail_every_launch(run: Run, attempt_s: float, until_s: float) -> float:
@@ -141,7 +141,7 @@ class TestSeveralWorkersLostTogether:
 class TestAnEpochThatCompletes:
     def test_ends_the_growing_of_the_waits(self) -> None:
         """The next failure is answered immediately, as the first one was."""
-        run = running(replace(rules(), failures_max=100))
+        run = running(replace(rules(), restart_failures_max=100))
         for _ in range(4):
             run.lose(A)
             run.pass_time(MINUTE)

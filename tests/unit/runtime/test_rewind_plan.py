@@ -9,9 +9,9 @@ from holdfast.checkpoint.joblog import CheckpointCompleted, Completed, Finished,
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
-from holdfast.runtime.rewind_plan import check, plan_id
-from holdfast.runtime.rewind_target import Wanted, target_of
-from holdfast.runtime.rewinding import no_way_back
+from holdfast.runtime.driver.rewinding import no_way_back
+from holdfast.runtime.rewind.plan import check, plan_id
+from holdfast.runtime.rewind.target import Wanted, target_of
 from holdfast.storage.objects import MemoryObjects
 
 
@@ -21,11 +21,15 @@ def completed(epoch: int, at: int = 0) -> Completed:
 
 
 JOB = Job(
-    JobUuid("j"), "hot", 128, 0, 9,
+    JobUuid("j"),
+    "hot",
+    128,
+    0,
+    9,
     completed=(completed(3, 30), completed(7, 70), completed(9, 90)),
     savepoints=(Savepoint("kept", Epoch(3)), Savepoint("newer", Epoch(7))),
     expired_through=Epoch(6),
-)  # fmt: skip
+)
 
 
 NOWHERE = Repository(MemoryObjects())
@@ -39,7 +43,7 @@ class TestTarget:
 
     def test_beyond_the_horizon_is_refused_with_the_reason(self) -> None:
         for wanted in (Wanted(epoch=3), Wanted(savepoint="kept")):
-            with pytest.raises(ConfigError, match="beyond the rewind horizon: through epoch 6"):
+            with pytest.raises(ConfigError, match="targets no longer keep before-images through epoch 6"):
                 target_of(NOWHERE, JOB, wanted)
         with pytest.raises(ConfigError, match="no checkpoint from before that time"):
             target_of(NOWHERE, JOB, Wanted(at_us=40))
@@ -48,7 +52,7 @@ class TestTarget:
         longer = replace(JOB, completed=(*JOB.completed, completed(12, 120), completed(13, 130)))
         with pytest.raises(ConfigError) as refused:
             target_of(NOWHERE, longer, Wanted(at_us=40))
-        assert "the nearest it can go back to: 7; " in refused.value.next_step
+        assert "the nearest epochs it can be rewound to: 7; " in refused.value.next_step
 
     def test_an_unknown_savepoint_is_refused_with_those_that_are_known(self) -> None:
         with pytest.raises(ConfigError) as refused:
@@ -61,13 +65,13 @@ class TestTarget:
     def test_an_unknown_one_is_refused_with_its_neighbours(self) -> None:
         with pytest.raises(ConfigError) as refused:
             target_of(NOWHERE, JOB, Wanted(epoch=8))
-        assert "the nearest it can go back to: 7 and 9" in str(refused.value)
+        assert "the nearest epochs it can be rewound to: 7 and 9" in str(refused.value)
         with pytest.raises(ConfigError, match="has no savepoint 'old'"):
             target_of(NOWHERE, JOB, Wanted(savepoint="old"))
 
     def test_a_finished_job_stays_finished(self) -> None:
         finished = replace(JOB, ended=Finished(Epoch(9)))
-        assert no_way_back(finished, 7) == "the job has finished, which is for good"
+        assert no_way_back(finished, 7) == "the job has finished and cannot be rewound"
 
 
 class TestPlanId:
@@ -96,7 +100,7 @@ class TestCheck:
         return {"job": "hot", "sources": [source], "sinks": sinks, "accept": []}
 
     def test_records_that_are_gone_cannot_be_read_again(self) -> None:
-        with pytest.raises(ConfigError, match="from offset 5 on are no longer all there"):
+        with pytest.raises(ConfigError, match="from offset 5 on no longer exist"):
             check(self.plan(False, "overwrite"), ())
 
     def test_output_that_stays_is_refused_where_nothing_can_be_accepted(self) -> None:

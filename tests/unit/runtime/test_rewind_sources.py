@@ -10,10 +10,10 @@ import pytest
 import holdfast as hf
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import Epoch, Generation, JobUuid, SourcePosition, Timeline
-from holdfast.runtime.rewind_sources import first_missing, source_rows
-from holdfast.runtime.steps import SourceSpec
-from holdfast.storage.compaction import Compactor, Wishes
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.runtime.plan.model import SourceSpec
+from holdfast.runtime.rewind.sources import first_missing, source_rows
+from holdfast.storage.log.compaction import Compactor, Wishes
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
@@ -25,15 +25,13 @@ def sources(tmp_path: Path) -> list[SourceSpec]:
     create_log(LocalObjects(tmp_path), SCHEMA, 1, ["k"])
     LogWriter(LocalObjects(tmp_path)).append({0: pa.table({"k": [1, 2, 1, 2], "v": [1] * 4}, SCHEMA)})
     Compactor(LocalObjects(tmp_path), pause=lambda _: None).compact(Wishes(0, 10**15))
-    return [SourceSpec("log", hf.Log(tmp_path), 0)]
+    return [SourceSpec("log", hf.Log(tmp_path).source(), 0)]
 
 
 def at(*offsets: int | None) -> Manifest:
     """Return a checkpoint in which the partitions from 0 on have these offsets; None: it does not know that one."""
     positions = tuple(SourcePosition("log", p, o, None) for p, o in enumerate(offsets) if o is not None)
-    return Manifest(
-        JobUuid("job"), Generation(1), Timeline(1), Epoch(1), Epoch(0), 1, 128, positions, (), (), (), ()
-    )  # fmt: skip
+    return Manifest(JobUuid("job"), Generation(1), Timeline(1), Epoch(1), Epoch(0), 1, 128, positions, (), (), (), ())
 
 
 class TestSourceRows:
@@ -53,7 +51,7 @@ class TestSourceRows:
     ) -> None:
         (row,) = source_rows(at(-1), at(4), sources)
         assert (row["to_offset"], row["records"]) == (None, None)
-        assert first_missing([row]) == "source 'log', partition 0: its records from offset 0 on are no longer all there"
+        assert first_missing([row]) == "source 'log', partition 0: some of its records from offset 0 on no longer exist"
 
     def test_have_partitions_that_only_one_of_the_checkpoints_knows(self, sources: list[SourceSpec]) -> None:
         (row,) = source_rows(at(0), at(None), sources)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import pytest
 
 import holdfast as hf
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, Fenced
 from holdfast.model import Generation
-from holdfast.runtime import master
-from holdfast.runtime import messages as m
-from holdfast.runtime.testing import TestDriver
+from holdfast.runtime.driver import master
+from holdfast.runtime.testing.driver import TestDriver
+from holdfast.runtime.wire import messages as m
 from holdfast.sinks.memory import MemorySink
 
 
@@ -119,7 +119,7 @@ class TestRewind:
             with pytest.raises(ConfigError, match="no checkpoint of epoch 99"):
                 t.rewind(99)
             t.rewind(base)
-            with pytest.raises(ConfigError, match="left behind by an earlier rewind"):
+            with pytest.raises(ConfigError, match="an earlier rewind abandoned epoch"):
                 t.rewind(abandoned)
 
     def test_a_driver_that_dies_between_record_and_repair_is_made_up_for_by_the_next(self) -> None:
@@ -150,9 +150,15 @@ class TestRequest:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
             assert self.refused(t, epoch=base, timeline=1) is None
-            assert self.refused(t, epoch=base, timeline=1) == "somebody else has rewound the job meanwhile"
+            assert (
+                self.refused(t, epoch=base, timeline=1)
+                == "another rewind of the job was accepted since the plan was made"
+            )
             t.advance("5s")
-            assert self.refused(t, epoch=base, timeline=1) == "somebody else has rewound the job meanwhile"
+            assert (
+                self.refused(t, epoch=base, timeline=1)
+                == "another rewind of the job was accepted since the plan was made"
+            )
 
     def test_one_that_was_planned_before_a_recovery_is_refused_and_newer_checkpoints_do_not_matter(self) -> None:
         with TestDriver(counted()) as t:
@@ -171,13 +177,13 @@ class TestRequest:
             t.push("bids", [bid(1, 10)])
             for accept in ("out:impossible", [1]):
                 reason = self.refused(t, epoch=t.checkpoint(), timeline=1, accept=accept)
-                assert reason == "it does not say what is accepted"
+                assert reason == "the request's `accept` is not a list of SINK:VERDICT"
 
     def test_one_that_says_nothing_or_comes_at_the_end_is_refused(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])
             base = t.checkpoint()
-            assert self.refused(t, timeline=1) == "it does not say where to go back to"
+            assert self.refused(t, timeline=1) == "the request does not name an epoch and a timeline to rewind to"
             t.cluster.driver.stop()
             assert self.refused(t, epoch=base, timeline=1) == "the job is ending; rewind it when it has ended"
 
@@ -196,7 +202,7 @@ class TestRequest:
         with TestDriver(counted()) as t:
             base = self.with_a_checkpoint(t)
             assert self.refused(t, epoch=base, timeline=1, stop=True) is None
-            driver, reason = t.cluster.driver, "the job goes back and stops there"
+            driver, reason = t.cluster.driver, "the job is rewinding and will stop there"
             for _ in range(2):  # before the record, and after it
                 generation = driver.state.job.generation
                 for kind, args in (("savepoint", {"name": "v1"}), ("stop", {"how": "finish"})):
@@ -211,7 +217,7 @@ class TestRequest:
             generation = t.cluster.driver.state.job.generation
             t.cluster.driver.asked("savepoint", {"name": "v1"}, generation, generation)
             reason = self.refused(t, epoch=base, timeline=1, stop=True)
-            assert reason == "savepoint 'v1' is still to be taken; go back then"
+            assert reason == "savepoint 'v1' has not been taken yet; rewind when it is complete"
             assert self.refused(t, epoch=base, timeline=1) is None
 
     def with_a_checkpoint(self, t: TestDriver) -> int:
@@ -225,6 +231,7 @@ class TestRequest:
             state = t.cluster.driver.state
             worker = next(iter(state.workers))
             for generation, past in ((state.job.generation - 1, True), (state.job.generation, False)):
-                failed = m.Failed(worker, Generation(generation), {"kind": "fenced", "what": "refused"}, permanent=True)
+                refused = Fenced("refused", next_step="leave").report()
+                failed = m.Failed(worker, Generation(generation), refused, permanent=True)
                 after, _ = master.heard(state, failed, 0.0)
                 assert isinstance(after.phase, master.Over) is not past

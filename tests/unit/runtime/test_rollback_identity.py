@@ -10,7 +10,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.model import Epoch, WorkerId
-from holdfast.runtime import messages as m
+from holdfast.runtime.wire import messages as m
 from holdfast.testing import TestDriver
 
 

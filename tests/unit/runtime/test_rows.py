@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from holdfast.runtime.rows import WrongRow, batch_of_columns, batch_of_rows
+from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("word", pa.utf8())])
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -55,10 +55,10 @@ class TestBatchOfRows:
         [
             ({"word": "a"}, "'n' is missing", "n"),
             ({"n": None}, "'n' is null", "n"),
-            ({"n": 1, "x": 2}, "'x' that the schema does not have", None),
+            ({"n": 1, "x": 2}, "'x' is not in the schema", None),
             ((1,), "1 values for 2 columns", None),
-            (7, "int is no row", None),
-            (NOON, "datetime is no row", None),
+            (7, "int is not a row", None),
+            (NOON, "datetime is not a row", None),
             ({"n": "1"}, "takes int64, not str '1'", "n"),
             ({"n": 1.0}, "takes int64, not float 1.0", "n"),
             ({"n": True}, "takes int64, not bool True", "n"),
@@ -121,7 +121,7 @@ class TestBatchOfColumns:
         [
             ({"n": [1, 2]}, "'word' is missing"),
             ({"n": [1], "word": ["a", "b"]}, "'n' has 1 values instead of 2"),
-            ({"n": [1, 2], "word": ["a", "b"], "x": [1, 2]}, "'x' that the schema does not have"),
+            ({"n": [1, 2], "word": ["a", "b"], "x": [1, 2]}, "'x' is not in the schema"),
             ({"n": np.array([1.5, 2.0]), "word": ["a", "b"]}, "'n' takes int64"),
             ({"n": pa.array([1, None]), "word": ["a", "b"]}, "'n' is null"),
             ({"n": ["1", "2"], "word": ["a", "b"]}, "'n' takes int64, not str"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.runtime.rowtypes import row_class
+from holdfast.runtime.rows.row_types import row_class
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.schema import describe_difference, schema_of
+from holdfast.runtime.rows.schema import describe_difference, schema_of
 
 
 @dataclass
@@ -120,11 +120,11 @@ class TestSchemaOf:
         job.write_text(
             postponed
             + "from dataclasses import dataclass\nfrom datetime import datetime\n"
-            + "from holdfast.runtime.schema import schema_of\n"
+            + "from holdfast.runtime.rows.schema import schema_of\n"
             + "@dataclass\nclass Bid:\n    at: datetime\n    price: float | None\n"
             + "if __name__ == '__main__':\n    print(schema_of(Bid).to_string())\n"
         )
-        outer = "import runpy, sys; from holdfast.runtime.schema import schema_of;"
+        outer = "import runpy, sys; from holdfast.runtime.rows.schema import schema_of;"
         outer += f"print(schema_of(runpy.run_path({str(job)!r}, run_name='job')['Bid']).to_string())"
         command = [sys.executable, str(job)] if how == "script" else [sys.executable, "-c", outer]
         done = subprocess.run(

@@ -11,9 +11,10 @@ import pytest
 from holdfast.checkpoint import joblog
 from holdfast.errors import Fenced
 from holdfast.model import JobUuid
-from holdfast.runtime.admission import refuse_second_run
-from holdfast.runtime.live import understood
-from holdfast.runtime.presence import myself
+from holdfast.runtime.execution.admission import refuse_second_run
+from holdfast.runtime.job import status
+from holdfast.runtime.job.live import understood
+from holdfast.runtime.wire.presence import myself
 from holdfast.storage.objects import MemoryObjects
 from tests.unit.runtime.test_explain import shown
 from tests.unit.runtime.test_master import completed, opened, running
@@ -66,12 +67,36 @@ class TestALiveJsonFromTheFuture:
 
 
 DAMAGED: list[Any] = [
-    [], 7, None, "running", {}, {"driver": None}, {"driver": {}}, {"driver": {"host": "here"}},
-    {"driver": {"host": None, "pid": None, "at": None}}, {"driver": []}, {"generation": "1"}, {"state": None},
-    {"state": "odd"}, {"workers": None}, {"workers": [None]}, {"workers": [{}]}, {"sources": {}}, {"sources": [{}]},
-    {"restarts": None}, {"restarts": [{}]}, {"problems": [{}]}, {"waiting": [{}]}, {"open_epoch": {}}, {"ended": None},
-    {"failures": {}}, {"backlog": [{}]}, {"repairing": [{}]}, {"timeline": []}, {"schema": 2},
-]  # fmt: skip
+    [],
+    7,
+    None,
+    "running",
+    {},
+    {"driver": None},
+    {"driver": {}},
+    {"driver": {"host": "here"}},
+    {"driver": {"host": None, "pid": None, "at": None}},
+    {"driver": []},
+    {"generation": "1"},
+    {"state": None},
+    {"state": "odd"},
+    {"workers": None},
+    {"workers": [None]},
+    {"workers": [{}]},
+    {"sources": {}},
+    {"sources": [{}]},
+    {"restarts": None},
+    {"restarts": [{}]},
+    {"problems": [{}]},
+    {"waiting": [{}]},
+    {"open_epoch": {}},
+    {"ended": None},
+    {"failures": {}},
+    {"backlog": [{}]},
+    {"repairing": [{}]},
+    {"timeline": []},
+    {"schema": 2},
+]
 
 
 class TestALiveJsonThatNoDriverWrote:
@@ -98,4 +123,52 @@ class TestWhatDriversWrite:
         completed(closed)
         for run in (opened(), running(), closed):
             said = shown(run, driver=myself("owner", 1))
-            assert understood(json.dumps(said).encode()) == json.loads(json.dumps(said))
+            read = understood(json.dumps(said).encode())
+            assert read is not None and read.as_json() == json.loads(json.dumps(said))
+
+    def test_has_the_fields_of_the_documented_status_in_their_order(self) -> None:
+        run = running()
+        completed(run)
+        assert list(shown(run)) == [
+            "schema",
+            "job",
+            "root",
+            "state",
+            "reason",
+            "mode",
+            "generation",
+            "timeline",
+            "checkpoint",
+            "driver",
+            "workers",
+            "sources",
+            "sinks",
+            "operators",
+            "late",
+            "restarts",
+            "rewind_horizon",
+            "problems",
+            "job_uuid",
+            "key_groups",
+            "epochs",
+            "records_in",
+            "epochs_given_up",
+            "parallelism",
+            "checkpoint_every_ms",
+            "ending",
+            "savepoints_waiting",
+            "appending",
+            "open_epoch",
+            "older_output_left",
+            "launching",
+            "next_launch_ms",
+            "failures",
+            "backlog",
+            "waiting",
+            "ended",
+        ]
+
+    def test_of_the_log_alone_has_none_of_what_only_a_driver_knows(self) -> None:
+        job = running().state.job
+        shown = status.of_log(job, "counts", "/data/counts").as_json()
+        assert list(shown)[-2:] == ["job_uuid", "key_groups"] and "waiting" not in shown

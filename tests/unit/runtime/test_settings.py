@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-import holdfast.runtime.settings
+import holdfast.runtime.config.settings
 from holdfast.errors import ConfigError
 from holdfast.model import (
     ChannelId,
@@ -28,17 +28,19 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
-from holdfast.runtime import messages as m
-from holdfast.runtime.channels import MemoryNetwork, OpenLinks
-from holdfast.runtime.cluster import MemberPorts, VirtualClock
-from holdfast.runtime.deliveries import Deliveries
-from holdfast.runtime.local import MemoryState
-from holdfast.runtime.mailbox import Mailbox
-from holdfast.runtime.settings import SETTINGS, Setting, duration_ms, resolve, size_bytes
+from holdfast.runtime.config.settings import SETTINGS, Setting, duration_ms, resolve, size_bytes
+from holdfast.runtime.driver.state import Rules
 from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.host import WorkerTask, limits_of
 from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.spark.wire import close_listener, listen
+from holdfast.runtime.testing.cluster import MemberPorts, VirtualClock
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.channels import MemoryNetwork, OpenLinks
+from holdfast.runtime.wire.mailbox import Mailbox
+from holdfast.runtime.worker.deliveries import Deliveries
+from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.loop import Limits
 from holdfast.storage.objects import MemoryObjects
 
 
@@ -177,9 +179,9 @@ class TestPasswords:
 def reads_of_settings() -> set[str]:
     """Return which attributes of settings the code of a run reads; showing a setting is no use of it."""
     found: set[str] = set()
-    folder = Path(holdfast.runtime.settings.__file__).parent
+    folder = Path(holdfast.runtime.config.settings.__file__).parents[1]
     for file in folder.rglob("*.py"):
-        if file.name in ("settings.py", "plan.py", "plan_changes.py"):
+        if file.name in ("settings.py", "compiler.py", "plan.py", "plan_changes.py"):
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] == "settings":
@@ -200,10 +202,16 @@ class TestEverySettingHasAnEffect:
         batch = pa.record_batch({"n": pa.array(range(100), pa.int64())})
         links = network.open(
             OpenLinks(
-                JobUuid("job"), Generation(1), Subtask(0), (own,), (own, away),
-                {Subtask(1): deaf.getsockname()[:2]}, {0: batch.schema}, lambda *_: None,
+                JobUuid("job"),
+                Generation(1),
+                Subtask(0),
+                (own,),
+                (own, away),
+                {Subtask(1): deaf.getsockname()[:2]},
+                {0: batch.schema},
+                lambda *_: None,
             )
-        )  # fmt: skip
+        )
         try:
             for channel in (own, away):
                 links.put(channel, batch)
@@ -221,7 +229,7 @@ class TestEverySettingHasAnEffect:
         address = ("127.0.0.1", 1)
         task = WorkerTask(app.plan(), "root", address, make_credentials(False), 0.5, 10.0, 9.0, None, 70_000, 2_000_000)
         limits = limits_of(task)
-        assert (limits.records_per_second, limits.staged_bytes_max) == (9.0, 2_000_000)
+        assert (limits.max_records_per_second, limits.staged_bytes_max) == (9.0, 2_000_000)
 
     def test_output_that_waits_stops_sources_at_its_limit(self) -> None:
         app = hf.App("numbers")
@@ -237,10 +245,50 @@ class TestEverySettingHasAnEffect:
             handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
             deliveries.deploy(
                 m.Deploy(
-                    JobUuid("j"), Generation(1), Timeline(1), Epoch(1), Epoch(0), Subtask(0), (), handle, (),
-                    (pending,), (),
+                    JobUuid("j"),
+                    Generation(1),
+                    Timeline(1),
+                    Epoch(1),
+                    Epoch(0),
+                    m.Active(Subtask(0)),
+                    (),
+                    handle,
+                    (),
+                    (pending,),
+                    (),
                 )
-            )  # fmt: skip
+            )
             return deliveries.full()
 
         assert (is_full(1_000), is_full(1_001)) == (True, False)
+
+
+class TestNames:
+    @pytest.mark.parametrize("inside", [Rules, Limits, WorkerTask])
+    def test_a_setting_has_the_same_name_inside_but_for_its_unit(self, inside: type) -> None:
+        """A reader who searches for a setting finds it only if the code calls it by the same name."""
+        known = {setting.name.removesuffix("_ms") for setting in SETTINGS}
+        within = {field.name.removesuffix("_s") for field in fields(inside)}
+        expected = {
+            Rules: {
+                "key_groups",
+                "checkpoint_every",
+                "silent_after",
+                "restart_failures_max",
+                "restart_window",
+                "restart_backoff_first",
+                "restart_backoff_max",
+                "audit",
+            },
+            Limits: {"max_records_per_second", "staged_bytes_max"},
+            WorkerTask: {
+                "root",
+                "heartbeat",
+                "session_timeout",
+                "max_records_per_second",
+                "channel_bytes_max",
+                "staged_bytes_max",
+                "hung_after",
+            },
+        }
+        assert known & within == expected[inside]

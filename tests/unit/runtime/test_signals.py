@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.mailbox import Mailbox
-from holdfast.runtime.signals import NUMBERS, StopSignals
+from holdfast.runtime.execution.signals import NUMBERS, StopSignals
+from holdfast.runtime.wire.mailbox import Mailbox
 
 
 @contextmanager
@@ -66,3 +66,15 @@ class TestStopSignals:
         with StopSignals():
             assert [signal.getsignal(number) for number in NUMBERS] != before
         assert [signal.getsignal(number) for number in NUMBERS] == before
+
+    def test_a_run_in_another_thread_leaves_them_to_the_program(self) -> None:
+        before, seen = signal.getsignal(signal.SIGINT), []
+
+        def run() -> None:
+            with StopSignals() as signals:
+                seen.append((signals.arrived(), signal.getsignal(signal.SIGINT)))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert seen == [(False, before)]

@@ -13,13 +13,13 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import JobFailed
-from holdfast.runtime import messages as m
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.dataflow import Stream
-from holdfast.runtime.mailbox import Mailbox
+from holdfast.runtime.api.stream import Stream
+from holdfast.runtime.operators.turns import LONG_S, ROWS_FIRST, Pace
 from holdfast.runtime.spark.host import Session, WorkerTask
 from holdfast.runtime.spark.tls import make_credentials
-from holdfast.runtime.turns import LONG_S, ROWS_FIRST, Pace
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.mailbox import Mailbox
 from holdfast.sinks.memory import MemorySink
 from holdfast.storage.objects import MemoryObjects
 from holdfast.testing import TestDriver
@@ -252,7 +252,7 @@ class TestAFunctionThatHangs:
         assert isinstance(alive, m.Heartbeat) and alive.progress.held_by == ()
         assert isinstance(busy, m.Heartbeat) and busy.progress.held_by == ("function: map wait",)
         assert isinstance(failed, m.Failed) and not failed.permanent
-        assert "the Python function of step 'map wait', for one row or batch, for 121 s" in failed.error["what"]
+        assert "the Python function of step 'map wait', for one row or batch, for 121 s" in failed.error.what
 
 
 class TestPace:

@@ -16,15 +16,15 @@ from holdfast.checkpoint import manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, SourcePosition, Tag, Timeline
-from holdfast.runtime.reading import open_readings
-from holdfast.runtime.rewind_sources import missing_records
-from holdfast.runtime.run import prepare
-from holdfast.runtime.settings import resolve
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.rewind.sources import missing_records
+from holdfast.runtime.sources.reading import open_readings
 from holdfast.sinks.memory import MemorySink
-from holdfast.storage.compaction import Compactor, Wishes
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.compaction import Compactor, Wishes
+from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.storage.log.voids import TakeBack
 from holdfast.storage.objects import LocalObjects
-from holdfast.storage.voids import TakeBack
 
 
 def append(folder: Path, *numbers: int, partition: int = 0) -> None:
@@ -57,9 +57,9 @@ def failed(words: Words) -> str:
     words.cluster.pass_time(5.0)
     assert words.cluster.driver.outcome is not None
     kind, error = words.cluster.driver.outcome
-    assert (kind, error and error["kind"]) == ("failed", "damaged"), (kind, error)
-    assert error is not None and "rows" in error["what"]
-    return str(error["what"])
+    assert (kind, error and error.kind) == ("failed", "damaged"), (kind, error)
+    assert error is not None and "rows" in error.what
+    return str(error.what)
 
 
 class TestALogThatIsNotTheOneThatWasRead:
@@ -86,14 +86,14 @@ class TestALogThatIsNotTheOneThatWasRead:
         append(words.folder / "rows", 8)
         append(words.folder / "rows", 9)
         words.go_on(words.code)
-        assert "commit 3 is not the one" in failed(words)
+        assert "commit 3 has changed" in failed(words)
 
     def test_a_recovery_compares_it_again(self, words: Words) -> None:
         restore(words)
         append(words.folder / "rows", 7)
         append(words.folder / "rows", 8)
         words.cluster.replace_driver()
-        assert "commit 3 is not the one" in failed(words)
+        assert "commit 3 has changed" in failed(words)
 
     def test_a_running_job_stops_when_the_log_goes_on_after_another_commit(self, words: Words) -> None:
         restore(words)
@@ -198,30 +198,32 @@ class TestIdentityOfALog:
         return tmp_path / "log"
 
     def test_it_is_found_again_by_any_reader_at_any_offset(self, path: Path) -> None:
-        source, other = hf.Log(path).open(), hf.Log(path).open()
+        source, other = hf.Log(path).source().open(), hf.Log(path).source().open()
         for offset in range(1, 6):
             assert other.changed(source.identity(0, offset)) is None
 
     def test_it_is_that_of_the_first_commit_that_reaches_the_offset(self, path: Path, tmp_path: Path) -> None:
-        identity = hf.Log(path).open().identity(0, 2)
+        identity = hf.Log(path).source().open().identity(0, 2)
         shutil.copytree(path, tmp_path / "copy")
         for sequence in (3, 4, 5):
             (tmp_path / "copy" / "commits" / f"{sequence:020d}.json").unlink()
-        assert hf.Log(tmp_path / "copy").open().changed(identity) is None
-        assert "ends at commit 2" in str(hf.Log(tmp_path / "copy").open().changed(hf.Log(path).open().identity(0, 3)))
+        assert hf.Log(tmp_path / "copy").source().open().changed(identity) is None
+        identity = hf.Log(path).source().open().identity(0, 3)
+        assert "ends at commit 2" in str(hf.Log(tmp_path / "copy").source().open().changed(identity))
 
     def test_it_is_the_same_after_a_read_and_without_one(self, path: Path) -> None:
-        reader = hf.Log(path).open()
+        reader = hf.Log(path).source().open()
         _, following = reader.read(0, 2, 1)
-        assert reader.identity(0, following) == hf.Log(path).open().identity(0, following)
+        assert reader.identity(0, following) == hf.Log(path).source().open().identity(0, following)
 
     def test_it_outlives_a_compaction_and_a_seal(self, path: Path) -> None:
-        before = [hf.Log(path).open().identity(0, offset) for offset in range(1, 6)]
+        before = [hf.Log(path).source().open().identity(0, offset) for offset in range(1, 6)]
         Compactor(LocalObjects(str(path))).compact(Wishes(0, 0))
         LogWriter(LocalObjects(str(path))).seal()
-        assert {hf.Log(path).open().changed(identity) for identity in before} == {None}
-        reader = hf.Log(path).open()
-        assert [hf.Log(path).open().changed(reader.identity(0, offset)) for offset in range(1, 6)] == [None] * 5
+        assert {hf.Log(path).source().open().changed(identity) for identity in before} == {None}
+        reader = hf.Log(path).source().open()
+        again = hf.Log(path).source()
+        assert [again.open().changed(reader.identity(0, offset)) for offset in range(1, 6)] == [None] * 5
 
     def test_a_copy_without_the_rewind_that_the_reader_skipped_is_another_history(
         self, path: Path, tmp_path: Path
@@ -232,13 +234,13 @@ class TestIdentityOfALog:
         append(path, 7)
         shutil.copytree(path, tmp_path / "copy")
         log.take_back(TakeBack(Tag(Timeline(2), Epoch(0)), ("w",), lambda _: False))
-        reader = hf.Log(path).open()
+        reader = hf.Log(path).source().open()
         batch, following = reader.read(0, 5, 1 << 20)
         assert batch is not None and following == 7
-        assert "ends at commit 7" in str(hf.Log(tmp_path / "copy").open().changed(reader.identity(0, 7)))
+        assert "ends at commit 7" in str(hf.Log(tmp_path / "copy").source().open().changed(reader.identity(0, 7)))
 
     def test_it_needs_no_request_where_the_reader_stands(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        reader = hf.Log(path).open()
+        reader = hf.Log(path).source().open()
         _, following = reader.read(0, 3, 1)
         monkeypatch.setattr(LocalObjects, "get", None)
         assert reader.identity(0, following)
@@ -256,7 +258,7 @@ class TestIdentityOfAGenerator:
     def test_it_is_no_log(self, tmp_path: Path) -> None:
         create_log(LocalObjects(str(tmp_path / "log")), ROWS)
         append(tmp_path / "log", 1)
-        log = hf.Log(tmp_path / "log").open()
+        log = hf.Log(tmp_path / "log").source().open()
         generator = hf.Generator(pa.schema([pa.field("n", pa.int64())]), lambda i: (i,)).open()
         assert generator.changed(log.identity(0, 1)) is not None
         assert log.changed(generator.identity(0, 1)) is not None

@@ -11,8 +11,8 @@ from holdfast.checkpoint.joblog import Job, JobCreated, Record, fold
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Unavailable
 from holdfast.model import Generation, JobUuid, Timeline
-from holdfast.runtime.cluster import InlineLane
-from holdfast.runtime.sweep import Sweep
+from holdfast.runtime.driver.sweep import Sweep
+from holdfast.runtime.testing.cluster import InlineLane
 from holdfast.storage.objects import LocalObjects
 
 

@@ -8,9 +8,9 @@ import pytest
 from words_job import ROWS, Words
 
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.storage.log import LogWriter
+from holdfast.storage.log.log import LogWriter
+from holdfast.storage.log.voids import TakeBack
 from holdfast.storage.objects import LocalObjects
-from holdfast.storage.voids import TakeBack
 
 WRITER = "another-job/out/0"
 
@@ -44,5 +44,5 @@ class TestRecordsTakenBack:
         words.cluster.pass_time(3.0)
         assert words.cluster.driver.outcome is not None
         kind, error = words.cluster.driver.outcome
-        assert (kind, error and error["kind"]) == ("failed", "damaged")
-        assert error is not None and "were taken back" in error["what"]
+        assert (kind, error and error.kind) == ("failed", "damaged")
+        assert error is not None and "were taken back" in error.what

@@ -160,11 +160,11 @@ class TestWrongUse:
             ([Timed("a", datetime(2026, 1, 1))], "row 0 pushed to 'rows' does not fit its schema: column 'at' is a"),
             ([{"word": "a", "at": NOON}, {"word": "a", "at": datetime(2026, 1, 1)}], "row 1 pushed to 'rows'"),
             ([{"word": 1, "at": NOON}], "column 'word' takes string, not int 1"),
-            ([{"word": "a", "at": NOON, "n": 1}], "a column 'n' that the schema does not have"),
-            ("rows.csv", "'rows.csv' is no list of rows"),
-            ({"word": "a", "at": NOON}, "is no list of rows"),
-            (["rows.csv"], "str is no row"),
-            (7, "7 is no list of rows"),
+            ([{"word": "a", "at": NOON, "n": 1}], "column 'n' is not in the schema"),
+            ("rows.csv", "'rows.csv' is not a list of rows"),
+            ({"word": "a", "at": NOON}, "is not a list of rows"),
+            (["rows.csv"], "str is not a row"),
+            (7, "7 is not a list of rows"),
         ],
     )
     def test_rows_that_are_none(self, rows: Any, says: str) -> None:
@@ -181,7 +181,7 @@ class TestWrongUse:
     @pytest.mark.parametrize(
         ("key", "says"),
         [
-            ("a", "keeps its state by window_end, word, and 'a' is no such key: it has 1 of 2 columns"),
+            ("a", "keeps its state by window_end, word, but 'a' is not such a key: the key has 2 columns, not 1"),
             ((NOON, 7), "column 'word' takes string, not int 7"),
             ((datetime(2026, 1, 1, 13), "a"), "is a datetime without a time zone"),
             ((None, "a"), "column 'window_end' is null"),

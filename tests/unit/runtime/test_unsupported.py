@@ -14,10 +14,10 @@ import pytest
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.runtime import unsupported
-from holdfast.runtime.app import App
-from holdfast.runtime.cli.jobfile import load
-from holdfast.runtime.dataflow import Keyed, Stream
+from holdfast.runtime.api import unsupported
+from holdfast.runtime.api.app import App
+from holdfast.runtime.api.stream import Keyed, Stream
+from holdfast.runtime.cli.start.jobfile import load
 
 TIMED = pa.schema(
     [pa.field("v", pa.int64(), nullable=False), pa.field("at", pa.timestamp("us", "UTC"), nullable=False)]
@@ -98,7 +98,7 @@ class TestForgottenArguments:
         [
             (lambda: hf.App(), "an app at test_unsupported.py:"),
             (lambda: hf.App("hot").source(), "has no name: nothing is given"),
-            (lambda: hf.App("hot").source(PlannedSource(TIMED)), "has no name: its first argument is PlannedSource"),  # type: ignore[arg-type]
+            (lambda: hf.App("hot").source(PlannedSource(TIMED)), "has no name: its first argument is PlannedSource"),  # type: ignore[call-overload]
             (lambda: hf.App("hot").source("bids"), "no source is given"),
             (lambda: stream().sink(hf.SQLite("x.db", table="t")), "a sink at test_unsupported.py:"),
             (lambda: stream().sink("out"), "no sink is given"),
@@ -108,7 +108,7 @@ class TestForgottenArguments:
             (lambda: stream().key_by("v").window().agg("n", n=hf.count()), "None is not a window"),
             (lambda: stream().key_by("v").window(hf.tumbling("1s")).agg(n=hf.count()), "an operator at"),
             (lambda: stream().key_by("v").window(hf.tumbling("1s")).agg("n", hf.sum("v")), "sum('v') has no name"),
-            (lambda: stream().map(lambda row: row), "no to= is given, which says what rows the function gives"),
+            (lambda: stream().map(lambda row: row), "to= is missing: it describes the rows that the function returns"),
             (lambda: hf.sum(), "sum(): an aggregate takes the name of a column"),
             (lambda: hf.count(filter=1), "count(..., filter=) is not in this version"),  # type: ignore[arg-type]
             (lambda: planned(mode="microbatch"), "uses mode='microbatch', which this version does not support"),
@@ -128,7 +128,7 @@ class TestArgumentsThatDoNotFit:
             (lambda: hf.SQLite(), "hf.SQLite at test_unsupported.py:{} lacks 'path' and 'table'", "hf.SQLite("),  # type: ignore[call-arg]
             (lambda: hf.SQLite("x", tabel="t"), "has no argument 'tabel'", "did you mean 'table'?"),  # type: ignore[call-arg]
             (lambda: hf.tumbling(), "hf.tumbling at test_unsupported.py:{} lacks 'size'", 'hf.tumbling("1h"'),  # type: ignore[call-arg]
-            (lambda: hf.tumbling("1h", "0s", "5m"), "is given too much: 3 arguments by position", "hf.tumbling("),  # type: ignore[call-arg]
+            (lambda: hf.tumbling("1h", "0s", "5m"), "has too many arguments: 3 by position", "hf.tumbling("),  # type: ignore[call-arg]
             (lambda: hf.Log(), "hf.Log at test_unsupported.py:{} lacks 'path'", "hf.Log("),  # type: ignore[call-arg]
             (lambda: hf.Log("x", partition=3), "has no argument 'partition'", "did you mean 'partitions'?"),  # type: ignore[call-arg]
             (lambda: hf.Generator(), "hf.Generator at test_unsupported.py:{} lacks 'schema' and 'fn'", "count="),  # type: ignore[call-arg]
@@ -136,7 +136,7 @@ class TestArgumentsThatDoNotFit:
             (lambda: stream().filter(), ".filter at test_unsupported.py:{} lacks 'predicate'", "pl.col("),
             (lambda: stream().map(), ".map at test_unsupported.py:{} lacks 'fn'", "to=Out"),
             (lambda: stream().key_by("v").window(size="1h"), "has no argument 'size'", "hf.tumbling("),
-            (lambda: hf.hopping(), "hopping() is not supported by this version", "hf.tumbling(size)"),
+            (lambda: hf.hopping(), "hopping() is not supported in this version", "hf.tumbling(size)"),
         ],
     )
     def test_are_refused_in_one_sentence_with_the_place(
@@ -162,9 +162,9 @@ def planned(**arguments: Any) -> object:
 
 
 class TestTypeCheckers:
-    @pytest.mark.parametrize("module", ["app", "dataflow", "windowed"])
+    @pytest.mark.parametrize("module", ["app", "stream"])
     def test_do_not_see_the_attributes_that_only_tell_what_is_missing(self, module: str) -> None:
-        source = inspect.getsource(__import__(f"holdfast.runtime.{module}", fromlist=["x"]))
+        source = inspect.getsource(__import__(f"holdfast.runtime.api.{module}", fromlist=["x"]))
         hidden = [
             name.name
             for node in ast.walk(ast.parse(source))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.runtime.vitals import Limits, Seen, State, Watch, described, look
+from holdfast.runtime.wire.vitals import Limits, Seen, State, Watch, described, look
 
 LIMITS = Limits(every=0.5, hung_after=120.0, session_timeout=10.0)
 
@@ -83,4 +83,4 @@ class TestMarks:
     def test_are_told_in_words(self) -> None:
         assert described("function: map parse") == "the Python function of step 'map parse'"
         assert described("source: clicks") == "a read of source 'clicks'"
-        assert described(None) == described("interpreter") == "code outside of Python functions"
+        assert described(None) == described("interpreter") == "code outside Python functions"

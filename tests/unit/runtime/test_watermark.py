@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.model import SourcePosition
-from holdfast.runtime.cluster import VirtualClock
-from holdfast.runtime.event_time import EventTime
-from holdfast.runtime.messages import PartitionTime
-from holdfast.runtime.sources.source import OpenSource
-from holdfast.runtime.steps import SourceSpec
-from holdfast.runtime.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, told
+from holdfast.runtime.plan.model import SourceSpec
+from holdfast.runtime.plan.source import OpenSource
+from holdfast.runtime.rows.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, told
+from holdfast.runtime.sources.event_time import EventTime
+from holdfast.runtime.testing.cluster import VirtualClock
+from holdfast.runtime.wire.messages import PartitionTime
+from holdfast.traits import SourceTraits
 
 
 def after(*said: tuple[str, int, bool], parts: str = "ab") -> Minimum[str]:
@@ -73,7 +75,15 @@ class TestMinimum:
         state = after(("a", 5, False), ("b", 3, False))
         for part in "ab":
             state, _ = told(state, part, Watermark(4, idle=True, over=True))
-        assert state.now == Watermark(3, idle=True, over=True)
+        assert state.now == Watermark(5, idle=True, over=True)
+
+    @given(st.permutations("abc"))
+    def test_once_all_are_over_it_is_the_largest_whichever_was_over_last(self, order: list[str]) -> None:
+        state, reached = begin("abc"), {"a": NEVER_US, "b": 3, "c": 9}
+        for part in order:
+            state, _ = told(state, part, Watermark(reached[part]))
+            state, _ = told(state, part, Watermark(reached[part], idle=True, over=True))
+        assert state.now == Watermark(9, idle=True, over=True)
 
     def test_a_part_that_tells_less_than_before_keeps_what_it_told(self) -> None:
         state = after(("a", 5, False), ("b", 7, False), ("a", 2, False))
@@ -117,6 +127,11 @@ class Source:
     """A source that is only configured."""
 
     schema = SCHEMA
+    row_type: type | None = None
+    where = "a source that is only configured"
+
+    def __init__(self, tells_time: bool = False) -> None:
+        self.traits = SourceTraits(kind="Source", local_paths=(), tells_time=tells_time)
 
     def check(self) -> None:
         """Nothing to look at."""
@@ -128,9 +143,9 @@ class Source:
 class Reading:
     """The event time of partitions 0 and 1, idle after 10 s, 2 s out of order; and what it sent."""
 
-    def __init__(self, *positions: SourcePosition, opened: object = None) -> None:
+    def __init__(self, *positions: SourcePosition, opened: Any = None) -> None:
         self.clock, self.sent = VirtualClock(), list[Watermark]()
-        spec = SourceSpec("s", Source(), 0, "at", 2_000_000, 10.0)
+        spec = SourceSpec("s", Source(opened is not None), 0, "at", 2_000_000, 10.0)
         self.time = EventTime(spec, opened, list(positions), self.clock, self.sent.append)
 
     def quiet(self, seconds: float, *partitions: int) -> None:

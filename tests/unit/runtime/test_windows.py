@@ -19,13 +19,13 @@ from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.runtime.identity import check_against, describe_operators
-from holdfast.runtime.operators.fragment import FragmentRuntime
-from holdfast.runtime.operators.window import KeyGroups
-from holdfast.runtime.status import of_run
-from holdfast.runtime.windows import CLOCK_KEY, Tumbling
+from holdfast.runtime.job.status import of_run
+from holdfast.runtime.operators.contract import KeyGroups
+from holdfast.runtime.plan.identity import check_against, describe_operators
+from holdfast.runtime.rows.windows import CLOCK_KEY, Tumbling
+from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory import MemorySink
-from holdfast.state.keygroups import key_of_group, range_of
+from holdfast.state.keys.keygroups import key_of_group, range_of
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.testing import TestDriver
@@ -136,14 +136,14 @@ class TestClosing:
         with TestDriver(app_of(idle_after="6s")) as t:
             t.push("bids", [bid(1), bid(12)])
             t.advance("4s")
-            rows = of_run(t.cluster.driver.state, "", "", {})["sources"]
-            assert [row["holds_time"] for row in rows] == [True] * 4
-            assert all(2_000 <= row["idle_ms"] <= 4_000 for row in rows)
+            rows = of_run(t.cluster.driver.state, "", "", None).sources
+            assert [row.holds_time for row in rows] == [True] * 4
+            assert all(2_000 <= (row.idle_ms or 0) <= 4_000 for row in rows)
             t.advance("1s")
             t.push("bids", [bid(13)])
             t.advance("4s")
-            rows = of_run(t.cluster.driver.state, "", "", {})["sources"]
-            assert [row["holds_time"] for row in rows] == [True, False, False, False]
+            rows = of_run(t.cluster.driver.state, "", "", None).sources
+            assert [row.holds_time for row in rows] == [True, False, False, False]
 
     def test_a_record_within_the_lateness_corrects_its_window(self) -> None:
         with TestDriver(app_of()) as t:
@@ -339,7 +339,7 @@ class TestRefusals:
 
     def test_an_event_time_that_was_only_renamed_is_taken(self) -> None:
         bids = hf.App("x").source("bids", COLUMNS, event_time="at").select("auction", when=pl.col("at"))
-        assert bids.key_by("auction").window(hf.tumbling("1s")).time == "when"
+        assert bids.key_by("auction").window(hf.tumbling("1s")).grouping.time == "when"
 
     def test_an_upsert_stream(self) -> None:
         counted = hf.App("x").source("bids", COLUMNS, event_time="at").key_by("auction").agg("n", last=hf.max("at"))
@@ -350,7 +350,7 @@ class TestRefusals:
         "window", [lambda: hf.hopping("10s", every="2s"), lambda: hf.session("5s"), lambda: hf.calendar("day", "UTC")]
     )
     def test_other_windows(self, window: Any) -> None:
-        with pytest.raises(hf.ConfigError, match="is not supported by this version"):
+        with pytest.raises(hf.ConfigError, match="is not supported in this version"):
             window()
 
     @pytest.mark.parametrize(("size", "offset"), [("0s", "0s"), ("10s", "10s"), ("10s", "11s")])
@@ -365,7 +365,7 @@ class TestRefusals:
     def test_state_of_other_windows(self) -> None:
         before = describe_operators(app_of(lateness="5s").plan())
         check_against(app_of(lateness="5s").plan(), before)
-        with pytest.raises(hf.ConfigError, match="would open again"):
+        with pytest.raises(hf.ConfigError, match="would reopen"):
             check_against(app_of(lateness="6s").plan(), before)
 
 

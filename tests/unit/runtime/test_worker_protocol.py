@@ -25,7 +25,7 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
-from holdfast.runtime.worker import (
+from holdfast.runtime.worker.protocol import (
     CloseFragment,
     Commit,
     Compact,

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import ConfigError, Fenced, Unavailable
 from holdfast.model import Epoch, ObjectRef, Pending, Staged, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.delivery import (
     RETRY_FIRST_MS,
@@ -39,7 +40,8 @@ from holdfast.sinks.delivery import (
 )
 
 WRITER = Writer("out", Subtask(3))
-LOST = Failed("no answer", permanent=False)
+REFUSAL = ConfigError("duplicate key", next_step="correct the key").report()
+LOST = Failed(Unavailable("no answer", next_step="wait").report(), permanent=False)
 
 
 def tag(epoch: int, timeline: int = 1) -> Tag:
@@ -87,8 +89,9 @@ class TestOpening:
         state, effects = play(Queue(FIVE), Opened(delivered, confirmed_by_manifest=tag(4)))
         assert isinstance(state, Stopped)
         match effects:
-            case [Fail(writer, error, "damaged")]:
-                assert writer == WRITER and "epoch 4 was delivered to it: it was restored from a backup" in error
+            case [Fail(writer, error)]:
+                assert writer == WRITER and error.kind == "damaged"
+                assert "epoch 4 was delivered to it: it was restored from a backup" in error.what
             case _:
                 pytest.fail(f"{effects}")
 
@@ -129,7 +132,7 @@ class TestATargetBeyondTheCompletedEpochs:
     def test_stops_delivery(self, queued: tuple[Pending, ...], opened: Opened, kind: str) -> None:
         state, effects = play(*map(Queue, queued), opened)
         assert isinstance(state, Stopped)
-        assert [(type(each), each.kind) for each in effects if isinstance(each, Fail)] == [(Fail, kind)]
+        assert [each.error.kind for each in effects if isinstance(each, Fail)] == [kind]
 
 
 class TestDelivering:
@@ -219,18 +222,17 @@ class TestAWriterThatHasFallenBehind:
         assert counts == [16, 8, 4, 2, 1, 1]
 
     def test_epochs_before_one_that_can_never_be_delivered_are_delivered(self) -> None:
-        refusal = Failed("duplicate key", permanent=True, kind="config")
+        refusal = Failed(REFUSAL, permanent=True)
         events: tuple[Event, ...] = (Queue(FIVE), Queue(SIX), Opened(None), refusal)
         assert play(*events) == (Delivering(WRITER, None, (FIVE, SIX), 0), [Attempt((FIVE,))])
         assert play(*events, Succeeded(tag(5)))[1] == [Confirm(WRITER, tag(5)), Attempt((SIX,))]
-        assert play(*events, Succeeded(tag(5)), refusal)[1] == [Fail(WRITER, "duplicate key", "config")]
-        assert play(*events, refusal)[1] == [Fail(WRITER, "duplicate key", "config")]
+        assert play(*events, Succeeded(tag(5)), refusal)[1] == [Fail(WRITER, REFUSAL)]
+        assert play(*events, refusal)[1] == [Fail(WRITER, REFUSAL)]
 
     def test_a_fenced_writer_does_not_try_again(self) -> None:
-        fenced = Failed("another driver owns it", permanent=True, kind="fenced")
-        assert play(Queue(FIVE), Queue(SIX), Opened(None), fenced)[1] == [
-            Fail(WRITER, "another driver owns it", "fenced")
-        ]
+        refused = Fenced("another driver owns it", next_step="leave").report()
+        fenced = Failed(refused, permanent=True)
+        assert play(Queue(FIVE), Queue(SIX), Opened(None), fenced)[1] == [Fail(WRITER, refused)]
 
 
 class TestFailure:
@@ -261,14 +263,14 @@ class TestFailure:
         assert play(*events, Succeeded(tag(5)), LOST)[1] == [RetryAfter(WRITER, RETRY_FIRST_MS)]
 
     def test_a_permanent_one_stops_with_its_own_error(self) -> None:
-        refusal = Failed("duplicate key", permanent=True, kind="config")
+        refusal = Failed(REFUSAL, permanent=True)
         assert play(Opened(None), Queue(FIVE), refusal) == (
-            Stopped(WRITER, (FIVE,), "duplicate key"),
-            [Fail(WRITER, "duplicate key", "config")],
+            Stopped(WRITER, (FIVE,), REFUSAL),
+            [Fail(WRITER, REFUSAL)],
         )
 
     def test_nothing_happens_after_the_stop(self) -> None:
-        stopped = play(Failed("gone", permanent=True))[0]
+        stopped = play(Failed(REFUSAL, permanent=True))[0]
         assert step(stopped, Queue(FIVE)) == (stopped, [])
 
 

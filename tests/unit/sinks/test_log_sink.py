@@ -12,11 +12,11 @@ import pytest
 
 from holdfast.errors import AlreadyExists, ConfigError, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, OwnedSink, Sink
+from holdfast.sinks.contract import AlreadyDelivered, Delivered, OwnedSink
 from holdfast.sinks.log import LogSink, LogTarget, misfit, writer_name
-from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
+from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
+from holdfast.storage.log.partitioning import partitions_of
 from holdfast.storage.objects import LocalObjects
-from holdfast.storage.partitioning import partitions_of
 
 JOB, OTHER = "6f9b0f6e-0000-4000-8000-000000000001", "6f9b0f6e-0000-4000-8000-000000000002"
 WRITER = Writer("late", Subtask(1))
@@ -70,8 +70,8 @@ def sink(tmp_path: Path) -> LogSink:
 
 class TestChecking:
     def test_it_is_a_sink_that_knows_its_owner_and_travels(self, sink: LogSink) -> None:
-        checked: Sink = sink
-        assert isinstance(checked, OwnedSink)
+        checked: OwnedSink = sink
+        assert checked.traits.checks_owner and not checked.traits.keyed
         given = LogSink("/data/log", ("n",), 2, SCHEMA)
         assert pickle.loads(pickle.dumps(given)) == given  # noqa: S301
 
@@ -90,7 +90,7 @@ class TestChecking:
         [
             (("absent",), 4, "key column 'absent'"),
             (("real",), 4, "'real' of type Float64 cannot be a key"),
-            (None, 0, "0 partitions were asked for"),
+            (None, 0, "0 partitions were requested"),
         ],
     )
     def test_what_cannot_be_created_is_refused_before_the_start(

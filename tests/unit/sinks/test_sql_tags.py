@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks import tags
+from holdfast.sinks.sql import tags
 
 WRITER = Writer("out", Subtask(0))
 TAGS = st.tuples(st.integers(1, 3), st.integers(1, 6)).map(lambda t: Tag(Timeline(t[0]), Epoch(t[1])))

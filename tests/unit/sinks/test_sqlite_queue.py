@@ -14,10 +14,11 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks import sqlite_queue
 from holdfast.sinks.contract import Delivered
-from holdfast.sinks.sqlite import SQLite, SQLiteTarget
-from holdfast.sinks.sqlite_queue import queue_of
+from holdfast.sinks.sqlite import queue as sqlite_queue
+from holdfast.sinks.sqlite.queue import queue_of
+from holdfast.sinks.sqlite.sink import SQLite
+from holdfast.sinks.sqlite.target import SQLiteTarget
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 FIRST = Tag(Timeline(1), Epoch(1))
@@ -29,7 +30,7 @@ class Waits:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.at = 0, 0
         self.happens: Callable[[], object] = lambda: None
-        monkeypatch.setattr("holdfast.sinks.sqlite_queue.time.sleep", self.sleep)
+        monkeypatch.setattr("holdfast.sinks.sqlite.queue.time.sleep", self.sleep)
 
     def sleep(self, _seconds: float) -> None:
         self.count += 1
@@ -80,9 +81,7 @@ class TestTurns:
         assert target.delivered() is None
         assert waits.count == 5
 
-    def test_whoever_is_first_in_the_queue_goes_first(
-        self, sink: SQLite, target: SQLiteTarget, waits: Waits
-    ) -> None:
+    def test_whoever_is_first_in_the_queue_goes_first(self, sink: SQLite, target: SQLiteTarget, waits: Waits) -> None:
         target.delivered()
         handle = os.open(queue_of(sink.path), os.O_RDWR)
         fcntl.flock(handle, fcntl.LOCK_EX)

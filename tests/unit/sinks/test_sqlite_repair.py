@@ -14,9 +14,9 @@ import pytest
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, Repair, Rewinding
-from holdfast.sinks.sql_values import from_json
-from holdfast.sinks.sqlite import SQLite
-from holdfast.sinks.sqlite_added import ranges_of
+from holdfast.sinks.sql.values import from_json
+from holdfast.sinks.sqlite.added import ranges_of
+from holdfast.sinks.sqlite.sink import SQLite
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
 LEFT = Writer("out", Subtask(0))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, Delivered
-from holdfast.sinks.sqlite import SQLite
-from holdfast.sinks.sqlite_rows import TAG_COLUMN, last_tag, row_tag
+from holdfast.sinks.sqlite.rows import TAG_COLUMN, last_tag, row_tag
+from holdfast.sinks.sqlite.sink import SQLite
 
 JOB, OTHER = "6f9b0f6e-0000-4000-8000-000000000001", "6f9b0f6e-0000-4000-8000-000000000002"
 LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))
@@ -225,5 +225,3 @@ class TestAnyOrder:
             deliver(sink, Writer("out", Subtask(n)), tag(epoch), delete(key) if deletes else put(key, f"e{epoch}"))
         newest = {key: (epoch, deletes) for epoch, key, deletes in sorted(writes)}
         assert users(sink) == sorted((key, f"e{epoch}") for key, (epoch, deletes) in newest.items() if not deletes)
-
-

@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered
-from holdfast.sinks.sql_values import affinity, from_json, real_as_json, rows_of
-from holdfast.sinks.sqlite import SQLite, SQLiteTarget
-from holdfast.sinks.sqlite_file import connect, json_object
+from holdfast.sinks.sql.values import affinity, from_json, real_as_json, rows_of
+from holdfast.sinks.sqlite.file import connect, json_object
+from holdfast.sinks.sqlite.sink import SQLite
+from holdfast.sinks.sqlite.target import SQLiteTarget
 
 JOB, WRITER = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0))
 NOBODY = 65534
@@ -176,9 +177,7 @@ class TestPrepare:
             (pa.field("x", pa.float64(), nullable=False), "may be NaN in the stream, which is stored as NULL"),
         ],
     )
-    def test_a_column_that_may_not_be_null_takes_none_that_may(
-        self, tmp_path: Path, field: pa.Field, why: str
-    ) -> None:
+    def test_a_column_that_may_not_be_null_takes_none_that_may(self, tmp_path: Path, field: pa.Field, why: str) -> None:
         declared = "INTEGER" if pa.types.is_integer(field.type) else "REAL"
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute(f"CREATE TABLE t (user INTEGER PRIMARY KEY, x {declared} NOT NULL)")
@@ -393,7 +392,8 @@ KILL = """
 import os, signal, sys
 import pyarrow as pa
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.sqlite import SQLite, SQLiteTarget
+from holdfast.sinks.sqlite.sink import SQLite
+from holdfast.sinks.sqlite.target import SQLiteTarget
 
 def fault(point):
     if point == sys.argv[2]:

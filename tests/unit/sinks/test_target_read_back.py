@@ -21,30 +21,44 @@ from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.audited import Asked, Gone, Shown
 from holdfast.sinks.contract import Rewinding
 from holdfast.sinks.log_audit import shown
-from holdfast.sinks.sqlite_audit import shown as table_shown
+from holdfast.sinks.sqlite.audit import shown as table_shown
 from holdfast.sinks.staging import Part, Stage, decode
-from holdfast.storage.compaction import Compactor, Wishes
 from holdfast.storage.digests import NOTHING
 from holdfast.storage.local import LocalObjects
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.compaction import Compactor, Wishes
+from holdfast.storage.log.log import LogWriter, create_log
 
 pytestmark = pytest.mark.thorough
 
 JOB = "job"
-SCHEMA = pa.schema([
-    pa.field("k", pa.int32(), nullable=False), pa.field("name", pa.string(), nullable=False),
-    pa.field("x", pa.float64()), pa.field("small", pa.float32()), pa.field("text", pa.large_string()),
-    pa.field("raw", pa.binary()), pa.field("yes", pa.bool_()), pa.field("at", pa.timestamp("us", "UTC")),
-    pa.field("day", pa.date32()), pa.field("byte", pa.uint8()),
-])  # fmt: skip
-row = st.fixed_dictionaries({
-    "k": st.integers(0, 3), "name": st.sampled_from(["a", "b'\"", "é\x00"]),
-    "x": st.none() | st.floats(), "small": st.none() | st.floats(width=32),
-    "text": st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=4),
-    "raw": st.none() | st.binary(max_size=4), "yes": st.none() | st.booleans(),
-    "at": st.none() | st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31), timezones=st.just(dt.UTC)),
-    "day": st.none() | st.dates(), "byte": st.none() | st.integers(0, 255),
-})  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int32(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("x", pa.float64()),
+        pa.field("small", pa.float32()),
+        pa.field("text", pa.large_string()),
+        pa.field("raw", pa.binary()),
+        pa.field("yes", pa.bool_()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("day", pa.date32()),
+        pa.field("byte", pa.uint8()),
+    ]
+)
+row = st.fixed_dictionaries(
+    {
+        "k": st.integers(0, 3),
+        "name": st.sampled_from(["a", "b'\"", "é\x00"]),
+        "x": st.none() | st.floats(),
+        "small": st.none() | st.floats(width=32),
+        "text": st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=4),
+        "raw": st.none() | st.binary(max_size=4),
+        "yes": st.none() | st.booleans(),
+        "at": st.none() | st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31), timezones=st.just(dt.UTC)),
+        "day": st.none() | st.dates(),
+        "byte": st.none() | st.integers(0, 255),
+    }
+)
 KEY = ("k", "name")
 KEYED = pa.schema([("k", pa.int64())])
 deliveries = st.lists(st.tuples(st.integers(0, 1), st.lists(st.tuples(row, st.booleans()), max_size=6)), max_size=6)
@@ -76,10 +90,16 @@ class TestWhatIsReadBack:
     ) -> None:
         with TemporaryDirectory() as folder:
             upsert = kind in ("keyed", "idempotent")
-            sink: Any = hf.Log(f"{folder}/log", partitions=2) if kind == "log" else hf.SQLite(
-                f"{folder}/out.db", "out", KEY if upsert else None, "idempotent" if kind == "idempotent" else
-                "transactional",
-            )  # fmt: skip
+            sink: Any = (
+                hf.Log(f"{folder}/log", partitions=2).sink()
+                if kind == "log"
+                else hf.SQLite(
+                    f"{folder}/out.db",
+                    "out",
+                    KEY if upsert else None,
+                    "idempotent" if kind == "idempotent" else "transactional",
+                )
+            )
             sink.prepare(SCHEMA, KEY if upsert else None)
             wanted: dict[tuple[int, Tag], RowDigest] = {}
             for epoch, (_, rows) in enumerate(given, 1):
@@ -115,8 +135,10 @@ class TestATableThatIsWrittenMeanwhile:
                 return
             writer = Writer("out", Subtask(epoch % 2))
             names = dict.fromkeys(SCHEMA.names) | {"name": "a"}
-            rows = [(names | {"k": rng.randrange(4) * 2 + writer.subtask, "byte": epoch}, rng.random() < 0.3)
-                    for _ in range(4)]  # fmt: skip
+            rows = [
+                (names | {"k": rng.randrange(4) * 2 + writer.subtask, "byte": epoch}, rng.random() < 0.3)
+                for _ in range(4)
+            ]
             part = staged(rows, keyed)
             assert part is not None
             with closing(sink.open(JOB, writer)) as target:
@@ -156,9 +178,12 @@ class TestATableThatIsWrittenMeanwhile:
 
         deliver(1, k1=False, k2=False, k3=False, k4=False)
         deliver(2, k4=False, k5=False, k6=False)
-        between = iter((
-            lambda: deliver(3, k1=True, k2=False, k5=True, k7=False), lambda: deliver(4, k1=False, k8=False),
-        ))  # fmt: skip
+        between = iter(
+            (
+                lambda: deliver(3, k1=True, k2=False, k5=True, k7=False),
+                lambda: deliver(4, k1=False, k8=False),
+            )
+        )
         asked = Asked(JOB, "out", SCHEMA, KEY, Epoch(1))
         found = table_shown("out", sink.path, "out", KEY, asked, lambda: next(between, lambda: None)())
         assert next(between, None) is None and found.standing == {0: tag(2)}
@@ -244,7 +269,7 @@ class TestWhatATableCannotTell:
         sink = self.sink(tmp_path, KEY)
         with closing(sqlite3.connect(tmp_path / "out.db")) as db, db:
             db.execute("UPDATE out SET yes = 7 WHERE k = 2")
-        assert ask(sink).wrong == {(0, tag(2)): "column 'yes' holds what is no bool: 7"}
+        assert ask(sink).wrong == {(0, tag(2)): "column 'yes' holds a value that is not a bool: 7"}
 
 
 class Compacted(LocalObjects):

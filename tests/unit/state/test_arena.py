@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.state.arena import KeyArena, KeyBatch
+from holdfast.state.tables.arena import KeyArena, KeyBatch
 
 STEMS = [b"", b"\x00" * 7, b"\x00" * 8, b"x" * 9, b"x" * 16, b"x" * 130]
 keys = st.lists(st.builds(bytes.__add__, st.sampled_from(STEMS), st.binary(max_size=2)), min_size=1, max_size=12)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.compact import compact
-from holdfast.state.delta import Delta
-from holdfast.state.keys import KeyType
-from holdfast.state.spec import ColumnSpec, TableSpec
+from holdfast.state.keys.batch import KeyType
 from holdfast.state.store import Identity, Piece, StateStore
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
 
 JOB, GROUPS = JobUuid("1" * 32), 8
 KINDS = {

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.model import Epoch
-from holdfast.state.delta import Delta, merge
-from holdfast.state.keys import KeyType
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.delta import Delta, merge
 
 NUMBER = KeyType(("k",), (pa.int64(),))
 NAME = KeyType(("k",), (pa.utf8(),), (True,))

@@ -17,12 +17,12 @@ from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.cold import scope
 from holdfast.state.compact import compact
-from holdfast.state.delta import Delta, merge
-from holdfast.state.expiry import NOTHING, Through, covered, last_of, range_end
-from holdfast.state.keys import Keys, KeyType
+from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.table import ColumnSpec, Table, TableSpec
+from holdfast.state.tables.delta import Delta, merge
+from holdfast.state.tables.expiry import NOTHING, Through, covered, last_of, range_end
+from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
 JOB, WORKER, GROUPS = JobUuid("job"), WorkerId("w"), 8
 KEY = KeyType(("window_end", "user"), (pa.timestamp("us", "UTC"), pa.int64()), unrouted=1)

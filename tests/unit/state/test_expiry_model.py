@@ -16,11 +16,11 @@ from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.compact import compact
-from holdfast.state.expiry import NOTHING, Through, covered
-from holdfast.state.keys import Keys, KeyType
+from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.marker import read_marker, usable
 from holdfast.state.store import Identity, Piece, StateStore
-from holdfast.state.table import ColumnSpec, Table, TableSpec
+from holdfast.state.tables.expiry import NOTHING, Through, covered
+from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
 pytestmark = pytest.mark.thorough
 
@@ -34,8 +34,10 @@ Rows = dict[Row, int]
 
 rows_given = st.lists(
     st.tuples(st.integers(1, 5), st.sampled_from(["", "a", "b", "cc", "a\x00", None, "long enough for two words"])),
-    min_size=1, max_size=10, unique=True,
-)  # fmt: skip
+    min_size=1,
+    max_size=10,
+    unique=True,
+)
 bounds = st.lists(st.sampled_from([NOTHING, 0, 1, 2, 3, 4]), min_size=GROUPS, max_size=GROUPS)
 
 
@@ -192,7 +194,7 @@ class ExpiringWorker(KilledWorker):
         self.working = dict(self.completed[self.head])
 
     def restored(self, cold: KeyValue | None, owned: tuple[int, int]) -> StateStore:
-        """Restore as runtime/compaction.py does: no folder below a base that is newer."""
+        """Restore as runtime/worker/compaction.py does: no folder below a base that is newer."""
         marker = None if cold is None else read_marker(cold)
         lineage = {epoch: cut(epoch).manifest for epoch in self.completed}
         base = usable(marker, JOB, lineage, self.head, owned)

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from holdfast.state.index import MOVED_MIN, Index, Rows, Same
-from holdfast.state.keygroups import splitmix64
+from holdfast.state.keys.keygroups import splitmix64
+from holdfast.state.tables.index import MOVED_MIN, Index, Rows, Same
 
 
 class Dictionary:

@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
 from holdfast.model import KEY_GROUPS_MAX
-from holdfast.state.keygroups import (
-    key_groups_of,
-    key_of_group,
-    owners,
-    range_of,
-    splitmix64,
-    splitmix64_inverse,
-)
+from holdfast.state.keys.keygroups import key_groups_of, key_of_group, owners, range_of, splitmix64, splitmix64_inverse
 
 int64s = st.integers(-(1 << 63), (1 << 63) - 1)
 

@@ -70,7 +70,6 @@ class TestMemoryKeyValue:
             [(b"b", b"2"), (b"c", b"3")],
         ]
 
-
     def test_keeps_ranges_in_the_order_of_the_writes_after_a_kill(self) -> None:
         store = MemoryKeyValue()
         store.write(PAIRS, [])
@@ -178,6 +177,7 @@ class TestRocksKeyValue:
         with pytest.raises(Damaged, match="damaged"):
             damaged.scan(b"", b"\xff")
         damaged.close()
+
 
 STUCK = """
 import resource, signal, sys

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.state.keygroups import splitmix64
-from holdfast.state.keys import Keys, KeyType
+from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.keys.keygroups import splitmix64
 
 UTC_US = pa.timestamp("us", "UTC")
 LETTERS = st.sampled_from("\x00\x01ab\x7f\xff\u0100\uffff\U0001f600")

@@ -20,9 +20,16 @@ def left_behind(root: Path, applied: int, key_groups: tuple[int, int], job: str 
     epoch = Epoch(applied)
     manifest = LINEAGE.get(epoch, "")
     marker = Marker(
-        JobUuid(job), Timeline(1), epoch, epoch, key_groups, (1,), (1,),
-        applied_manifest=manifest, applying_manifest=manifest,
-    )  # fmt: skip
+        JobUuid(job),
+        Timeline(1),
+        epoch,
+        epoch,
+        key_groups,
+        (1,),
+        (1,),
+        applied_manifest=manifest,
+        applying_manifest=manifest,
+    )
     write_marker(directory.store, marker)
     directory.store.flush()
     directory.store.close()
@@ -53,7 +60,6 @@ class TestUnheldDirectories:
     def test_are_not_those_that_are_damaged(self, tmp_path: Path) -> None:
         (left_behind(tmp_path, 7, (0, 64)) / "CURRENT").write_bytes(b"nonsense\n")
         assert unheld(tmp_path) == []
-
 
     def test_are_not_those_in_which_damage_was_met_while_they_were_in_use(self, tmp_path: Path) -> None:
         directory = create(tmp_path)

@@ -16,9 +16,16 @@ REWOUND = {Epoch(number): f"manifest of {number}" for number in (40, 45, 50, 57,
 def marker(applied: int, applying: int, job: str = "job", said: str = "manifest of {}") -> Marker:
     named = [said.format(number) if number else "" for number in (applied, applying)]
     return Marker(
-        JobUuid(job), Timeline(1), Epoch(applied), Epoch(applying), (0, 64), (1,), (1,),
-        applied_manifest=named[0], applying_manifest=named[1],
-    )  # fmt: skip
+        JobUuid(job),
+        Timeline(1),
+        Epoch(applied),
+        Epoch(applying),
+        (0, 64),
+        (1,),
+        (1,),
+        applied_manifest=named[0],
+        applying_manifest=named[1],
+    )
 
 
 def base(found: Marker | None, target: int = 200, owned: tuple[int, int] = (32, 96)) -> tuple[int, int] | None:
@@ -46,8 +53,16 @@ class TestUsableState:
             msgspec.structs.replace(marker(50, 50), version=1),
         ],
         ids=[
-            "no marker", "another job", "undone epoch", "undone epoch in part", "beyond", "another history",
-            "applied another's", "applying another's", "content unknown", "an older version's",
+            "no marker",
+            "another job",
+            "undone epoch",
+            "undone epoch in part",
+            "beyond",
+            "another history",
+            "applied another's",
+            "applying another's",
+            "content unknown",
+            "an older version's",
         ],
     )
     def test_is_nothing_else(self, found: Marker | None) -> None:

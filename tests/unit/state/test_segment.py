@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, header_of, seal, unseal
-from holdfast.state.delta import Delta
-from holdfast.state.keys import KeyType
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.delta import Delta
 
 HEADER = SegmentHeader(JobUuid("job"), Generation(3), Timeline(1), Epoch(7), Epoch(5), WorkerId("w1"))
 KINDS = {
@@ -39,9 +39,14 @@ def delta_of(operator: int, rows: dict[tuple[Any, ...], Row], key_groups: int = 
     keys = kind.encode([pa.array(column, type_) for column, type_ in zip(columns, kind.types, strict=True)])
     puts, counts, levels, flags = (np.array([row[at] for row in rows.values()]) for at in range(4))
     return Delta(
-        Epoch(7), Epoch(5), operator, key_groups, keys, puts.astype(bool),
+        Epoch(7),
+        Epoch(5),
+        operator,
+        key_groups,
+        keys,
+        puts.astype(bool),
         {"count": counts.astype(np.int64), "level": levels.astype(float), "flag": flags.astype(bool)},
-    )  # fmt: skip
+    )
 
 
 def rows_of(delta: Delta) -> list[tuple[bytes, Row]]:

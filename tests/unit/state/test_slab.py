@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 
-from holdfast.state.slab import Slab
+from holdfast.state.tables.slab import Slab
 
 
 class TestSlab:

@@ -15,10 +15,10 @@ from killed_worker import KilledWorker, OnRocks
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.keys import KeyType
+from holdfast.state.keys.batch import KeyType
 from holdfast.state.marker import read_marker, usable
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.table import ColumnSpec, TableSpec
+from holdfast.state.tables.table import ColumnSpec, TableSpec
 
 pytestmark = pytest.mark.thorough
 

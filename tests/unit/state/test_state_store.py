@@ -15,13 +15,13 @@ from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.cold import SCAN_AFTER_MISSES
 from holdfast.state.coldcopy import FLUSH_AFTER_PASSES
-from holdfast.state.keys import KeyType
+from holdfast.state.keys.batch import KeyType
 from holdfast.state.marker import read_marker
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.rocks import RocksKeyValue
 from holdfast.state.store import Identity, Lag, StateStore
-from holdfast.state.table import ColumnSpec, TableSpec
-from holdfast.state.unapplied import Unapplied
+from holdfast.state.tables.table import ColumnSpec, TableSpec
+from holdfast.state.tables.unapplied import Unapplied
 
 JOB = JobUuid("job")
 IDENTITY = Identity(JOB, Generation(1), Timeline(1), WorkerId("w"))
@@ -408,7 +408,7 @@ class TestRestore:
         worker.close_epoch(1)
         changed = TableSpec(1, "counts", KEY, (ColumnSpec("count", np.dtype(np.float64)),))
         store = StateStore(IDENTITY, [changed], GROUPS, ALL)
-        with pytest.raises(ConfigError, match="other columns"):
+        with pytest.raises(ConfigError, match="different columns"):
             store.restore(Epoch(1), worker.segments.values(), None)
 
     def test_leaves_out_operators_that_are_gone(self) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch
-from holdfast.state.delta import Delta
-from holdfast.state.index import Rows
-from holdfast.state.keys import Keys, KeyType
-from holdfast.state.table import Columns, ColumnSpec, Table, TableSpec
+from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.index import Rows
+from holdfast.state.tables.table import Columns, ColumnSpec, Table, TableSpec
 
 KEY = KeyType(("k",), (pa.int64(),))
 SPEC = TableSpec(1, "counts", KEY, (ColumnSpec("count", np.dtype(np.int64)), ColumnSpec("low", np.dtype(float), 9.5)))
@@ -176,7 +176,7 @@ class TestFreeze:
 
     def test_refuses_an_epoch_that_is_not_newer(self, table: Table) -> None:
         table.freeze(TWO, NONE)
-        with pytest.raises(AssertionError, match="grow"):
+        with pytest.raises(AssertionError, match="increase"):
             table.freeze(TWO, NONE)
 
 
@@ -305,5 +305,5 @@ class TestTableSpec:
         "column", [("kind", np.dtype(np.int64)), ("name", np.dtype("U3")), ("o", np.dtype(object))]
     )
     def test_that_cannot_be_kept_is_refused(self, column: tuple[str, np.dtype[Any]]) -> None:
-        with pytest.raises(ConfigError, match="cannot be kept"):
+        with pytest.raises(ConfigError, match="cannot be stored"):
             ColumnSpec(*column)

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.ports import ObjectStore
-from holdfast.storage import log
-from holdfast.storage.commits import Commits
-from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
-from holdfast.storage.logformat import Commit, Draft, LogSegment, before_the_first, commit_path, encode_commit, placed
-from holdfast.storage.logreader import existing_meta
+from holdfast.storage.log import log
+from holdfast.storage.log.commits import Commits
+from holdfast.storage.log.format import Commit, Draft, LogSegment, before_the_first, commit_path, encode_commit, placed
+from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
+from holdfast.storage.log.reader import existing_meta
+from holdfast.storage.log.segment import READ_ROWS_MAX, encode_segment, segment_hash
 from holdfast.storage.objects import LocalObjects, MemoryObjects
-from holdfast.storage.segment import READ_ROWS_MAX, encode_segment, segment_hash
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("word", pa.utf8())])
 ANY_BYTES = 1 << 30
@@ -89,14 +89,14 @@ class TestCreatingALog:
 
     def test_a_second_create_is_refused_and_changes_nothing(self, store: ObjectStore) -> None:
         before = read_meta(store)
-        with pytest.raises(ConfigError, match="holds a log already"):
+        with pytest.raises(ConfigError, match="already holds a log"):
             create_log(store, SCHEMA, partitions=9)
         assert read_meta(store) == before
 
     def test_nothing_is_created_over_the_commits_of_a_log_that_lost_its_meta(self, store: ObjectStore) -> None:
         LogWriter(store).seal()
         store.delete("meta.json")
-        with pytest.raises(Damaged, match=r"has commits of a log, commits/0+1\.json for one, but no meta\.json"):
+        with pytest.raises(Damaged, match=r"has commits of a log, such as commits/0+1\.json, but no meta\.json"):
             create_log(store, SCHEMA, 1)
         assert store.list("") == ["commits/00000000000000000001.json"]
 
@@ -230,7 +230,6 @@ class TestAppendingAndReading:
         assert batch is not None and batch.nbytes > 100_000
         assert pa.total_allocated_bytes() - allocated < 10_000
 
-
     def test_an_append_of_several_segments_begins_with_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = MemoryObjects()
         create_log(store, SCHEMA, partitions=1)
@@ -362,7 +361,7 @@ class TestSeveralWriters:
         store = Contested()
         create_log(store, SCHEMA, partitions=1)
         slow, store.rival = writer_of(store), writer_of(store)
-        with pytest.raises(Unavailable, match="appends of others"):
+        with pytest.raises(Unavailable, match="other writers committed first"):
             slow.append({0: rows(1)})
         assert 1 not in numbers_in(store)
 
@@ -444,9 +443,7 @@ class TestAnUnknownOutcome:
             max_size=12,
         )
     )
-    def test_whatever_fails_every_append_is_there_exactly_once(
-        self, steps: list[tuple[int, list[str], int]]
-    ) -> None:
+    def test_whatever_fails_every_append_is_there_exactly_once(self, steps: list[tuple[int, list[str], int]]) -> None:
         store = FaultyObjects()
         create_log(store, SCHEMA, partitions=1)
         writers = [writer_of(store) for _ in range(3)]

@@ -13,11 +13,11 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.ports import ObjectStore
-from holdfast.runtime.auditing import records_digested
-from holdfast.runtime.redrive import fitted
-from holdfast.storage.compaction import Compactor, Wishes
-from holdfast.storage.log import LogReader, LogWriter, create_log, read_meta
-from holdfast.storage.logformat import Draft, before_the_first, commit_path, decode_commit, encode_commit, placed
+from holdfast.runtime.job.redrive import fitted
+from holdfast.runtime.worker.digests import records_digested
+from holdfast.storage.log.compaction import Compactor, Wishes
+from holdfast.storage.log.format import Draft, before_the_first, commit_path, decode_commit, encode_commit, placed
+from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 N = pa.field("n", pa.int64(), nullable=False)
@@ -172,23 +172,23 @@ class TestAJobThatDeclaresTheColumnsItReads:
 
     @pytest.mark.parametrize("schema", [Narrow, Wide, pa.schema([N])])
     def test_is_not_refused_for_columns_that_it_does_not_read(self, path: Path, schema: type | pa.Schema) -> None:
-        hf.Log(path, schema).check()
-        batch, following = hf.Log(path, schema).open().read(0, 0, ANY_BYTES)
+        hf.Log(path, schema).source().check()
+        batch, following = hf.Log(path, schema).source().open().read(0, 0, ANY_BYTES)
         assert batch is not None and following == 1
 
     def test_one_without_a_schema_reads_all_that_there_are(self, path: Path) -> None:
-        assert hf.Log(path).schema == SECOND
+        assert hf.Log(path).source().schema == SECOND
 
     def test_a_column_that_the_log_does_not_have_is_still_refused(self, path: Path) -> None:
         with pytest.raises(ConfigError, match="at: expected date32"):
-            hf.Log(path, pa.schema([N, AT])).check()
+            hf.Log(path, pa.schema([N, AT])).source().check()
 
     def test_a_sink_that_does_not_give_the_new_column_goes_on(self, path: Path) -> None:
         for stream in (FIRST, SECOND):
-            hf.Log(path).prepare(stream, None)
+            hf.Log(path).sink().prepare(stream, None)
         for stream in (pa.schema([N]), pa.schema([WORD, N]), pa.schema([*SECOND, AT])):
             with pytest.raises(ConfigError, match="does not take the stream's columns"):
-                hf.Log(path).prepare(stream, None)
+                hf.Log(path).sink().prepare(stream, None)
 
     def test_a_dead_letter_from_before_fits(self, path: Path) -> None:
         meta = read_meta(LocalObjects(path))
@@ -224,21 +224,19 @@ class TestTheCommit:
         meta = LogReader(store).meta
         commit = placed(Draft("grow", "o" * 32, 7, schema=schema), before_the_first(meta))
         store.create(commit_path(1), encode_commit(commit))
-        with pytest.raises(Damaged, match="changes columns"):
+        with pytest.raises(Damaged, match="changes existing columns"):
             _ = LogReader(store).meta
 
     def test_that_lies_about_its_kind_is_damage(self, store: ObjectStore) -> None:
         meta = LogReader(store).meta
         good = placed(Draft("grow", "o" * 32, 7, schema=SECOND), before_the_first(meta))
         for wrong in (replace(good, kind="append"), replace(good, schema=""), replace(good, grown=0)):
-            with pytest.raises(Damaged, match="adds columns"):
+            with pytest.raises(Damaged, match="has columns but"):
                 decode_commit(meta, 1, encode_commit(wrong))
 
 
 class TestTheCommand:
-    def test_adds_columns_and_shows_them(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_adds_columns_and_shows_them(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from holdfast.runtime.cli.main import main
 
         run: Callable[..., int] = main

@@ -225,8 +225,14 @@ class TestAPowerLoss:
     def test_takes_nothing_that_was_created(self, tmp_path: Path, calls: list[str]) -> None:
         LocalObjects(tmp_path / "root").create("log/1", b"1")
         assert [each for each in calls if not each.startswith("unlink")] == [
-            "mkdir root", f"fsync {tmp_path.name}", "mkdir log", "fsync root", "fsync", "link 1", "fsync log",
-        ]  # fmt: skip
+            "mkdir root",
+            f"fsync {tmp_path.name}",
+            "mkdir log",
+            "fsync root",
+            "fsync",
+            "link 1",
+            "fsync log",
+        ]
 
     def test_takes_nothing_that_was_put(self, tmp_path: Path, calls: list[str]) -> None:
         store = LocalObjects(tmp_path)
@@ -402,11 +408,16 @@ class TestOpenObjects:
     @pytest.mark.parametrize(
         "url",
         [
-            "s3://user:hunter2@bucket/prefix", "s3://AKIA:hun/ter2+@bucket", "s3://:hunter2@bucket",
-            "gopher://user:hunter2@host", "file://user:hunter2@host/x", "s3://bucket/x?aws_secret_access_key=hunter2",
-            "postgresql://host/db?user=me&PASSWORD=hunter2", "s3://user:4/hunter2@bucket/a@b",
+            "s3://user:hunter2@bucket/prefix",
+            "s3://AKIA:hun/ter2+@bucket",
+            "s3://:hunter2@bucket",
+            "gopher://user:hunter2@host",
+            "file://user:hunter2@host/x",
+            "s3://bucket/x?aws_secret_access_key=hunter2",
+            "postgresql://host/db?user=me&PASSWORD=hunter2",
+            "s3://user:4/hunter2@bucket/a@b",
         ],
-    )  # fmt: skip
+    )
     def test_a_password_in_a_url_is_refused_and_not_repeated(self, url: str) -> None:
         with pytest.raises(ConfigError, match="holds a password") as caught:
             open_objects(url)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.storage.partitioning import partition_rows, partitions_of
+from holdfast.storage.log.partitioning import partition_rows, partitions_of
 
 KEYS = pa.table(
     {

@@ -16,18 +16,26 @@ from holdfast.model import RowDigest
 from holdfast.storage.digests import NOTHING, added, removed, whole
 from holdfast.storage.rowhash import CHUNK_ROWS, digest_of
 
-SCHEMA = pa.schema([
-    pa.field("n", pa.int64()), pa.field("word", pa.string()), pa.field("price", pa.float64()),
-    pa.field("raw", pa.binary()), pa.field("yes", pa.bool_()), pa.field("at", pa.timestamp("us", "UTC")),
-])  # fmt: skip
-row = st.fixed_dictionaries({
-    "n": st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
-    "word": st.none() | st.text(max_size=5),
-    "price": st.none() | st.floats(allow_nan=False),
-    "raw": st.none() | st.binary(max_size=5),
-    "yes": st.none() | st.booleans(),
-    "at": st.none() | st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1), timezones=st.just(dt.UTC)),
-})  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        pa.field("n", pa.int64()),
+        pa.field("word", pa.string()),
+        pa.field("price", pa.float64()),
+        pa.field("raw", pa.binary()),
+        pa.field("yes", pa.bool_()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+    ]
+)
+row = st.fixed_dictionaries(
+    {
+        "n": st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+        "word": st.none() | st.text(max_size=5),
+        "price": st.none() | st.floats(allow_nan=False),
+        "raw": st.none() | st.binary(max_size=5),
+        "yes": st.none() | st.booleans(),
+        "at": st.none() | st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1), timezones=st.just(dt.UTC)),
+    }
+)
 rows = st.lists(row, max_size=20)
 GOLDEN = {
     "n": (0x6D87917FF8835AA2, 0x52302EFA01FFA164),

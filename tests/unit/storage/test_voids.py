@@ -16,8 +16,8 @@ from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.sources.log import Log
 from holdfast.sinks.contract import Rewinding
 from holdfast.sinks.log import plan_repair, repair, writer_name
-from holdfast.storage.log import LogReader, LogWriter, create_log
-from holdfast.storage.logformat import VoidRange, commit_path
+from holdfast.storage.log.format import VoidRange, commit_path
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
@@ -128,7 +128,7 @@ class TestReadersThatComeLater:
         log.append_tagged({0: rows(3)}, writer_name(JOB, LEFT), tag(2))
         repair("the log", store, to(1))
         log.seal()
-        source = Log(tmp_path).open()
+        source = Log(tmp_path).source().open()
         assert source.end_offsets() == {0: 2}
         assert source.read(0, 2, ANY_BYTES) == (None, 2)
         assert source.ended(0, 2) and not source.ended(0, 1)

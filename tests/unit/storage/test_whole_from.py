@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.storage.compaction import Compactor, Wishes
-from holdfast.storage.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.compaction import Compactor, Wishes
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.rewrite import Sizes
+from holdfast.storage.log.voids import TakeBack
 from holdfast.storage.objects import MemoryObjects
-from holdfast.storage.rewrite import Sizes
-from holdfast.storage.voids import TakeBack
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 WRITER = "job/out/0"

@@ -37,8 +37,8 @@ from holdfast.model import (
 )
 from holdfast.runtime.cli.main import main
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.delta import Delta
-from holdfast.state.keys import KeyType
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.delta import Delta
 from holdfast.storage.local import LocalObjects
 
 NOW_US = time.time_ns() // 1000
@@ -86,13 +86,19 @@ class History:
         self._segments = (*self._segments, SegmentRef(number, follows, segment))
         out = Writer("out", Subtask(0))
         manifest = Manifest(
-            UUID, self.generation, Timeline(1), number, follows, 1, KEY_GROUPS,
+            UUID,
+            self.generation,
+            Timeline(1),
+            number,
+            follows,
+            1,
+            KEY_GROUPS,
             positions=(SourcePosition("words", 0, 100 * number), SourcePosition("words", 1, 50 * number)),
             state=(SnapshotHandle(Subtask(0), (0, KEY_GROUPS), (), Epoch(0), self._segments),),
             pending=(Pending(out, Tag(Timeline(1), number), Staged((staged,), 3)),),
             confirmed=(Confirmed(out, Tag(Timeline(1), follows)),) if follows else (),
             operators=(OperatorState("counts", 1, {"key": [["word", "int64"]], "columns": [["rows.count", "int64"]]}),),
-        )  # fmt: skip
+        )
         ref = self.repository.store_manifest(manifest, f"owner{self.generation}")
         size = sum(each.object.size for each in self._segments)
         self._append(joblog.CheckpointCompleted(number, follows, ref, 35, segment.size, size))
@@ -111,18 +117,47 @@ class History:
         at = NOW_US + 3_600_000_000 if at_us is None else at_us  # fresh for as long as the test runs
         driver = {"host": socket.gethostname(), "pid": os.getpid(), "seen_ms": 0, "at": at}
         said = {
-            "schema": 1, "job": self.name, "root": str(self.folder), "state": state, "reason": None,
-            "mode": "continuous", "generation": self.generation, "timeline": 1, "checkpoint": None, "driver": driver,
+            "schema": 1,
+            "job": self.name,
+            "root": str(self.folder),
+            "state": state,
+            "reason": None,
+            "mode": "continuous",
+            "generation": self.generation,
+            "timeline": 1,
+            "checkpoint": None,
+            "driver": driver,
             "workers": [
-                {"id": "w1", "host": "vm", "pid": 7, "role": "worker", "subtasks": [0], "rss_bytes": None,
-                 "lag_epochs": 0, "how": "restored", "first_record_ms": None},
+                {
+                    "id": "w1",
+                    "host": "vm",
+                    "pid": 7,
+                    "role": "worker",
+                    "subtasks": [0],
+                    "rss_bytes": None,
+                    "lag_epochs": 0,
+                    "how": "restored",
+                    "first_record_ms": None,
+                },
             ],
             "sources": [
-                {"name": "words", "partition": 0, "offset": 700, "end_offset": 1_000, "lag": 300,
-                 "oldest_offset": None, "watermark": None, "idle_ms": None},
+                {
+                    "name": "words",
+                    "partition": 0,
+                    "offset": 700,
+                    "end_offset": 1_000,
+                    "lag": 300,
+                    "oldest_offset": None,
+                    "watermark": None,
+                    "idle_ms": None,
+                },
             ],
-            "sinks": [], "operators": [], "restarts": [], "rewind_horizon": None, "problems": [],
-        }  # fmt: skip
+            "sinks": [],
+            "operators": [],
+            "restarts": [],
+            "rewind_horizon": None,
+            "problems": [],
+        }
         self.store.put("live.json", json.dumps(said | changed).encode())
         return self
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from holdfast.runtime import run
-from holdfast.runtime.cli.jobfile import load
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.settings import resolve
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.runtime.cli.start.jobfile import load
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 CODE = """
@@ -54,7 +54,7 @@ class Rides:
         file = self.folder / "job.py"
         file.write_text(CODE.format(folder=str(self.folder), size=size, lateness=lateness, emit=emit))
         app = load(str(file))
-        prepared = run.prepare(app.plan(), resolve(app), drop)
+        prepared = prepare(app.plan(), resolve(app), drop)
         cluster = Cluster(prepared.plan, 2, 0, self.store, 1.0, {"rides": (0,)})
         cluster.change_rules(operators=prepared.operators)
         cluster.begin()

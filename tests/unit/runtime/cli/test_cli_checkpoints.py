@@ -1,4 +1,4 @@
-"""`holdfast checkpoints`: what a job could be restored from, and whether that is whole."""
+"""`holdfast checkpoints`: the checkpoints that a job can be restored from, and whether they are intact."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import Damaged
-from holdfast.runtime.log_end import read_whole_log
+from holdfast.runtime.job.log_end import read_whole_log
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
@@ -31,8 +31,17 @@ class TestList:
         listed = holdfast("checkpoints", "list", "hot", "--json").json
         assert [each["epoch"] for each in listed] == [5, 6, 9]
         assert set(listed[0]) == {
-            "epoch", "timeline", "kind", "name", "at", "duration_ms", "bytes_new", "bytes_total", "offsets", "verified",
-        }  # fmt: skip
+            "epoch",
+            "timeline",
+            "kind",
+            "name",
+            "at",
+            "duration_ms",
+            "bytes_new",
+            "bytes_total",
+            "offsets",
+            "verified",
+        }
         assert listed[2]["offsets"] == {"words": {"0": 900, "1": 450}}
         assert listed[0]["verified"] is None
 
@@ -58,8 +67,13 @@ class TestShow:
         assert [segment["epoch"] for segment in subtask["segments"]] == [5, 6, 9]
         assert subtask["segment_bytes"] == shown["bytes_total"]
         assert shown["pending"][0] | {"bytes": 0} == {
-            "sink": "out", "subtask": 0, "timeline": 1, "epoch": 9, "rows": 3, "bytes": 0,
-        }  # fmt: skip
+            "sink": "out",
+            "subtask": 0,
+            "timeline": 1,
+            "epoch": 9,
+            "rows": 3,
+            "bytes": 0,
+        }
 
     def test_text_names_positions_and_segments(self, holdfast: Holdfast, job: History) -> None:
         lines = [line.split() for line in holdfast("checkpoints", "show", "hot", "6").out.splitlines()]
@@ -75,7 +89,7 @@ class TestShow:
     def test_what_is_no_epoch_is_refused(self, holdfast: Holdfast, job: History, epoch: str) -> None:
         ended = holdfast("checkpoints", "show", "hot", "--", epoch)
         assert ended.status == 2
-        assert "is no epoch" in ended.err
+        assert "is neither an epoch nor a savepoint" in ended.err
 
     def test_a_job_without_checkpoints_has_nothing_to_show(self, holdfast: Holdfast, history: Begin) -> None:
         history("new")
@@ -89,8 +103,13 @@ class TestVerify:
         ended = holdfast("checkpoints", "verify", "hot", "--json")
         assert ended.status == 0
         assert ended.json | {"bytes": 0} == {
-            "job": "hot", "checkpoints": 3, "objects": 9, "bytes": 0, "damaged": [], "newest_whole_epoch": 9,
-        }  # fmt: skip
+            "job": "hot",
+            "checkpoints": 3,
+            "objects": 9,
+            "bytes": 0,
+            "damaged": [],
+            "newest_whole_epoch": 9,
+        }
 
     def test_a_flipped_bit_in_a_segment_damages_every_checkpoint_that_needs_it(
         self, holdfast: Holdfast, job: History
@@ -108,7 +127,7 @@ class TestVerify:
         ended = holdfast("checkpoints", "verify", "hot")
         assert ended.status == 4
         assert "is missing" in ended.out
-        assert "the newest whole checkpoint is epoch 6" in ended.err
+        assert "the newest intact checkpoint is epoch 6" in ended.err
         assert "Not done: nothing was changed." in ended.err
 
     def test_a_damaged_manifest_is_named(self, holdfast: Holdfast, job: History) -> None:
@@ -133,16 +152,18 @@ class TestVerify:
         job.store.put("segments/00000001/000000000008/w9.segment", b"given up")
         job.store.put("base/00000001/000000000009/w1.segment", b"on its way")
         ended = holdfast("checkpoints", "verify", "hot", "--orphans", "--json")
-        assert (ended.status, ended.json["orphans"]) == (0, [
-            {"path": "segments/00000001/000000000008/w9.segment", "swept_next": True},
-            {"path": "base/00000001/000000000009/w1.segment", "swept_next": False},
-        ])  # fmt: skip
+        assert (ended.status, ended.json["orphans"]) == (
+            0,
+            [
+                {"path": "segments/00000001/000000000008/w9.segment", "swept_next": True},
+                {"path": "base/00000001/000000000009/w1.segment", "swept_next": False},
+            ],
+        )
 
     def test_without_a_checkpoint_nothing_is_called_whole(self, holdfast: Holdfast, history: Begin) -> None:
         history("new")
         ended = holdfast("checkpoints", "verify", "new")
         assert (ended.status, ended.out) == (0, "new: there is no checkpoint to verify yet\n")
-
 
 
 class TestALogThatWasCutShort:
@@ -157,8 +178,8 @@ class TestALogThatWasCutShort:
         ended = holdfast("checkpoints", "verify", "hot")
         assert ended.status == 4
         assert ended.out.count("the job log was cut short: manifests/00000001/") == 2
-        assert "is of an epoch after 5, the last one in the log" in ended.out
-        assert "put the missing records back below log/ from a copy" in ended.err
+        assert "restore the missing records below log/ from a copy" in ended.err
+        assert "belongs to an epoch after 5, the last one in the log" in ended.out
         assert "holdfast rewind JOB.py --to-epoch 5" in ended.err
 
     def test_has_whole_checkpoints_nevertheless(self, holdfast: Holdfast, cut: History) -> None:
@@ -174,12 +195,12 @@ class TestALogThatWasCutShort:
     def test_that_is_gone_is_no_new_job(self, cut: History) -> None:
         for path in cut.store.list("log"):
             cut.store.delete(path)
-        with pytest.raises(Damaged, match="manifests/00000001/ has 3 objects, the log ends at generation 0"):
+        with pytest.raises(Damaged, match="manifests/00000001/ has 3 objects; the log ends at generation 0"):
             read_whole_log("hot", cut.store, cut.repository)
 
     def test_is_known_from_what_its_driver_said_last(self, job: History) -> None:
         job.live(checkpoint={"epoch": 12})
-        with pytest.raises(Damaged, match="live.json is of generation 1 and epoch 12, the log ends at 1 and 9"):
+        with pytest.raises(Damaged, match="live.json names generation 1 and epoch 12; the log ends at 1 and 9"):
             read_whole_log("hot", job.store, job.repository)
 
     @pytest.mark.parametrize(

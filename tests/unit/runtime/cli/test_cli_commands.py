@@ -14,12 +14,12 @@ import pytest
 
 from holdfast.checkpoint import joblog
 from holdfast.errors import AlreadyExists, Unavailable
-from holdfast.runtime import requests
-from holdfast.runtime.admission import check_from
-from holdfast.runtime.cli.history import Stored, open_job
 from holdfast.runtime.cli.main import COMMANDS
-from holdfast.runtime.cli.savepoint import name_last
-from holdfast.runtime.requests import Inbox, Request
+from holdfast.runtime.cli.operate.history import Stored, open_job
+from holdfast.runtime.cli.operate.savepoint import name_last
+from holdfast.runtime.execution.admission import check_from
+from holdfast.runtime.job import requests
+from holdfast.runtime.job.requests import Inbox, Request
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
@@ -127,9 +127,13 @@ class TestEvents:
         began_anew(root, history)
         shown = holdfast("events", "hot", "--all", "--json").json
         assert [(each["event"], each["epoch"], each["savepoint"]) for each in shown] == [
-            ("created", None, None), ("started", None, None), ("checkpoint", 5, None), ("savepoint", 5, "old"),
-            ("checkpoint", 7, None), ("savepoint", 7, "new"),
-        ]  # fmt: skip
+            ("created", None, None),
+            ("started", None, None),
+            ("checkpoint", 5, None),
+            ("savepoint", 5, "old"),
+            ("checkpoint", 7, None),
+            ("savepoint", 7, "new"),
+        ]
         assert shown[1]["first_checkpoint_ms"] is not None
         assert {each["seq"] for each in shown} == {None}
         assert "old" in holdfast("events", "hot").out
@@ -145,7 +149,7 @@ class TestExplain:
         history("hot").live(at_us=time.time_ns() // 1000 - 60_000_000)
         ended = holdfast("explain", "hot")
         assert ended.status == 0
-        assert ended.out.startswith("hot: unreachable\n- its driver is silent: ")
+        assert ended.out.startswith("hot: unreachable\n- the job's driver is silent: ")
         assert "\n  Next: " in ended.out
 
     def test_json_has_what_and_next_of_every_finding(self, holdfast: Holdfast, history: Begin) -> None:
@@ -156,9 +160,9 @@ class TestExplain:
         assert [(each["code"], each["problem"]) for each in shown["findings"]] == [("sink_error", True)]
 
     def test_a_run_that_was_ended_at_once_is_stopped(self, holdfast: Holdfast, history: Begin) -> None:
-        history("hot").live("stopped", reason="it was ended at once, without a last checkpoint", at_us=1)
+        history("hot").live("stopped", reason="it was ended immediately, without a last checkpoint", at_us=1)
         assert holdfast("status", "hot", "--json").json["state"] == "stopped"
-        assert "ended at once" in holdfast("explain", "hot").out
+        assert "ended immediately" in holdfast("explain", "hot").out
 
 
 class TestSavepoint:
@@ -207,10 +211,10 @@ class TestSavepoint:
         self, holdfast: Holdfast, history: Begin, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         history("hot").live()
-        refusal = {"accepted": False, "reason": "the run failed before it was carried out"}
+        refusal = {"accepted": False, "reason": "the run failed before the request was carried out"}
         answers = iter([{"accepted": True}, refusal])
         monkeypatch.setattr(requests, "answer_to", lambda store, name: next(answers))
-        assert "the run failed before it was carried out" in three_parts(holdfast("savepoint", "hot", "v1"), 2)
+        assert "the run failed before the request was carried out" in three_parts(holdfast("savepoint", "hot", "v1"), 2)
 
     def test_a_driver_that_does_not_answer_is_unavailable(self, holdfast: Holdfast, history: Begin) -> None:
         history("hot").live()
@@ -222,7 +226,7 @@ class TestSavepoint:
         job.checkpoint(5)
         job.stop()
         holdfast("savepoint", "hot", "v1")
-        assert "has a savepoint 'v1' already: epoch 5" in three_parts(holdfast("savepoint", "hot", "v1"), 2)
+        assert "already has a savepoint 'v1': epoch 5" in three_parts(holdfast("savepoint", "hot", "v1"), 2)
         assert holdfast("savepoint", "hot", "v2").status == 0
         assert holdfast("checkpoints", "list", "hot", "--json").json[0]["name"] == "v1, v2"
 
@@ -291,7 +295,7 @@ class TestWaysToStop:
         job.checkpoint(5)
 
         def leave(_: Request) -> dict[str, Any]:
-            job.live("stopped", reason="it was ended at once, without a last checkpoint")
+            job.live("stopped", reason="it was ended immediately, without a last checkpoint")
             return {"accepted": True}
 
         with driver(job, leave):
@@ -301,14 +305,14 @@ class TestWaysToStop:
 
     def test_a_refusal_of_the_driver_is_told(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
-        with driver(job, lambda _: {"accepted": False, "reason": "the job is stopping already"}):
-            assert "stopping already" in three_parts(holdfast("stop", "hot", "--finish"), 2)
+        with driver(job, lambda _: {"accepted": False, "reason": "the job is already stopping"}):
+            assert "already stopping" in three_parts(holdfast("stop", "hot", "--finish"), 2)
 
     def test_a_job_that_does_not_run_cannot_be_finished(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot")
         job.checkpoint(5)
         job.stop()
-        assert "only a run can bring it to its end" in three_parts(holdfast("stop", "hot", "--finish"), 2)
+        assert "only a run can finish it" in three_parts(holdfast("stop", "hot", "--finish"), 2)
         assert holdfast("stop", "hot", "--now").status == 0
 
     def test_a_finished_one_is_left_alone(self, holdfast: Holdfast, history: Begin) -> None:
@@ -335,7 +339,7 @@ class TestRunFrom:
         check_from("hot", began_anew(root, history).job, "new")
 
     def test_going_back_needs_a_rewind_first(self, root: Path, history: Begin) -> None:
-        with pytest.raises(Exception, match="has gone on since"):
+        with pytest.raises(Exception, match="has moved on since"):
             check_from("hot", self.job(root, history), "old")
 
     @pytest.mark.parametrize("started", [True, False])

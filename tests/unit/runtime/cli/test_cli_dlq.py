@@ -18,13 +18,13 @@ import pytest
 import holdfast as hf
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.dead_letters import DEAD_LETTERS, decode_row, encode_row
-from holdfast.runtime.plan import Plan
-from holdfast.runtime.redrive import Redrive
-from holdfast.runtime.run import Prepared, prepare
-from holdfast.runtime.settings import resolve
-from holdfast.storage.log import BEFORE_FIRST, LogReader, LogWriter, create_log
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.job.redrive import Redrive
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, decode_row, encode_row
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.storage.log.log import BEFORE_FIRST, LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class TestDlqList:
         job.run()
         ended = holdfast("dlq", "list", "words", "--limit", "2")
         assert len(ended.out.splitlines()) == 3
-        assert "these are 2 of 5" in ended.err
+        assert "2 of 5 shown" in ended.err
 
     def test_a_job_without_a_dlq_is_told_how_to_get_one(
         self, history: Callable[[str], Any], holdfast: HoldfastRun
@@ -154,11 +154,13 @@ class TestDlqList:
         with closing(sqlite3.connect(job.folder / "x.db")) as db:
             found = db.execute('SELECT operator, "offset", raw FROM dead WHERE partition = 0 ORDER BY 1').fetchall()
         assert [(operator, offset) for operator, offset, _ in found] == [
-            ("lines", 1), ("map parse", 2), ("map parse (2)", 2)
-        ]  # fmt: skip
+            ("lines", 1),
+            ("map parse", 2),
+            ("map parse (2)", 2),
+        ]
         assert decode_row(found[0][2]).to_pylist() == [{"number": None, "text": "lost"}]
         ended = holdfast("dlq", "list", "words")
-        assert ended.status == 2 and "which is no log" in ended.err
+        assert ended.status == 2 and "which is not a log" in ended.err
 
 
 class TestDlqRedrive:
@@ -274,9 +276,16 @@ class Letters:
         for partition, number in ((0, turn), (1, turn), (1, turn + 100)):
             raw = encode_row(pa.RecordBatch.from_pylist([{"number": number, "text": "x"}], LINES))
             rows[partition].append(
-                {"operator": f"map {partition}", "source": "lines", "partition": 0, "offset": number, "error": "e",
-                 "form": "record", "raw": raw}
-            )  # fmt: skip
+                {
+                    "operator": f"map {partition}",
+                    "source": "lines",
+                    "partition": 0,
+                    "offset": number,
+                    "error": "e",
+                    "form": "record",
+                    "raw": raw,
+                }
+            )
         LogWriter(self.dlq).append({p: pa.Table.from_pylist(letters, DEAD_LETTERS) for p, letters in rows.items()})
 
     def redrive(self, target: LocalObjects | None = None) -> Redrive:
@@ -348,7 +357,7 @@ class TestARecordWithSeveralLetters:
         redrive = Redrive("lines", letters.dlq, letters.lines, None)  # the source itself is no log
         count = redrive.plan()
         assert count.records == 7 and list(count.unfit.values()) == [1]
-        assert [why for why in count.unfit if "a row that steps have changed, and the source is no log" in why]
+        assert [why for why in count.unfit if "a row that steps have changed, and the source is not a log" in why]
         redrive.apply()
         assert letters.appended() == EACH_ONCE + Counter([7])
 
@@ -359,9 +368,7 @@ class TestARecordWithSeveralLetters:
         table = pa.Table.from_pylist([{**row, "raw": b""}], DEAD_LETTERS)
         LogWriter(LocalObjects(tmp_path / "dead2")).append({0: table})
         count = Redrive("lines", LocalObjects(tmp_path / "dead2"), letters.lines, letters.lines).plan()
-        assert list(count.unfit) == [
-            "the source's log ends before the record; it is not the log that the job has read"
-        ]
+        assert list(count.unfit) == ["the source's log ends before the record; it is not the log that the job has read"]
 
 
 class TestAnAppendThatFollowsATag:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from holdfast.runtime.cli import doctor, doctor_cluster
+from holdfast.runtime.cli.start import doctor, doctor_cluster
 
 
 class TestStorage:
@@ -69,7 +69,7 @@ class TestRootAccess:
     def test_a_root_that_others_may_write_to_is_a_warning(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o777)
         [check] = [check for check in doctor.storage(str(tmp_path)) if check.name == "root access"]
-        assert check.state == "warn" and "everybody" in check.found
+        assert check.state == "warn" and "everyone" in check.found
 
     def test_a_root_of_ones_own_is_none(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o755)

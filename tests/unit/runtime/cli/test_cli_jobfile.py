@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.cli.jobfile import load, ship_by_value
+from holdfast.runtime.cli.start.jobfile import load, ship_by_value
 
 APP = """
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class TestLoad:
             ("def f(:", "cannot be loaded: line 1: invalid syntax"),
             ("import holdfast\n\nx = 1 / 0\n", "line 3: ZeroDivisionError: division by zero"),
             ("import no_such_module", "line 1: ModuleNotFoundError"),
-            ("raise SystemExit(3)", "ends the process while it is imported"),
+            ("raise SystemExit(3)", "ends the process when imported"),
             (APP + "\napp.main()\n", "runs its app as soon as it is imported"),
         ],
     )
@@ -117,7 +117,7 @@ class TestLoad:
 
     @pytest.mark.parametrize("path", ["no-such-file.py", "hot", "."])
     def test_what_is_no_file_is_refused(self, path: str, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="is (no file|a folder)"):
+        with pytest.raises(ConfigError, match="is (not a file|a folder)"):
             load(str(tmp_path / path))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.cli.log import add_parser
+from holdfast.runtime.cli.log.commands import add_parser
 
 NOW = ("--older-than", "0", "--grace", "0")
 
@@ -49,8 +49,14 @@ class TestCompact:
         assert shown == {"path": str(log), "committed": True, "dry_run": False, "deleted_objects": 1, "more": False}
         assert (part["records_before"], part["records_after"], part["tombstones"]) == (6, 3, 1)
         assert set(part) == {
-            "partition", "records_before", "records_after", "bytes_before", "bytes_after", "tombstones", "untouched",
-        }  # fmt: skip
+            "partition",
+            "records_before",
+            "records_after",
+            "bytes_before",
+            "bytes_after",
+            "tombstones",
+            "untouched",
+        }
 
     def test_a_dry_run_changes_nothing_and_says_so_by_its_status(
         self, log: Path, capsys: pytest.CaptureFixture[str]

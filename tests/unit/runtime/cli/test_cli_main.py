@@ -109,8 +109,17 @@ class TestWrongUse:
         ended = holdfast("status", "hot", "--json", "--wrong")
         assert (ended.status, ended.err) == (2, "")
         assert list(ended.json) == [
-            "kind", "job", "operator", "epoch", "source", "partition", "offset", "what", "not_done", "next",
-        ]  # fmt: skip
+            "kind",
+            "job",
+            "operator",
+            "epoch",
+            "source",
+            "partition",
+            "offset",
+            "what",
+            "not_done",
+            "next",
+        ]
         assert ended.json["kind"] == "config"
 
     def test_an_empty_root_is_refused(self, holdfast: Holdfast) -> None:

@@ -6,18 +6,19 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from holdfast.runtime.cli.progress import Progress, Tally, line
+from holdfast.runtime.cli.start.progress import Progress, Tally, line
+from holdfast.runtime.job.live import Status
+from tests.unit.runtime.statuses import status_with
 
 
-def status(*offsets: int, state: str = "running", lag: int | None = 10, **changed: Any) -> dict[str, Any]:
+def status(*offsets: int, state: str = "running", lag: int | None = 10, **changed: Any) -> Status:
     sources = [{"name": "words", "partition": i, "offset": at, "lag": lag} for i, at in enumerate(offsets)]
-    worker = {"id": "w1", "pid": 7, "subtasks": [0], "how": "restored", "host": "vm"}
-    shown = {
-        "state": state, "reason": None, "sources": sources, "checkpoint": {"epoch": 5}, "generation": 2,
-        "workers": [worker], "restarts": [],
-    }  # fmt: skip
-    return shown | changed
+    worker = {"id": "w1", "pid": 7, "subtasks": [0], "how": "restored", "host": "vm", "role": "worker"}
+    checkpoint = {"epoch": 5, "at": 0, "age_ms": 0, "duration_ms": 1, "bytes": 1}
+    known = {"state": state, "sources": sources, "checkpoint": checkpoint, "generation": 2, "workers": [worker]}
+    return status_with(**{**known, **changed})
 
 
 class TestTally:
@@ -59,8 +60,8 @@ class TestTally:
         assert tally.take(status(1_200, 1_000_000), 2.0)["records_per_s"] is None
 
     def test_lag_is_unknown_if_that_of_one_partition_is(self) -> None:
-        shown = status(1, 2)
-        shown["sources"][1]["lag"] = None
+        first, second = status(1, 2).sources
+        shown = replace(status(1, 2), sources=(first, replace(second, lag=None)))
         assert Tally({}).take(shown, 0.0)["lag"] is None
 
     def test_lag_is_unknown_while_a_partition_that_was_read_is_nobodys(self) -> None:
@@ -109,16 +110,35 @@ class TestProgress:
         assert [each["state"] for each in lines] == ["running", "finished"]
         assert lines[-1]["records_in"] == 800
         assert set(lines[0]) >= {
-            "state", "records_in", "records_per_s", "epoch", "lag", "generation", "workers", "restarts",
-        }  # fmt: skip
+            "state",
+            "records_in",
+            "records_per_s",
+            "epoch",
+            "lag",
+            "generation",
+            "workers",
+            "restarts",
+        }
         assert lines[0]["workers"] == [{"id": "w1", "pid": 7, "subtasks": [0], "how": "restored"}]
 
     def test_a_recovery_is_told_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         progress = Progress("plain", Tally({}))
-        restart = {"at": 0.0, "cause": "w1 was killed", "generation": 2, "recovery_ms": 600}
+        restart = {"at": 0, "cause": "w1 was killed", "generation": 2, "recovery_ms": 600}
         progress.update(status(7, restarts=[restart]))
         progress.update(status(8, restarts=[restart]))
         assert capsys.readouterr().err.splitlines().count("recovered in 600 ms: w1 was killed") == 1
+
+    def test_a_start_that_takes_long_is_not_shown_every_second(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("holdfast.runtime.cli.start.progress.SHOW_EVERY_S", 0.0)
+        progress = Progress("plain", Tally({}))
+        for begun in (0, 0, 0, 1, 1):
+            progress.update(status(state="starting", reason=f"{begun} of 2 workers have started"))
+        assert capsys.readouterr().err.splitlines() == [
+            "starting: 0 of 2 workers have started",
+            "starting: 1 of 2 workers have started",
+        ]
 
     def test_none_shows_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         progress = Progress("none", Tally({}))

@@ -88,7 +88,7 @@ class TestPlan:
         assert words.rewind("words", "--root", words.root, "--to-epoch", str(words.epochs[0])) == 3
         told = capsys.readouterr().err
         assert "--apply" not in told
-        assert f"Give the file in place of the name: holdfast rewind JOB.py --to-epoch {words.epochs[0]}" in told
+        assert f"Give the file instead of the name: holdfast rewind JOB.py --to-epoch {words.epochs[0]}" in told
 
     def test_people_get_tables_and_the_next_command(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         words.stop()
@@ -113,7 +113,7 @@ class TestPlan:
         words.stop()
         assert words.rewind(words.file, "--to-epoch", "1000") == 2
         told = capsys.readouterr().err
-        assert "there is no checkpoint of epoch 1000" in told and str(words.job.base_epoch) in told
+        assert "no checkpoint of epoch 1000 exists" in told and str(words.job.base_epoch) in told
 
     def test_an_app_is_chosen_from_a_file_only(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         arguments = ("words", "--root", words.root, "--to-epoch", str(words.epochs[0]), "--app", "nope")
@@ -144,7 +144,7 @@ class TestApply:
         assert words.cluster.driver.outcome is not None
         how, error = words.cluster.driver.outcome
         assert how == "failed" and error is not None
-        following = error["next"]
+        following = error.next
         assert "holdfast rewind JOB.py --to-epoch N" in following and "last delivered" in following
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[1]), "--apply") == 0
         words.go_on(FILE.replace("rows.key_by", "rows.filter(pl.col('word') != 'bad').key_by"))
@@ -169,7 +169,7 @@ class TestApply:
         plan = json.loads(capsys.readouterr().out)["plan_id"]
         assert words.rewind(words.file, *to, "--apply", "--plan", plan) == 0
         assert words.rewind(words.file, *to, "--apply", "--plan", plan) == 6
-        assert "not for job 'words' as it is now" in capsys.readouterr().err
+        assert "does not fit job 'words' as it is now" in capsys.readouterr().err
 
     def test_without_its_file_a_job_that_does_not_run_is_left_alone(
         self, words: Words, capsys: pytest.CaptureFixture[str]
@@ -177,7 +177,7 @@ class TestApply:
         words.stop()
         arguments = ("words", "--root", words.root, "--to-epoch", str(words.epochs[0]), "--apply")
         assert words.rewind(*arguments) == 2
-        assert "only its file says what its targets are" in capsys.readouterr().err
+        assert "only its file names its targets" in capsys.readouterr().err
         assert words.job.timeline == 1
 
     def test_a_target_that_is_locked_is_left_to_the_next_run(
@@ -188,7 +188,7 @@ class TestApply:
             other.execute("BEGIN IMMEDIATE")
             arguments = ("--to-epoch", str(words.epochs[0]), "--apply", "--timeout", "1s")
             assert words.rewind(words.file, *arguments) == 5
-            assert "is rewound, but not all targets are repaired" in capsys.readouterr().err
+            assert "is rewound, but not all targets were repaired" in capsys.readouterr().err
             # As soon as the target is free its lane may get through, as long as the process lives.
             assert words.job.repair_due and words.table() == {"a": 11, "b": 2, "c": 3}
         words.cluster.replace_driver()
@@ -205,7 +205,7 @@ class TestApply:
         assert main(["checkpoints", "list", "words", "--root", words.root, "--json"]) == 0
         assert left in [each["epoch"] for each in json.loads(capsys.readouterr().out)]
         assert words.rewind(words.file, "--to-epoch", str(left), "--apply") == 2
-        assert "left behind by an earlier rewind" in capsys.readouterr().err
+        assert "an earlier rewind abandoned epoch" in capsys.readouterr().err
         assert main(["events", "words", "--root", words.root, "--json"]) == 0
         [event] = [each for each in json.loads(capsys.readouterr().out) if each["event"] == "rewound"]
         assert (event["timeline"], event["epoch"]) == (2, words.epochs[0])

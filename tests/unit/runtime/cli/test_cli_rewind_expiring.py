@@ -11,9 +11,9 @@ from words_job import Words
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged
-from holdfast.runtime.cli.history import Stored
-from holdfast.runtime.cli.rewind import planned
-from holdfast.runtime.rewind_target import Wanted
+from holdfast.runtime.cli.operate.history import Stored
+from holdfast.runtime.cli.operate.rewind import planned
+from holdfast.runtime.rewind.target import Wanted
 from holdfast.storage.objects import LocalObjects
 
 
@@ -61,7 +61,7 @@ class TestPlan:
 
     def test_of_an_epoch_that_expires_meanwhile_is_refused_as_beyond_the_horizon(self, words: Words) -> None:
         before = stored(words, 1)
-        with pytest.raises(ConfigError, match=f"cannot go back to epoch {before.job.base_epoch}"):
+        with pytest.raises(ConfigError, match=f"cannot be rewound to epoch {before.job.base_epoch}"):
             planned(before, Wanted(epoch=before.job.base_epoch), words.plan, stop=False)
 
     def test_says_what_is_damaged_where_nothing_has_expired(self, words: Words) -> None:

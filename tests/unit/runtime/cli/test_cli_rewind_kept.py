@@ -13,19 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from words_job import Words, visible
 
 import holdfast as hf
 from holdfast.checkpoint.repository import Repository
-from holdfast.runtime import presence
-from holdfast.runtime.cli.history import observed
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.clock import SystemClock
-from holdfast.runtime.rewind_plan import granted
-from holdfast.runtime.rewind_sinks import outlooks, stands_against
+from holdfast.runtime.cli.operate.history import observed
+from holdfast.runtime.rewind.plan import granted
+from holdfast.runtime.rewind.sinks import outlooks, stands_against
+from holdfast.runtime.wire import presence
+from holdfast.runtime.wire.clock import SystemClock
 from holdfast.sinks.contract import Repair, Rewinding
+from tests.unit.runtime.statuses import status_with
 
 Capture = pytest.CaptureFixture[str]
 
@@ -90,13 +92,13 @@ class TestToOffset:
         said = refusal(words, capsys, "--to-offset", f"rows:0:{offset}", "--apply")
         last = words.job.base_epoch
         assert f"offset {offset:,} of partition 0 of 'rows' was not read yet" in said
-        assert f"the last checkpoint, epoch {last}, goes on to read at offset 4" in said
+        assert f"the last checkpoint, epoch {last}, at offset 4" in said
         assert f"--to-epoch {last}" in said
 
     def test_one_from_before_the_oldest_checkpoint_is_refused_with_that(self, words: Words, capsys: Capture) -> None:
         words.stop()
         said = refusal(words, capsys, "--to-offset", "rows:0:1")
-        assert "has read up to offset 2" in said and "the nearest it can go back to" in said
+        assert "has read up to offset 2" in said and "the nearest epochs it can be rewound to" in said
 
     @pytest.mark.parametrize(
         ("asked", "why"),
@@ -121,7 +123,7 @@ class TestAccept:
         out = next(sink for sink in shown["sinks"] if sink["name"] == "out")
         assert shown["accept"] == ["out:impossible"]
         assert (out["verdict"], out["restore"], out["delete"]) == ("impossible", None, None)
-        assert "if accepted, its rows stay" in out["reason"]
+        assert "if you accept that, its rows stay" in out["reason"]
 
     @pytest.mark.parametrize("given", [[], ["--accept", "said:impossible"]])
     def test_anything_else_is_refused(self, words: Words, capsys: Capture, given: list[str]) -> None:
@@ -312,7 +314,7 @@ class TestEstimate:
         assert main([*arguments, "--json"]) == 3
         assert json.loads(capsys.readouterr().out)["estimate_ms"] is None
         assert main(arguments) == 3
-        assert "until it is where it is now: unknown" in capsys.readouterr().out
+        assert "time until the job is back where it is now: unknown" in capsys.readouterr().out
 
     def test_is_zero_only_if_there_is_nothing_to_do(self, words: Words, capsys: Capture) -> None:
         words.stop()
@@ -326,9 +328,9 @@ class TestDeadDriver:
         with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
             ended.wait()
         now_us = words.job.starts[-1].at + 1_000
-        driver = presence.myself(words.job.owner, now_us) | {"pid": ended.pid} | changed
-        live = {"schema": 1, "state": "running", "generation": 0, "mode": "continuous", "driver": driver}
-        return observed(words.job, "words", "", live, now_us)["state"]
+        driver = msgspec.structs.replace(presence.myself(words.job.owner, now_us), **{"pid": ended.pid, **changed})
+        live = status_with(generation=0, mode="continuous", driver=driver)
+        return observed(words.job, "words", "", live, now_us).state
 
     def test_is_known_by_its_token_before_it_has_shown_itself_in_the_generation(self, words: Words) -> None:
         assert self.state(words) == "unreachable"

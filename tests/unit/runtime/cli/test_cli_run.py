@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.errors import Fenced, JobFailed
-from holdfast.runtime.cli.run import error_of, summary
-from holdfast.runtime.run import Outcome
+from holdfast.checkpoint import joblog
+from holdfast.errors import ErrorReport, Fenced, JobFailed
+from holdfast.model import Generation, JobUuid
+from holdfast.runtime.cli.start.run import error_of, summary
+from holdfast.runtime.driver.master import taken_over
+from holdfast.runtime.execution.executing import Outcome
+from tests.unit.runtime.statuses import status_with
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
@@ -47,8 +51,8 @@ class TestTheLastLine:
         empty = SimpleNamespace(read_log=lambda: None)
         prepared: Any = SimpleNamespace(plan=SimpleNamespace(app="hot", sinks=sinks), job=None, repository=empty)
         for rewinds, said in ((0, "1 restart in 2.0 s"), (1, "1 restart, 1 rewind in 2.0 s")):
-            restarts = [{"rewind": False}, *[{"rewind": True}] * rewinds]
-            line = summary(prepared, Outcome("stopped", None, {"epochs": 3, "restarts": restarts}), 7, 2.0)
+            restarts = [{"at": 1, "cause": "x", "generation": 2, "rewind": n > 0} for n in range(1 + rewinds)]
+            line = summary(prepared, Outcome("stopped", None, status_with(epochs=3, restarts=restarts)), 7, 2.0)
             assert said in line
 
 
@@ -59,7 +63,7 @@ class TestRun:
         job.finish()
         ended = holdfast("run", file)
         assert ended.status == 0
-        assert "has finished already, at epoch 5" in ended.err
+        assert "has already finished, at epoch 5" in ended.err
 
     def test_json_progress_ends_with_the_state(self, holdfast: Holdfast, history: Begin, file: str) -> None:
         job = history("hot")
@@ -115,17 +119,31 @@ class TestRun:
         assert ended.status == 2
         assert "state is kept for counts, which" in ended.err and "--drop-state counts" in ended.err
 
+    def test_rows_that_no_program_would_read_are_not_collected(self, holdfast: Holdfast, root: Path, file: str) -> None:
+        code = Path(file).read_text()
+        Path(file).write_text(code[: code.index("hf.SQLite(")] + "hf.Collect())\n")
+        ended = holdfast("run", file)
+        assert ended.status == 2
+        assert "sink 'out' is hf.Collect()" in ended.err and "app.run(once=True)" in ended.err
+        assert not root.exists()
+
     def test_a_file_that_is_not_there_is_wrong_use(self, holdfast: Holdfast) -> None:
         assert holdfast("run", "no-such-job.py").status == 2
 
 
-STATUS = {"checkpoint": {"epoch": 117}}
+STATUS = status_with(checkpoint={"epoch": 117, "at": 0, "age_ms": 0, "duration_ms": 1, "bytes": 1})
 
 
 class TestErrorOf:
     def test_a_failure_gives_the_first_cause_and_what_is_kept(self) -> None:
-        cause = {"what": "no such column 'x'", "not_done": "epoch 118 was not written", "next": "correct the job"}
-        error = error_of(Outcome("failed", cause | {"epoch": 118}, STATUS), "hot")
+        cause = ErrorReport(
+            kind="config",
+            epoch=118,
+            what="no such column 'x'",
+            not_done="epoch 118 was not written",
+            next="correct the job",
+        )
+        error = error_of(Outcome("failed", cause, STATUS), "hot")
         assert isinstance(error, JobFailed)
         assert str(error) == (
             "job 'hot' failed: no such column 'x'.\n"
@@ -135,12 +153,13 @@ class TestErrorOf:
         assert (error.exit_status, error.where.epoch) == (7, 118)
 
     def test_a_failure_that_tells_little_still_has_three_parts(self) -> None:
-        error = error_of(Outcome("failed", {"kind": "failed", "what": "killed"}, {"checkpoint": None}), "hot")
+        error = error_of(Outcome("failed", None, status_with()), "hot")
         assert error.not_done == "no epoch was completed"
         assert error.next_step
 
     def test_a_fenced_run_leaves_with_its_own_status(self) -> None:
-        error = error_of(Outcome("fenced", {"ours": 3, "theirs": 4}, STATUS), "hot")
+        theirs = joblog.Job(JobUuid("job"), "hot", 128, 0, 5, Generation(4))
+        error = error_of(Outcome("fenced", taken_over(theirs), STATUS), "hot")
         assert isinstance(error, Fenced)
         assert "generation 4" in error.what
 
@@ -163,9 +182,7 @@ class TestPlan:
         assert origins["checkpoint_every"] == (2_000, "code")
         assert origins["heartbeat_ms"] == (500, "default")
 
-    def test_changes_are_those_against_the_last_checkpoint(
-        self, holdfast: Holdfast, history: Begin, file: str
-    ) -> None:
+    def test_changes_are_those_against_the_last_checkpoint(self, holdfast: Holdfast, history: Begin, file: str) -> None:
         history("hot").checkpoint(5)
         code = Path(file).read_text()
         Path(file).write_text(code.replace('agg("counts"', 'agg("totals"'))
@@ -202,7 +219,7 @@ class TestPlan:
         Path(file).write_text(Path(file).read_text().replace(generator, log))
         ended = holdfast("plan", file)
         assert ended.status == 0
-        assert "A run would refuse this: there is no log" in ended.err
+        assert "A run would refuse this: no log exists" in ended.err
         assert not root.exists() and not (tmp_path / "words").exists()
         assert [each["next"] for each in holdfast("plan", file, "--json").json["changes"]["refused"]] != []
 
@@ -212,7 +229,7 @@ class TestPlan:
     ) -> None:
         ended = holdfast("plan", file, "--master", master)
         assert ended.status == 0
-        assert f"A run would refuse this: Spark has no master such as {master!r}" in ended.err
+        assert f"A run would refuse this: {master!r} is not a Spark master URL" in ended.err
 
     @pytest.mark.parametrize("master", ["local", "local[4]", "local[*, 2]", "spark://host:7077", "yarn", "k8s://h:443"])
     def test_of_what_a_run_would_take_nothing_is_told(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.cli.history import open_job
+from holdfast.runtime.cli.operate.history import open_job
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
@@ -21,9 +21,24 @@ if TYPE_CHECKING:
     Begin = Callable[[str], History]
 
 FIELDS = {
-    "schema", "job", "root", "state", "reason", "mode", "generation", "timeline", "checkpoint", "driver", "workers",
-    "sources", "sinks", "operators", "restarts", "rewind_horizon", "problems",
-}  # fmt: skip
+    "schema",
+    "job",
+    "root",
+    "state",
+    "reason",
+    "mode",
+    "generation",
+    "timeline",
+    "checkpoint",
+    "driver",
+    "workers",
+    "sources",
+    "sinks",
+    "operators",
+    "restarts",
+    "rewind_horizon",
+    "problems",
+}
 MINUTE_US = 60_000_000
 
 
@@ -95,7 +110,7 @@ class TestStatus:
     ) -> None:
         job = history("hot")
         job.live(at_us=now_us() - MINUTE_US)
-        monkeypatch.setattr("holdfast.runtime.cli.history.free_bytes", lambda _folder: 0)
+        monkeypatch.setattr("holdfast.runtime.cli.operate.history.free_bytes", lambda _folder: 0)
         shown = holdfast("status", "hot", "--json").json
         assert (shown["state"], [each["code"] for each in shown["problems"]]) == ("unreachable", ["root_refused"])
         assert f"the disk of {job.folder} is full" in shown["reason"]
@@ -132,7 +147,7 @@ class TestStatus:
 
     def test_recoveries_have_the_time_of_the_log(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").start("worker w1 was silent", at_us=now_us() - MINUTE_US)
-        job.live(restarts=[{"at": 12.5, "cause": "worker w1 was silent", "generation": 2, "recovery_ms": 600}])
+        job.live(restarts=[{"at": 12, "cause": "worker w1 was silent", "generation": 2, "recovery_ms": 600}])
         [restart] = holdfast("status", "hot", "--json").json["restarts"]
         assert restart["recovery_ms"] == 600
         assert restart["at"] > MINUTE_US
@@ -231,4 +246,27 @@ class TestALiveJsonThatCannotBeTrusted:
         job.live(workers=None)
         ended = holdfast("stop", "hot")
         assert ended.status == 5
-        assert "no driver of generation 2 was seen" in ended.err
+        assert "the driver of generation 2, started" in ended.err
+
+
+class TestFormats:
+    def test_openmetrics_reports_what_the_driver_said(self, holdfast: Holdfast, history: Begin) -> None:
+        history("hot").live(delays={kind: {"bounds_ms": [10], "counts": [1, 2], "sum_ms": 9} for kind in DELAYS})
+        ended = holdfast("status", "hot", "--format", "openmetrics")
+        assert ended.status == 0
+        assert 'holdfast_records_total{job="hot",partition="0",source="words"} 700.0' in ended.out
+        assert 'holdfast_recovery_duration_seconds_count{job="hot"} 3.0' in ended.out
+        assert ended.out.endswith("# EOF\n")
+
+    def test_json_is_what_the_flag_prints(self, holdfast: Holdfast, history: Begin) -> None:
+        history("hot").checkpoint(5)
+        shown = holdfast("status", "hot", "--format", "json").json
+        assert shown["checkpoint"]["epoch"] == holdfast("status", "hot", "--json").json["checkpoint"]["epoch"] == 5
+
+    def test_delays_of_another_form_are_left_out_of_account(self, holdfast: Holdfast, history: Begin) -> None:
+        history("hot").live(delays={"checkpoint": [1]})
+        assert holdfast("status", "hot").status == 0
+        assert holdfast("status", "hot", "--json").json["sources"] == []
+
+
+DELAYS = ("checkpoint", "recovery")

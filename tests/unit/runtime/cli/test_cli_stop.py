@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.runtime.requests import Inbox
+from holdfast.runtime.job.requests import Inbox
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
@@ -55,7 +55,7 @@ class TestStop:
         job = history("hot").live(at_us=time.time_ns() // 1000 - 60_000_000)
         ended = holdfast("stop", "hot")
         assert ended.status == 5
-        assert "cannot be reached" in ended.err
+        assert "is unreachable" in ended.err
         assert "Not done: no request was made." in ended.err
         assert Inbox(job.store).poll() == []
 

@@ -23,9 +23,16 @@ class TestTable:
 class TestUnits:
     @pytest.mark.parametrize(
         ("milliseconds", "shown"),
-        [(None, "-"), (0, "0 ms"), (35, "35 ms"), (1_250, "1.2 s"), (240_000, "4 min"), (9_000_000, "2.5 h"),
-         (864_000_000, "10.0 d")],
-    )  # fmt: skip
+        [
+            (None, "-"),
+            (0, "0 ms"),
+            (35, "35 ms"),
+            (1_250, "1.2 s"),
+            (240_000, "4 min"),
+            (9_000_000, "2.5 h"),
+            (864_000_000, "10.0 d"),
+        ],
+    )
     def test_a_span_has_the_unit_that_people_would_use(self, milliseconds: int | None, shown: str) -> None:
         assert text.span(milliseconds) == shown
 

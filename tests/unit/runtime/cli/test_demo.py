@@ -14,7 +14,8 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.examples import flights_data
-from holdfast.runtime.cli.demo import (
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.cli.start.demo import (
     RECORDS_PER_S,
     Kill,
     Progress,
@@ -27,8 +28,7 @@ from holdfast.runtime.cli.demo import (
     prepare,
     unproven,
 )
-from holdfast.runtime.cli.main import main
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 WAITS = "import sys; sys.stdin.read()"
@@ -52,7 +52,7 @@ class TestItsArguments:
         commands = argparse.ArgumentParser().add_subparsers()
         add_parser(commands)
         text = " ".join(commands.choices["demo"].format_help().split())
-        assert f"--max-records-per-second N default: {RECORDS_PER_S}" in text
+        assert f"--max-records-per-second N limit on reading; default: {RECORDS_PER_S}" in text
 
 
 class TestKillOne:
@@ -95,18 +95,18 @@ class TestFolder:
     def test_a_folder_with_other_things_is_refused_and_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "flights.db").write_text("mine")
-        with pytest.raises(ConfigError, match="other things"):
+        with pytest.raises(ConfigError, match="files that no demo made"):
             prepare(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["flights.db", "out"]
 
     def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(ConfigError, match="is no folder"):
+        with pytest.raises(ConfigError, match="is not a folder"):
             prepare(tmp_path / "file")
 
     def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(ConfigError, match="cannot be made"):
+        with pytest.raises(ConfigError, match="cannot be created"):
             prepare(tmp_path / "file" / "demo")
 
     def test_what_an_earlier_demo_left_is_removed_but_for_the_log(self, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ class TestFolder:
         create_log(store, flights_data.SCHEMA)
         LogWriter(store).seal()
         (tmp_path / "out").mkdir()
-        with pytest.raises(ConfigError, match="--kill-at is 7, and the job has 0 records"):
+        with pytest.raises(ConfigError, match="--kill-at is 7, but the job has only 0 records"):
             prepare(tmp_path, 7)
         assert (tmp_path / "out").exists()
 

@@ -13,13 +13,14 @@ import pytest
 
 from holdfast.checkpoint.audit import Audit, Late, OperatorCount, PartAudit, manifest_audit
 from holdfast.model import NO_EPOCH, Epoch
-from holdfast.runtime import status
-from holdfast.runtime.cli.jobfile import load
-from holdfast.runtime.cli.run import late_so_far, summary
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.run import Outcome, prepare
-from holdfast.runtime.settings import resolve
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.runtime.cli.start.jobfile import load
+from holdfast.runtime.cli.start.run import late_so_far, summary
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.executing import Outcome
+from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.job import status
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = pa.schema([pa.field("k", pa.string(), nullable=False), pa.field("at", pa.timestamp("us", "UTC"), False)])
-JOB = '''
+JOB = """
 import holdfast as hf
 
 app = hf.App("hot", root={root!r}, key_groups=8)
 bids = app.source("bids", hf.Log({folder!r} + "/bids"), event_time="at")
 hot = bids.key_by("k").window(hf.tumbling("10s")).agg("per_k", n=hf.count())
 hot.sink("out", hf.Log({folder!r} + "/out"))
-'''
+"""
 
 
 class Job:
@@ -59,11 +60,11 @@ class Job:
         if crash:
             cluster.crash(next(iter(cluster.members)))
             cluster.pass_time(3)
-        self.seen = status.of_run(cluster.driver.state, "", "", {})
+        self.seen = status.of_run(cluster.driver.state, "", "", None).as_json()
         cluster.driver.stop()
         cluster.pass_time(5)
         assert cluster.driver.outcome == ("stopped", None)
-        ended = Outcome("stopped", None, status.of_run(cluster.driver.state, "", "", {}))
+        ended = Outcome("stopped", None, status.of_run(cluster.driver.state, "", "", None))
         return summary(prepared, ended, len(seconds), 1.0, before)
 
 
@@ -93,7 +94,7 @@ class TestLateRecords:
         job.run(1, 30, 2, 3)
         ended = holdfast("audit", str(job.file))
         assert ended.status == 0
-        assert "2 records came late, after their windows were over: per_k 2" in ended.out
+        assert "2 records came late, after their windows had closed: per_k 2" in ended.out
 
     def test_a_job_without_windows_has_none(self, holdfast: Callable[..., Ended], history: Any) -> None:
         history("cold").checkpoint(5)

@@ -19,13 +19,13 @@ import pytest
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError
-from holdfast.runtime import run
-from holdfast.runtime.cli.jobfile import load
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.cluster import Cluster
-from holdfast.runtime.settings import resolve
-from holdfast.runtime.shape import shape_of
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.runtime.cli.start.jobfile import load
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.plan.shape import shape_of
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 CODE = """
@@ -70,7 +70,7 @@ class Orders:
         """Start the job as `holdfast run` does, with workers in this process."""
         self.write()
         app = load(self.file)
-        prepared = run.prepare(app.plan(), resolve(app), drop_state)
+        prepared = prepare(app.plan(), resolve(app), drop_state)
         self.cluster = Cluster(prepared.plan, 2, 0, self.store, 1.0, {"orders": (0, 1, 2, 3)})
         self.cluster.change_rules(
             operators=prepared.operators, shape=shape_of(prepared.plan), gone_sinks=prepared.gone_sinks
@@ -141,7 +141,7 @@ class TestWhatPlanShows:
         changes, text = orders.plan(capsys)
         (change,) = changes["changed"]
         assert (change["kind"], change["name"]) == ("operator", "totals")
-        assert change["what"].startswith("operator 'totals' has before it, new: `filter")
+        assert change["what"].startswith("operator 'totals' now has before it: `filter")
         assert "applies to the records after the checkpoint" in change["effect"]
         assert change["what"] in text and "none" not in text
 
@@ -176,7 +176,7 @@ class TestWhatPlanShows:
         orders.stop()
         orders.change("r.v > 1", "r.u > 1")
         (change,) = orders.plan(capsys)[0]["changed"]
-        assert "has other code in: `filter lambda`" in change["what"]
+        assert "has different code in: `filter lambda`" in change["what"]
 
     def test_other_state_is_refused_with_the_way_out(self, orders: Orders, capsys: Capture) -> None:
         orders.change('hf.sum("v")', 'hf.sum("u")')
@@ -276,12 +276,10 @@ class TestKeyGroups:
         assert main(["plan", job.file, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["key_groups"] == 16
         app = load(job.file)
-        assert run.prepare(app.plan(), resolve(app, env={"HOLDFAST_KEY_GROUPS": "16"})).plan.key_groups == 16
-        assert (
-            run.prepare(app.plan(), resolve(app, spark_conf={"spark.holdfast.key_groups": "32"})).plan.key_groups == 32
-        )
+        assert prepare(app.plan(), resolve(app, env={"HOLDFAST_KEY_GROUPS": "16"})).plan.key_groups == 16
+        assert prepare(app.plan(), resolve(app, spark_conf={"spark.holdfast.key_groups": "32"})).plan.key_groups == 32
 
     def test_that_differ_from_the_jobs_are_refused_with_their_origin(self, orders: Orders) -> None:
         app = load(orders.file)
-        with pytest.raises(ConfigError, match=r"key_groups=128, and now has key_groups=16 \(origin: environment\)"):
-            run.prepare(app.plan(), resolve(app, env={"HOLDFAST_KEY_GROUPS": "16"}))
+        with pytest.raises(ConfigError, match=r"key_groups=128, but now has key_groups=16 \(origin: environment\)"):
+            prepare(app.plan(), resolve(app, env={"HOLDFAST_KEY_GROUPS": "16"}))

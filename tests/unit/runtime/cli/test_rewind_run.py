@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,13 +14,14 @@ from words_job import Words
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch
-from holdfast.runtime import rewind_run
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.master import RewindWanted
-from holdfast.runtime.rewind_run import check_in_time, rewind_stopped
-from holdfast.runtime.steps import SinkSpec
+from holdfast.runtime.driver.master import RewindWanted
+from holdfast.runtime.job.live import Status
+from holdfast.runtime.plan.model import SinkSpec
+from holdfast.runtime.rewind import stopped as rewind_run
+from holdfast.runtime.rewind.stopped import check_in_time, rewind_stopped
 from holdfast.sinks.contract import Repair, Rewinding
-from holdfast.sinks.sqlite import SQLite
+from holdfast.sinks.sqlite.sink import SQLite
 
 
 class Live:
@@ -30,8 +30,8 @@ class Live:
     def __init__(self) -> None:
         self.said: list[tuple[str, threading.Thread]] = []
 
-    def tell(self, told: Mapping[str, Any]) -> None:
-        self.said.append((told["state"], threading.current_thread()))
+    def tell(self, told: Status) -> None:
+        self.said.append((told.state, threading.current_thread()))
 
     def ends_as(self, state: str) -> bool:
         """Return whether this is what remains, after more was said by the same thread."""
@@ -90,7 +90,7 @@ class TestTimeout:
         with pytest.raises(Unavailable) as late:
             rewind(words, Live(), sinks, timeout_s=2.0)
         busy.may_end.set()
-        assert "out: at work, or no answer yet" in late.value.what
+        assert "out: in progress, or no answer yet" in late.value.what
         assert "reachable" not in late.value.next_step and "--timeout" in late.value.next_step
 
 

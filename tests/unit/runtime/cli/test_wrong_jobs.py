@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.model import Epoch, Tag, Timeline
-from holdfast.storage.log import LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class TestNaiveTimes:
 class TestSourcesThatAreNotThere:
     def test_a_log_that_is_not_there_is_named_with_the_command_that_makes_it(self, holdfast: Holdfast) -> None:
         message = refused(holdfast, 'app.source("bids", hf.Log("data/bids", Bid)).sink("out", table())')
-        assert "there is no log at" in message and "holdfast log create" in message
+        assert "no log exists at" in message and "holdfast log create" in message
         assert not Path("data").exists() and not Path("out.db").exists()
 
     def test_a_log_with_other_columns_is_compared_column_by_column(self, holdfast: Holdfast) -> None:
@@ -164,4 +164,4 @@ class TestPlaces:
     def test_a_job_file_that_is_not_there_is_refused(self, holdfast: Holdfast) -> None:
         ended = holdfast("run", "jbo.py")
         assert ended.status == 2
-        assert "jbo.py is no file" in ended.err
+        assert "jbo.py is not a file" in ended.err

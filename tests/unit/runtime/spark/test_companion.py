@@ -17,13 +17,13 @@ import msgspec
 import pytest
 
 from holdfast.model import WorkerId
-from holdfast.runtime import messages as m
 from holdfast.runtime.spark import control
 from holdfast.runtime.spark.companion import Board, Companion, _is_stopped
 from holdfast.runtime.spark.control import ControlClient, ControlServer
 from holdfast.runtime.spark.tls import Credentials, make_credentials
 from holdfast.runtime.spark.wire import StreamClosed, connect
-from holdfast.runtime.vitals import Limits
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.vitals import Limits
 from tests.unit.runtime.spark.test_exchange import until
 
 WORKER = WorkerId("w")
@@ -34,11 +34,11 @@ PATIENCE_S = 30.0
 # A worker of its own process: registers, starts its companion, marks a function, and then does as it is told.
 WORKER_PROGRAM = """
 import json, os, sys, msgspec, threading, time
-from holdfast.runtime import messages as m
+from holdfast.runtime.wire import messages as m
 from holdfast.runtime.spark.companion import Board, Companion
 from holdfast.runtime.spark.control import ControlClient
 from holdfast.runtime.spark.tls import Credentials
-from holdfast.runtime.vitals import Limits
+from holdfast.runtime.wire.vitals import Limits
 
 port, secret, limits, marks = json.loads(sys.argv[1])
 address, credentials = ("127.0.0.1", port), Credentials(bytes.fromhex(secret))
@@ -102,8 +102,10 @@ class Worker:
         task = [driver.server.address[1], (b"s" * 32).hex(), asdict(limits), MARKS]
         self.process = subprocess.Popen(
             [sys.executable, "-c", WORKER_PROGRAM, msgspec.json.encode(task).decode()],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self.process.stdout is not None
         self.companion = int(self.process.stdout.readline())
 
@@ -300,9 +302,7 @@ class TestTheDriversEnd:
         until(lambda: plain.said(tuple), "the end of the stream")
         assert [type(each) for each in plain.heard] == [m.Register, tuple]
 
-    def test_waits_no_longer_for_the_last_word_than_that(
-        self, plain: Driver, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_waits_no_longer_for_the_last_word_than_that(self, plain: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
         """A companion that lives on says nothing of the worker's end."""
         monkeypatch.setattr(control, "LAST_WORDS_S", 0.05)
         client = plain.register(Credentials(b"s" * 32))
@@ -315,9 +315,7 @@ class TestTheDriversEnd:
 
     def test_takes_nothing_from_a_companion_that_it_cannot_read(self, plain: Driver) -> None:
         client = plain.register(Credentials(b"s" * 32))
-        companion = connect(
-            plain.server.address, Credentials(b"s" * 32), msgspec.msgpack.encode(m.Companion(WORKER))
-        )
+        companion = connect(plain.server.address, Credentials(b"s" * 32), msgspec.msgpack.encode(m.Companion(WORKER)))
         companion.send(4, b'{"state": "perfect", "mark": null, "for_ms": 1, "memory": false}')
         with pytest.raises(StreamClosed):
             companion.receive()

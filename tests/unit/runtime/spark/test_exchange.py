@@ -13,11 +13,11 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subtask, Watermark
-from holdfast.runtime.channels import Frame, Links, OpenLinks
-from holdfast.runtime.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.spark.exchange import Hello, TcpNetwork
 from holdfast.runtime.spark.tls import Credentials
 from holdfast.runtime.spark.wire import Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.wire.channels import Frame, Links, OpenLinks
+from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 SECRET = Credentials(b"s" * 32)
@@ -45,8 +45,14 @@ class End:
         sends = subtask == 0
         self.links = self.network.open(
             OpenLinks(
-                JOB, Generation(generation), Subtask(subtask), () if sends else (LEFT_TO_RIGHT,),
-                (LEFT_TO_RIGHT,) if sends else (), peers, {0: SCHEMA}, self.hear,
+                JOB,
+                Generation(generation),
+                Subtask(subtask),
+                () if sends else (LEFT_TO_RIGHT,),
+                (LEFT_TO_RIGHT,) if sends else (),
+                peers,
+                {0: SCHEMA},
+                self.hear,
             )
         )
         return self.links
@@ -165,7 +171,6 @@ class TestChannels:
         stale = connect(ends[1].network.address, SECRET, hello)
         refused(stale)
 
-
     @pytest.mark.parametrize(
         "hello",
         [
@@ -215,9 +220,11 @@ class TestClosedChannels:
         """A peer whose packets are dropped sends nothing, also no end."""
         peer = connect(ends[1].network.address, SECRET, self.HELLO)
         options = (
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
-        )  # fmt: skip
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+        )
         assert [peer._socket.getsockopt(*option) for option in options] == [1, 5, 2, 3]
         peer.close()
 

@@ -11,11 +11,11 @@ import pytest
 
 from holdfast.errors import JobFailed
 from holdfast.model import Barrier, Epoch, Generation
-from holdfast.runtime import channels
-from holdfast.runtime.channels import CHANNEL_BYTES_MAX, parts_of
 from holdfast.runtime.spark import wire
 from holdfast.runtime.spark.exchange import Hello, _TcpLinks
 from holdfast.runtime.spark.wire import Stream, connect
+from holdfast.runtime.wire import channels
+from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX, parts_of
 from tests.unit.runtime.spark.test_exchange import JOB, LEFT_TO_RIGHT, SECRET, End, batch, opened, taken, until
 
 BATCH_BYTES = 1 << 20

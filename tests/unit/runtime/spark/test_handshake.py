@@ -248,9 +248,7 @@ TLS_RECORD = b"\x16\x03\x01\x3f\xff\x01" + b"\0" * 16_000
 
 class TestOneDeadline:
     @pytest.mark.parametrize("encrypted", [False, True])
-    def test_holds_for_all_that_the_accepting_end_reads(
-        self, monkeypatch: pytest.MonkeyPatch, encrypted: bool
-    ) -> None:
+    def test_holds_for_all_that_the_accepting_end_reads(self, monkeypatch: pytest.MonkeyPatch, encrypted: bool) -> None:
         credentials = make_credentials(encrypted)
         peer = Dripping(monkeypatch, TLS_RECORD) if encrypted else Dripping(monkeypatch)
         with pytest.raises(StreamClosed):

@@ -10,7 +10,7 @@ import pytest
 from pyspark import SparkConf, SparkContext
 
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.runtime.cli.doctor_cluster import cluster
+from holdfast.runtime.cli.start.doctor_cluster import cluster
 from holdfast.runtime.spark import launch, reach
 
 
@@ -49,7 +49,7 @@ class TestAddresses:
 
     @pytest.mark.parametrize("master", ["spark://", "spark://host", "spark://host:port", "spark://a:1,b", "spark://:1"])
     def test_that_are_missing_are_refused(self, master: str) -> None:
-        with pytest.raises(ConfigError, match="does not say where"):
+        with pytest.raises(ConfigError, match="does not name the host and port"):
             reach.check(master)
 
 
@@ -71,7 +71,7 @@ class TestAMaster:
             raise AssertionError("Spark was started")
 
         monkeypatch.setattr(SparkContext, "_active_spark_context", None)
-        monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda: None)
+        monkeypatch.setattr(launch, "start_jvm", lambda: None)
         monkeypatch.setattr(SparkContext, "getOrCreate", start)
         monkeypatch.setattr(launch, "SparkConf", NoJvm)
         with pytest.raises(Unavailable, match=f"127.0.0.1:{closed}: Connection refused"):

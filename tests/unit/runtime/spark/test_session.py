@@ -11,11 +11,11 @@ import pytest
 
 import holdfast as hf
 from holdfast.model import Generation, WorkerId
-from holdfast.runtime import messages as m
-from holdfast.runtime.loop import WorkerLoop
-from holdfast.runtime.mailbox import Mailbox
 from holdfast.runtime.spark.host import EXIT_SESSION_LOST, Session, WorkerTask
 from holdfast.runtime.spark.tls import make_credentials
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.mailbox import Mailbox
+from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.sinks.memory import MemorySink
 
 HEARTBEAT_S, TIMEOUT_S = 0.5, 10.0

@@ -218,9 +218,13 @@ class TestTheSetting:
     @pytest.mark.parametrize(
         ("setting", "host", "wanted"),
         [
-            ("auto", "127.0.0.1", False), ("auto", "localhost", False), ("auto", "10.1.2.3", True),
-            ("auto", "0.0.0.0", True), ("on", "127.0.0.1", True), ("off", "10.1.2.3", False),
+            ("auto", "127.0.0.1", False),
+            ("auto", "localhost", False),
+            ("auto", "10.1.2.3", True),
+            ("auto", "0.0.0.0", True),
+            ("on", "127.0.0.1", True),
+            ("off", "10.1.2.3", False),
         ],
-    )  # fmt: skip
+    )
     def test_auto_encrypts_unless_the_driver_is_on_loopback(self, setting: str, host: str, wanted: bool) -> None:
         assert is_wanted(setting, host) is wanted

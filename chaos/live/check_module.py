@@ -1,0 +1,59 @@
+"""Loads the function that a scenario names as its check, `module:function`.
+
+The module is in the folder of the job, in that of the scenario, or on Python's path. Both folders stay on the path,
+because a check may import its neighbours when it is called.
+
+Invariant
+    - A module beside the job or the scenario is never confused with a module of the same name from elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from holdfast.chaos.judge.findings import Check
+from holdfast.errors import ConfigError
+
+
+def function(named: str, folders: Sequence[Path]) -> Check:
+    """Return the function.
+
+    Args:
+        named: module:function.
+        folders: Of the job and the scenario; the first takes precedence.
+
+    Raises:
+        ConfigError: there is no such function, or its module cannot be loaded.
+    """
+    module, _, name = named.partition(":")
+    before = [str(folder) for folder in folders]
+    sys.path[:] = [*before, *(path for path in sys.path if path not in before)]
+    try:
+        _check_same(module.partition(".")[0], before)
+        found = getattr(import_module(module), name)
+        if not callable(found):
+            raise TypeError(f"{name} is a {type(found).__name__}, not a function")
+    except (Exception, SystemExit) as error:  # whatever the user's module raises, the user has to change it
+        looked = f" beside the job or the scenario ({', '.join(before)})," if before else ""
+        raise ConfigError(
+            f"the check {named!r} cannot be loaded: {type(error).__name__}: {error}",
+            not_done="nothing was started",
+            next_step=f"name a function as module:function, in a module{looked} or on PYTHONPATH",
+        ) from error
+    check: Check = found
+    return check
+
+
+def _check_same(module: str, folders: Sequence[str]) -> None:
+    """Refuse a module if another of the same name is loaded: a process can hold only one."""
+    meant, loaded = PathFinder.find_spec(module, folders), sys.modules.get(module)
+    if meant is None or meant.origin is None or loaded is None:
+        return
+    there = getattr(loaded, "__file__", None)
+    if there is None or os.path.realpath(there) != os.path.realpath(meant.origin):
+        raise ImportError(f"{meant.origin} has the same name as a loaded module, {there}; rename it")

@@ -1,0 +1,322 @@
+"""Toxiproxy between the processes of a job: its server as a child, and faults of connections.
+
+Workers make the proxies (runtime/spark/detour.py); this module finds them by their names, puts toxics on them and takes
+them off again. That bytes went into a toxic, or connections ended, is told by the kernel (sockets.py), not by it.
+
+Invariants
+    - The server listens on loopback only, on a port that the system chose, and ends with this object.
+    - Only proxies of processes that the run started are touched.
+
+Source: github.com/Shopify/toxiproxy 2.12; docs/design/0016-live-chaos.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+
+from holdfast.chaos.judge.kinds import FaultKind
+from holdfast.chaos.live.faults.nemesis import Planned
+from holdfast.chaos.live.faults.sockets import Connection, established
+from holdfast.chaos.live.faults.strikes import seen
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.runtime.wire.processes import is_gone
+
+ANSWER_WITHIN_S = 5.0
+SLOWED_LEAST_MS = 100
+"""A limit of bandwidth has fired when what went into it takes so long to pass."""
+SLICE = 4
+"""Bytes that pass together where few are to pass in a second."""
+VARIABLE = "HOLDFAST_TOXIPROXY"
+CLOSING = frozenset({"reset_peer", "limit_data", "down"})
+"""Toxics that have fired when connections have ended; the others when bytes went into them."""
+Ours = Callable[[int], psutil.Process | None]
+
+
+def find_server() -> Path | None:
+    """Return the server's program: as HOLDFAST_TOXIPROXY says, on the PATH, or where tools/bootstrap.sh puts it."""
+    if given := os.environ.get(VARIABLE):
+        return _program(Path(given))
+    if found := shutil.which("toxiproxy-server"):
+        return Path(found)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return _program(cache / "holdfast" / "bin" / "toxiproxy-server")
+
+
+def _program(path: Path) -> Path | None:
+    return path if path.is_file() and os.access(path, os.X_OK) else None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One proxy, and whose it is."""
+
+    proxy: Any
+    plane: str
+    owner: int
+    """Process id of the worker that made it."""
+    listen: int
+    upstream: int
+
+
+class Toxiproxy:
+    """A server of our own.
+
+    Args:
+        log: File for what it says.
+        marks: What its environment has beside this process's own.
+
+    Raises:
+        ConfigError: the program or the client package is not here.
+        Unavailable: it did not start.
+    """
+
+    def __init__(self, log: Path, marks: Mapping[str, str] = MappingProxyType({})) -> None:
+        server = find_server()
+        if server is None:
+            raise _missing("the server of Toxiproxy was not found", "tools/bootstrap.sh toxiproxy")
+        try:
+            import toxiproxy.api
+        except ImportError as error:
+            raise _missing("the package toxiproxy-python is not installed", "pip install holdfast[chaos]") from error
+        toxiproxy.api.requests = _Direct()
+        with log.open("wb") as said:
+            self._process = subprocess.Popen(
+                [str(server), "-host", "127.0.0.1", "-port", "0"],
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **marks},
+                start_new_session=True,
+            )
+        self._port = 0
+        self._client = toxiproxy.Toxiproxy()
+        if not seen(self._listens) or not self._port:
+            self.close()
+            raise Unavailable(
+                f"{server} did not listen: {log.read_text(errors='replace')[-500:]}",
+                not_done="the job was not started",
+                next_step="start it by hand to see why",
+            )
+
+    @property
+    def address(self) -> str:
+        """Return where its HTTP interface listens."""
+        return f"127.0.0.1:{self._port}"
+
+    def _listens(self) -> bool:
+        try:
+            own = psutil.Process(self._process.pid).net_connections("tcp4")
+        except psutil.NoSuchProcess:
+            return True  # it has ended: there is nothing to wait for
+        ports = [each.laddr.port for each in own if each.status == psutil.CONN_LISTEN]
+        self._port = ports[0] if ports else 0
+        return bool(ports) or self._process.poll() is not None
+
+    def ways(self, plane: str, ours: Ours) -> list[Way]:
+        """Return the proxies of living processes of this run; those of dead ones are taken away."""
+        self._client.update_api_consumer("127.0.0.1", self._port)  # the package has one server for all of a process
+        found: list[Way] = []
+        proxies: dict[str, Any] = {}
+        with suppress(*_gone()):
+            proxies = self._client.proxies()
+        for name, proxy in proxies.items():
+            made_for, owner, _ = name.split("-")
+            if ours(int(owner)) is None:
+                with suppress(*_gone()):
+                    proxy.destroy()
+            elif made_for == plane:
+                found.append(Way(proxy, plane, int(owner), _port(proxy.listen), _port(proxy.upstream)))
+        return found
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.kill()
+        self._process.wait()
+
+
+class _Direct:
+    """What the package asks the server with: it never asks through a proxy for HTTP, nor without a limit of time.
+
+    By itself it does as the environment says, and that may send what is meant for this machine to another one.
+    """
+
+    def __init__(self) -> None:
+        session = import_module("requests").Session()
+        session.trust_env = False
+        self.get, self.post, self.delete = (
+            partial(call, timeout=ANSWER_WITHIN_S) for call in (session.get, session.post, session.delete)
+        )
+
+
+class Cut:
+    """A toxic on one proxy, or the proxy taken down."""
+
+    killed: frozenset[int] = frozenset()
+
+    def __init__(
+        self, fault: Planned, kind: FaultKind, way: Way, owner: psutil.Process, others: Iterable[Way] = ()
+    ) -> None:
+        self._fault, self._kind, self._way, self._owner = fault, kind, way, owner
+        self._ways = (way, *others)
+        self._toxic = f"fault-{fault.id}"
+        self._before: dict[bytes, Connection] = {}
+        self._workers: frozenset[tuple[int, int]] = frozenset()
+        self._direction = fault.direction
+        self.target = f"{way.plane} of pid {way.owner}"
+
+    def begin(self) -> bool:
+        with suppress(*_gone()):
+            self._begin()
+            return True
+        return False
+
+    def _begin(self) -> None:
+        if self._kind.does in CLOSING:
+            self._before = self._flows()
+        if self._kind.does == "down":
+            self._way.proxy.disable()
+        else:
+            self._way.proxy.add_toxic(
+                name=self._toxic,
+                type=self._kind.does,
+                stream=self._direction,
+                attributes=_attributes(self._fault),
+            )
+        if self._kind.does not in CLOSING:
+            self._workers = self._of_workers()
+            self._before = self._flows()  # what passed before the toxic was there is no evidence of it
+        if self._kind.does == "slow_close":
+            self._owner.kill()  # somebody has to close
+            self.killed = frozenset({self._owner.pid})
+
+    def heal(self) -> str:
+        with suppress(*_gone()):
+            self._heal()
+            return f"{len(self._flows())} connections through it now"
+        return "the proxy is gone"
+
+    def _heal(self) -> None:
+        if self._kind.does == "down":
+            self._way.proxy.enable()
+        elif is_gone(self._owner):
+            self._way.proxy.destroy()
+        else:
+            self._way.proxy.destroy_toxic(self._toxic)
+
+    def evidence(self) -> str | None:
+        workers = self._workers & self._of_workers()  # first: a worker that leaves now is still expected to get bytes
+        before, now = self._before, self._flows()
+        if self._kind.does in CLOSING:
+            ended = len(before.keys() - now.keys())
+            return f"{ended} of {len(before)} connections ended" if ended else None
+        if self._kind.does == "slow_close":
+            held = len(before.keys() & now.keys())
+            open_still = is_gone(self._owner) and held == len(before) > 0
+            return f"pid {self._way.owner} was killed, {held} connections beyond the proxy stay" if open_still else None
+        new = [flow.received - before[key].received for key, flow in now.items() if key in before]
+        moved = [each for each in new if each]
+        lost = self._own(self._workers) - workers
+        if self._kind.does == "timeout" and lost and not is_gone(self._owner):
+            return f"{len(lost)} connections of pid {self._way.owner} to the driver ended"
+        if not moved or (self._may_be_others() and not (self._own(workers) and len(moved) >= len(workers))):
+            return None
+        said = f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}"
+        if self._kind.does not in ("bandwidth", "slicer"):
+            return said
+        # Of a control plane some of these may be others': the connection that is slowed took no less than the least.
+        slowed_ms = (min if self._way.plane == "control" else max)(moved) * 1000 // _bytes_per_second(self._fault)
+        return f"{said} and take {slowed_ms} ms to pass" if slowed_ms >= SLOWED_LEAST_MS else None
+
+    def _from_upstream(self) -> bool:
+        """Return whether `_flows` are the connections that proxies opened."""
+        downstream = self._direction == "downstream" and self._kind.does not in CLOSING
+        return downstream != (self._kind.does == "slow_close")
+
+    def _may_be_others(self) -> bool:
+        """Return whether `_flows` may hold connections of other workers' proxies."""
+        return self._way.plane == "control" and self._from_upstream()
+
+    def _of_workers(self) -> frozenset[tuple[int, int]]:
+        """Return process id and port of each connection that workers, not their companions, have to the driver."""
+        found: set[tuple[int, int]] = set()
+        for way in self._ways if self._may_be_others() else ():
+            with suppress(psutil.Error):
+                own = psutil.Process(way.owner).net_connections("tcp4")
+                found |= {
+                    (way.owner, each.laddr.port)
+                    for each in own
+                    if each.status == psutil.CONN_ESTABLISHED and each.raddr.port == way.listen
+                }
+        return frozenset(found)
+
+    def _own(self, workers: frozenset[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+        """Return those of the worker behind this proxy."""
+        return frozenset(each for each in workers if each[0] == self._way.owner)
+
+    def _flows(self) -> dict[bytes, Connection]:
+        """Return the proxy's ends at which the affected direction comes in; of a slow close, the other ones.
+
+        Those that it opened to the driver cannot be told from those that other workers' proxies opened. So as many of
+        these as workers have must show the effect. That is all of theirs: the driver sends nothing to a companion.
+        """
+        if self._from_upstream():
+            return {each.cookie: each for each in established() if each.remote == self._way.upstream}
+        return {each.cookie: each for each in established() if each.local == self._way.listen}
+
+
+def of_connections(
+    fault: Planned, kind: FaultKind, server: Toxiproxy, owners: list[psutil.Process], ours: Ours
+) -> Cut | None:
+    """Return the fault for a connection that is there now; None if there is none.
+
+    Args:
+        owners: Workers, in an order that does not depend on process ids.
+    """
+    assert kind.plane is not None
+    in_use = {each.local for each in established()}
+    # Spark uses a Python process again: it may have made others before, which nobody uses any more.
+    ways = {way.owner: way for way in server.ways(kind.plane, ours) if way.listen in in_use}
+    there = [(owner, ways[owner.pid]) for owner in owners if owner.pid in ways]
+    if not there:
+        return None
+    owner, way = there[fault.rank % len(there)]
+    return Cut(fault, kind, way, owner, (each for each in ways.values() if each is not way))
+
+
+def _gone() -> tuple[type[Exception], ...]:
+    """Return what says that a proxy, its process or the server is gone: there is nothing to strike or to heal."""
+    from toxiproxy.exceptions import NotFound
+
+    return NotFound, OSError, psutil.NoSuchProcess  # what the client raises for lost connections are OSErrors
+
+
+def _bytes_per_second(fault: Planned) -> int:
+    given = dict(fault.attributes)
+    return given["bytes_per_second"] if "bytes_per_second" in given else given["rate"] * 1000
+
+
+def _attributes(fault: Planned) -> dict[str, int]:
+    """Return a toxic's attributes in Toxiproxy's words."""
+    given = dict(fault.attributes)
+    if "bytes_per_second" not in given:
+        return given
+    return {"average_size": SLICE, "size_variation": 1, "delay": SLICE * 1_000_000 // given["bytes_per_second"]}
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _missing(what: str, command: str) -> ConfigError:
+    return ConfigError(what, not_done="nothing was started", next_step=f"install it: {command}; or use other faults")

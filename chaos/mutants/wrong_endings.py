@@ -1,0 +1,90 @@
+"""Wrong versions of the end of a job, of a run and of a checkpoint; mutants.py says which rule each negates.
+
+Source: PROTOCOL P6, P8, P13, P16, P17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from holdfast.chaos.sim.ports.stores import ProcessStore
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.catalogue import Catalogue
+from holdfast.checkpoint.repository import Repository
+from holdfast.model import Epoch
+from holdfast.runtime.driver import master
+from holdfast.state.store import StateStore
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.table import Table
+
+Right = Callable[..., Any]
+"""The function that a mutant replaces."""
+
+
+def forgets_tags(right: Right) -> Right:
+    """The driver that appended `Finished` cleans up the targets."""
+
+    def create(repository: Repository, record: joblog.Record) -> joblog.Record:
+        found: joblog.Record = right(repository, record)
+        if isinstance(found.body, joblog.Finished):
+            assert isinstance(repository._store, ProcessStore)
+            for table in repository._store._world.tables.values():
+                table._tags = {}
+        return found
+
+    return create
+
+
+def seals_what_is_there_now(_: Right) -> Right:
+    """The operators of a worker freeze one after another; values are collected when the last one has."""
+
+    def of_now(table: Table, epoch: Epoch) -> Delta:
+        [frozen] = [frozen for frozen in table._frozen if frozen.delta.epoch == epoch]
+        delta, slots = frozen.delta, frozen.slots
+        now = {name: slab.array.take(slots) for name, slab in table._working.items()}
+        columns = {name: np.where(delta.puts, now[name], old) for name, old in delta.columns.items()}
+        return replace(delta, columns=columns)
+
+    def deltas(store: StateStore, epoch: Epoch) -> list[Delta]:
+        return [of_now(table, epoch) for table in store._tables.values()]
+
+    return deltas
+
+
+def forgets_savepoints(right: Right) -> Right:
+    def carry_out(state: master.Master, kind: str, *rest: Any) -> Any:
+        after, effects, answer = right(state, kind, *rest)
+        return state if kind == "savepoint" else after, effects, answer
+
+    return carry_out
+
+
+def forgets_to_stop(_: Right) -> Right:
+    return lambda state: (state, [])
+
+
+def gives_up_the_backlog(right: Right) -> Right:
+    return lambda run, drop_unread: right(run, drop_unread=True)
+
+
+def forgets_to_rewind(_: Right) -> Right:
+    def accept(state: master.Master, args: Mapping[str, Any]) -> master.Master:
+        return state
+
+    return accept
+
+
+def finds_nothing(_: Right) -> Right:
+    return lambda catalogue, job, *listed: []
+
+
+def counts_the_latest_alone(right: Right) -> Right:
+    def expire(known: Catalogue, job: joblog.Job) -> list[str]:
+        found: list[str] = right(known, replace(job, completed=job.completed[-1:], abandoned=()))
+        return found
+
+    return expire

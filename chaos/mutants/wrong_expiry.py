@@ -1,0 +1,87 @@
+"""Wrong versions of windows that expire by ranges, for chaos/mutants/mutants.py: each takes the right function.
+
+Source: PROTOCOL P8, P10; docs/design/0015-window-expiry.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from holdfast.model import Epoch
+from holdfast.runtime.operators.event_clock import EventClock
+from holdfast.state import compact
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.expiry import Expiries
+from holdfast.state.tables.table import Table
+
+Right = Callable[..., Any]
+
+
+def forgets_ranges_of_unfinished(right: Right) -> Right:
+    def close(expiries: Expiries, epoch: Epoch) -> None:
+        expiries._closed = []
+        right(expiries, epoch)
+
+    return close
+
+
+def merges_without_ranges(right: Right) -> Right:
+    def merge(older: Delta, newer: Delta) -> Delta:
+        merged: Delta = right(replace(older, through=None), replace(newer, through=None))
+        return merged
+
+    return merge
+
+
+def keeps_expired_over_rollback(right: Right) -> Right:
+    def roll_back(table: Table, base: Epoch) -> bool:
+        table._expiries = Expiries()
+        held: bool = right(table, base)
+        return held
+
+    return roll_back
+
+
+def erases_open_windows_too(right: Right) -> Right:
+    def through(clock: EventClock, after_us: int) -> Any:
+        never = np.iinfo(np.int64).min
+        return np.where(right(clock, after_us) == never, never, clock._at + 10_000_000)
+
+    return through
+
+
+VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]], int], ...] = (
+    (
+        "range-lost-when-merging-forward",
+        "P8",
+        "a freeze holds only the ranges of its own epoch",
+        (Expiries, "close", forgets_ranges_of_unfinished),
+        345,
+    ),
+    (
+        "compaction-forgets-ranges",
+        "P8",
+        "segments are merged as if there were no ranges",
+        (compact, "merge", merges_without_ranges),
+        0,
+    ),
+    (
+        "rollback-keeps-windows-expired",
+        "P10",
+        "a survivor's rollback does not bring expired windows back",
+        (Table, "roll_back", keeps_expired_over_rollback),
+        312,
+    ),
+    (
+        "range-reaches-open-windows",
+        "P8",
+        "a range covers windows that are still open",
+        (EventClock, "expired_through", erases_open_windows_too),
+        0,
+    ),
+)
+"""Name, rules, effect, owner, function and replacement, and the first seed of a quick test run."""

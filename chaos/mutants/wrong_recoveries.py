@@ -1,0 +1,35 @@
+"""Wrong versions of abandoning epochs and of restarting; chaos/mutants/mutants.py says which rule each negates.
+
+Source: PROTOCOL P8, P14, P20, list of mutants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from holdfast.checkpoint import coordinator
+
+Right = Callable[..., Any]
+"""The function that a mutant replaces."""
+
+
+def counts_what_it_gave_up(right: Right) -> Right:
+    """The fate of the previous epoch is unknown; the next barrier says that it was completed."""
+
+    def deadline_passed(state: coordinator.Coordinator) -> tuple[coordinator.Coordinator, list[coordinator.Effect]]:
+        after, effects = right(state)
+        if isinstance(state, coordinator.Collecting):
+            after = replace(after, committed_through=state.barrier.epoch)
+        return after, effects
+
+    return deadline_passed
+
+
+def waits_for_no_older_writer(_: Right) -> Right:
+    return lambda state, base: False
+
+
+def ignores_applying(_: Right) -> Right:
+    return lambda marker: marker.cuts[:1]

@@ -1,0 +1,104 @@
+"""When event time moves, and with it when a window may be given and when it must have been.
+
+Between them the offsets of a checkpoint settle that. Without idleness a clock stands between the least watermark of all
+partitions and the least of those that have more records; with it no clock is beyond the largest. On a channel time
+never goes back, and neither does the clock of a key group from one checkpoint of a lineage to the next.
+
+A run that reads to given ends does not wait for a partition without event time there (0023). So the clocks of its
+checkpoints may stand further, and those of a later run that reads on, and waits again, as far as the checkpoint that it
+began with.
+
+Where a partition rests for long while another one goes on (`Scenario.rests`), time must not wait for it: what it brings
+in the end is late.
+
+Source: PROTOCOL P11, P13; docs/design/0006-watermarks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast.chaos.sim.jobs import oracle
+from holdfast.chaos.sim.jobs.oracle import Cut, Partitions
+
+Fail = Callable[[str, str], None]
+NEVER, LAST = -(2**63), 2**63 - 1
+"""No time yet, and the end of time."""
+Channel = tuple[int, str]
+"""Generation, and how messages name the channel."""
+
+
+class Clocks:
+    """Event time as channels carry it and as checkpoints hold it.
+
+    Args:
+        delay: Microseconds by which a partition's watermark is behind its largest event time.
+        idles: Partitions without new records hold nothing back after a while.
+    """
+
+    def __init__(self, partitions: Partitions, delay: int, idles: bool, fail: Fail) -> None:
+        self._partitions, self._delay, self._idles, self._fail = partitions, delay, idles, fail
+        self._lets_go: dict[str, frozenset[int]] = {}
+        """By owner of a run: partitions without event time at the end that it reads to; they hold nothing back."""
+        self.overtaken: set[int] = set()
+        """Partitions that some completed epoch did not wait for: what comes of them later may be late."""
+        self._latest: dict[int, int] = {}
+        """By completed epoch: which time no clock of it is beyond."""
+        self._said: dict[Channel, int] = {}
+        self._held: dict[int, Mapping[int, int]] = {}
+        """By epoch that was restored: the clock of each key group."""
+
+    def reads_to(self, owner: str, ends: Cut) -> None:
+        """A run begins that reads no further than these offsets."""
+        marks = {p: oracle.watermark(self._partitions[p], end, self._delay) for p, end in ends.items()}
+        self._lets_go[owner] = frozenset(p for p, mark in marks.items() if mark is None)
+
+    def completed(self, epoch: int, follows: int, cut: Cut, owner: str) -> None:
+        """An epoch was completed by the run of this owner, on top of the one that it follows; 0: of none."""
+        let_go = self._lets_go.get(owner, frozenset())
+        self.overtaken |= let_go
+        self._latest[epoch] = max(self.bounds(cut, let_go)[1], self._latest.get(follows, NEVER))
+
+    def latest(self, epoch: int) -> int:
+        """Return which time no clock of this completed epoch is beyond."""
+        return self._latest[epoch]
+
+    def said(self, channel: Channel, at_us: int) -> None:
+        """A watermark was put into a channel."""
+        if at_us < (before := self._said.get(channel, NEVER)):
+            self._fail("P11 watermark", f"channel {channel[1]}: time goes back from {before} to {at_us}")
+        self._said[channel] = at_us
+
+    def bounds(self, cut: Cut, let_go: frozenset[int] = frozenset()) -> tuple[int, int]:
+        """Return between which times the clocks of a run stand at these offsets, if none was ahead when it began.
+
+        Args:
+            let_go: Partitions that it does not wait for.
+        """
+        marks = {p: oracle.watermark(each, cut.get(p, 0), self._delay) for p, each in enumerate(self._partitions)}
+        known = [mark for mark in marks.values() if mark is not None]
+        least = min(known) if known and len(known) == len(marks) else NEVER
+        unread = [p for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
+        if not unread:
+            return least, LAST
+        left = [marks[p] for p in unread if p not in let_go]
+        if self._idles or not left:
+            return least, max(known, default=NEVER)
+        return least, min(NEVER if mark is None else mark for mark in left)
+
+    def restored(self, epoch: int, lineage: Sequence[int], cut: Cut, clocks: Mapping[int, int]) -> None:
+        """A checkpoint was restored; `clocks` are those of all key groups, NEVER where there is none."""
+        (least, _), most = self.bounds(cut), self.latest(epoch)
+        if wrong := {group: at for group, at in clocks.items() if not least <= at <= most}:
+            self._fail("P11 clock", f"epoch {epoch}: clocks {wrong} are not between {least} and {most}")
+        self._held[epoch] = clocks
+        on = [each for each in self._held if each in lineage]
+        for before in (each for each in on if each < epoch and epoch in lineage):
+            self._compare(before, epoch)
+        for after in (each for each in on if each > epoch and epoch in lineage):
+            self._compare(epoch, after)
+
+    def _compare(self, before: int, after: int) -> None:
+        earlier, later = self._held[before], self._held[after]
+        if back := {group: (at, later[group]) for group, at in earlier.items() if later[group] < at}:
+            self._fail("P11 clock", f"from epoch {before} to {after} clocks go back: {back}")

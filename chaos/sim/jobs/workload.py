@@ -1,0 +1,492 @@
+"""Makes a seed's scenario: a job, its input, when the input arrives, and which faults are armed.
+
+The job reads integer records, keeps one or two keyed aggregates in upsert sinks and adds (filtered)
+records to an append sink. In some seeds it unites two sources, counts in event-time windows,
+changes its parallelism with every driver, or sends the last record of every place to a sink with
+immediate writes. Everything is tiny: a bug in a protocol needs few records and many interleavings.
+
+Invariants
+    - A scenario is a function of its seed.
+    - A record has the same offset and bytes however often it is read.
+
+Source: DESIGN section 10.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+import holdfast as hf
+from holdfast.chaos.sim.faults import aims, faults
+from holdfast.chaos.sim.faults.aims import Aim
+from holdfast.chaos.sim.faults.faults import Fault
+from holdfast.chaos.sim.faults.points import Point
+from holdfast.chaos.sim.jobs import ledger, lettered
+from holdfast.chaos.sim.jobs.arriving import ArrivingSource
+from holdfast.chaos.sim.jobs.functions import calling
+from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input
+from holdfast.checkpoint.bases import Thresholds
+from holdfast.checkpoint.catalogue import Retention
+from holdfast.runtime.api.stream import Stream
+from holdfast.runtime.plan.model import Plan
+from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory_immediate import ImmediateTable
+
+SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("id", "key", "bucket", "value", "place")])
+TIMED_SCHEMA = SCHEMA.append(pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False))
+SOURCE, SECOND = "in", "in2"
+"""Every seed reads the first; in some it has the even partitions, the second the odd ones, and they are united."""
+ADDED, LASTS = "added", "lasts"
+WINDOWS, LATE = "windows", "late"
+"""Sinks of seeds with windows: a row per closed window, and the late records."""
+OUT_OF_ORDERNESS_S = 1
+UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
+"""Upsert sinks, each behind an operator, with their key column."""
+APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
+"""Seconds between a user's look at the log and the record that names a checkpoint."""
+TIMED_SHARE, RESCALED_SHARE, UNITED_SHARE, LEDGER_SHARE, REGROUPED_SHARE = 0.5, 0.3, 0.3, 0.15, 0.25
+SMALL_BOUNDS_SHARE = 0.1
+ENDS_SHARE, ONCE_SHARE, LETTERS_SHARE = 0.2, 0.1, 0.15
+REGROWING_SHARE, REGROWS_AT = 0.12, (1.5, 3.0, 4.5, 6.0, 7.5)
+RESTING_SHARE = 0.5
+RESTING_MIN = 6
+"""Records of the active partition that arrive while the other one is idle."""
+RESTS_S, ACTIVE_S, LATE_AFTER_S = 9.0, 0.4, 2.0
+"""After the world has healed: until the last of them, between two of them, and until the idle one resumes."""
+ON_DISK = frozenset({Fault.DISK_FULL, Fault.DISK_ERROR, Fault.POWER_LOST})
+"""Faults that strike folders of workers."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A fault of PER_RUN: when it strikes, and for how long, if it lasts."""
+
+    at: float
+    fault: Fault
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SavepointAsked:
+    """A user wants a savepoint: asks the driver if `delay` is None, otherwise names the last checkpoint directly."""
+
+    at: float
+    delay: float | None
+    """Seconds between the user's look at the log and the record."""
+
+
+@dataclass(frozen=True)
+class Windowing:
+    """Tumbling windows per bucket, emitted once; seconds of event time."""
+
+    size_s: int
+    lateness_s: int
+    idles: bool
+    """Whether partitions become idle; their later records may then be late."""
+
+
+@dataclass(frozen=True)
+class RewindAsked:
+    """A user wants the job to go back by some checkpoints: asks the driver, or fences it with a separate driver."""
+
+    at: float
+    back: int
+    delay: float | None
+    """None: the newest driver is asked; otherwise seconds between the user's look at the log and the record."""
+
+
+@dataclass(frozen=True)
+class EndAsked:
+    """A user asks the newest driver to end its run."""
+
+    at: float
+    how: str | None
+    """None: stop; finish: treat the input as complete; now: without a last checkpoint."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that a seed decides before the run; times in virtual seconds since its start."""
+
+    seed: int
+    partitions: tuple[tuple[Input, ...], ...]
+    arrivals: tuple[tuple[float, ...], ...]
+    batch_rows_max: int
+    upserts: tuple[str, ...]
+    """The upsert sinks of the job."""
+    above: int | None
+    """The append sink takes records with a value above this; None: all of them."""
+    windowing: Windowing | None
+    """None: no event time."""
+    parallelisms: tuple[int, ...]
+    """The parallelism of each driver, in turn."""
+    checkpoint_every: float
+    epoch_deadline: float
+    channel_frames_max: int
+    earlier_job: bool
+    """Whether a deleted job of the same name left its tags in the targets (P1)."""
+    verify_every_checkpoint: bool
+    merging: Thresholds
+    retention: Retention
+    savepoints: tuple[SavepointAsked, ...]
+    at_once: bool
+    """Whether a sink with immediate writes holds the last record of every place."""
+    united: bool
+    """Whether the partitions belong to two sources whose streams are united."""
+    ledger: bool
+    """Whether records move their values between accounts."""
+    regroups: bool
+    """Whether the results of windows are aggregated again behind a second shuffle."""
+    rewinds: tuple[RewindAsked, ...]
+    folders: bool
+    """Whether workers keep committed state in folders that outlive them."""
+    armed: dict[Fault, float]
+    moments: tuple[Moment, ...]
+    aims: tuple[Aim, ...]
+    call_s: float
+    """Seconds that every third call of a Python function takes."""
+    heal_at: float
+    ends: tuple[EndAsked, ...] = ()
+    regrows: bool = False
+    """Whether key groups move often, between merges of state and deletions of rows."""
+    letters: bool = False
+    """Whether there is a branch whose function fails on some records, and a DLQ."""
+    once: tuple[bool, ...] = (False,)
+    """Whether each driver, in turn, reads only up to the end of the sources at its start, and then stops."""
+    rests: tuple[int, ...] = ()
+    """Ids of records that must be late: their partition was idle for so long before them while another was active."""
+
+    @property
+    def rescales(self) -> bool:
+        """Return whether key groups, and with them a writer's rows, move between subtasks."""
+        return len(set(self.parallelisms)) > 1
+
+    @property
+    def sources(self) -> dict[str, tuple[int, ...]]:
+        """Return the partitions of each source."""
+        every = range(len(self.partitions))
+        return {SOURCE: tuple(every[::2]), SECOND: tuple(every[1::2])} if self.united else {SOURCE: tuple(every)}
+
+    @property
+    def reads_damaged(self) -> bool:
+        """Return whether restored objects may be damaged."""
+        return Fault.READ_DAMAGED in self.armed or Fault.OBJECT_DAMAGED in self.armed
+
+    @property
+    def damages_records(self) -> bool:
+        """Return whether records of the job log may be read damaged."""
+        return Fault.RECORD_DAMAGED in self.armed
+
+    @property
+    def functions(self) -> bool:
+        """Return whether there are Python functions, which then fail."""
+        return Fault.FUNCTION_FAILED in self.armed
+
+    @property
+    def slow_functions(self) -> bool:
+        """Return whether a worker's turns end before its functions are done with a batch."""
+        return self.functions and self.call_s > 0.0
+
+    @property
+    def small_bounds(self) -> bool:
+        """Return whether only few epochs may be abandoned in a row, and only few queued for a target."""
+        return random.Random(f"{self.seed}/bounds").random() < SMALL_BOUNDS_SHARE
+
+    @property
+    def loses_power(self) -> bool:
+        """Return whether the power may be lost."""
+        return Fault.POWER_LOST in self.armed
+
+    @property
+    def records(self) -> int:
+        """Return the number of records."""
+        return sum(len(records) for records in self.partitions)
+
+
+def scenario(seed: int) -> Scenario:
+    """Return the scenario of a seed."""
+    rng = random.Random(seed)
+    parallelism = rng.choice((1, 2, 2, 2, 3, 3))
+    partitions = rng.randint(1, 4)
+    keys, span = rng.choice((1, 3, 6, 10)), rng.choice((1.0, 2.5, 4.0, 5.5))
+    counts = [rng.choice((0, 1, 6, 12, 12, 25)) for _ in range(partitions)]
+    records = tuple(
+        tuple(_record(rng, partition, offset, keys) for offset in range(count))
+        for partition, count in enumerate(counts)
+    )
+    arrivals = tuple(tuple(sorted(rng.uniform(0.0, span) for _ in range(count))) for count in counts)
+    armed = faults.draw(rng)
+    heal_at = rng.uniform(1.5, 6.0)
+    keeping, timing = random.Random(seed ^ 0xBA5E), random.Random(seed ^ 0x71AE)
+    backwards = random.Random(seed ^ 0xBACC)
+    windowing = _windowing(timing)
+    if windowing is not None:
+        records = tuple(_timed(timing, partition) for partition in records)
+    rescaled = tuple(timing.choices((1, 2, 3), k=3)) if timing.random() < RESCALED_SHARE else ()
+    rewinds = _rewinds(backwards)
+    if rewinds and backwards.random() < 0.4:
+        armed = {**armed, Fault.SINK_LATE: 0.3}  # late writes meet another timeline
+    cut_short = _cut_short(backwards, rewinds)
+    # Immediate writes cannot be undone, so such a job is never rewound.
+    at_once = not rewinds and random.Random(seed ^ 0xA70).random() < 0.5
+    whole = Scenario(
+        seed=seed,
+        partitions=records,
+        arrivals=arrivals,
+        batch_rows_max=rng.choice((2, 5, 20)),
+        upserts=tuple(UPSERTS)[: rng.choice((1, 1, 2))],
+        above=rng.choice((None, None, None, None, 0)),
+        checkpoint_every=rng.choice((0.12, 0.25, 0.6)),
+        epoch_deadline=rng.choice((0.25, 0.8, 3.0)),
+        channel_frames_max=rng.choice((1, 4, 1_000)),
+        earlier_job=rng.random() < 0.2,
+        verify_every_checkpoint=rng.random() < 0.1,
+        merging=_merging(keeping),
+        retention=_retention(keeping),
+        savepoints=_savepoints(keeping),
+        windowing=windowing,
+        parallelisms=(parallelism, *rescaled),
+        rewinds=rewinds,
+        folders=rng.random() < 0.4,
+        at_once=at_once,
+        united=not at_once and partitions > 1 and random.Random(seed ^ 0x2011).random() < UNITED_SHARE,
+        ledger=random.Random(f"{seed}/ledger").random() < LEDGER_SHARE,
+        regroups=windowing is not None and random.Random(f"{seed}/regroups").random() < REGROUPED_SHARE,
+        armed=armed,
+        moments=tuple(sorted([*_moments(rng, armed, heal_at), *cut_short], key=lambda moment: moment.at)),
+        heal_at=heal_at,
+        aims=(),
+        call_s=0.0,
+    )
+    return _with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole)))))
+
+
+def _with_more(whole: Scenario) -> Scenario:
+    """Add the parts with their own streams of numbers: aims, and faults outside the swarm."""
+    seed, rng = whole.seed, random.Random(f"{whole.seed}/more")
+    records = faults.draw_records(random.Random(f"{seed}/records"))
+    after = faults.draw_after(random.Random(f"{seed}/after"))
+    more, aimed = {**faults.draw_more(rng), **records, **after}, aims.draw(random.Random(f"{seed}/aims"))
+    whole = replace(
+        whole,
+        aims=aimed,
+        armed={**more, **whole.armed},
+        moments=tuple(sorted((*whole.moments, *_moments(rng, more, whole.heal_at)), key=lambda moment: moment.at)),
+        folders=whole.folders or bool(ON_DISK & more.keys()),
+    )
+    if any(aim.fault is Fault.RESCALED for aim in aimed) and len(whole.parallelisms) == 1:
+        whole = replace(whole, parallelisms=(*whole.parallelisms, whole.parallelisms[0] % 3 + 1))
+    if any(aim.point is Point.SWEEP for aim in aimed):
+        # Checkpoints must be completed before any expires, so this world has no other faults.
+        calm = {**more, Fault.WRITE_LATE: 0.2}
+        whole = replace(whole, armed=calm, moments=(), checkpoint_every=0.12, retention=Retention(1, 0, 2))
+    return whole
+
+
+def _with_rest(whole: Scenario) -> Scenario:
+    """In some seeds with idle partitions let one be idle after the world has healed, while another is active."""
+    rng, windowing = random.Random(f"{whole.seed}/rest"), whole.windowing
+    long = [partition for partition, records in enumerate(whole.partitions) if len(records) >= RESTING_MIN]
+    if windowing is None or not windowing.idles or len(long) < 2 or rng.random() >= RESTING_SHARE:
+        return whole
+    resting, active = rng.sample(long, 2)
+    partitions, arrivals = list(whole.partitions), list(whole.arrivals)
+    times = tuple(whole.heal_at + RESTS_S - ACTIVE_S * (RESTING_MIN - n) for n in range(RESTING_MIN))
+    now = max(record.at for records in partitions for record in records)
+    going_on = [
+        replace(record, at=now + 1_000_000 * 20 * (n + 1)) for n, record in enumerate(partitions[active][-RESTING_MIN:])
+    ]
+    late = replace(partitions[resting][-1], at=0)
+    partitions[active] = (*partitions[active][:-RESTING_MIN], *going_on)
+    arrivals[active] = (*arrivals[active][:-RESTING_MIN], *times)
+    partitions[resting] = (*partitions[resting][:-1], late)
+    arrivals[resting] = (*arrivals[resting][:-1], whole.heal_at + RESTS_S + LATE_AFTER_S)
+    return replace(whole, partitions=tuple(partitions), arrivals=tuple(arrivals), rests=(late.id,))
+
+
+def _regrowing(whole: Scenario) -> Scenario:
+    """In some seeds with windows change the parallelism often, while pieces are merged and windows are deleted.
+
+    This world has no other faults, so that each generation completes some epochs.
+    """
+    rng = random.Random(f"{whole.seed}/regrowing")
+    if whole.windowing is None or rng.random() >= REGROWING_SHARE:
+        return whole
+    heal_at = REGROWS_AT[-1] + 0.5
+    latest = max((times[-1] for times in whole.arrivals if times), default=1.0)
+    stretch = (heal_at + 1.0) / latest
+    killed = tuple(Moment(at + rng.uniform(0.0, 0.4), Fault.DRIVER_KILLED, 0.2) for at in REGROWS_AT)
+    return replace(
+        whole,
+        parallelisms=rng.choice(((1, 2), (1, 2), (1, 3), (1, 2, 1, 3), (3, 2, 1))),
+        merging=Thresholds(rng.choice((4_000, 8_000, 14_000, 20_000)), rng.choice((3, 64))),
+        checkpoint_every=0.12,
+        armed={Fault.DRIVER_KILLED: float(len(killed))},
+        moments=killed,
+        aims=(),
+        arrivals=tuple(tuple(at * stretch for at in times) for times in whole.arrivals),
+        heal_at=heal_at,
+        regrows=True,
+    )
+
+
+def _with_ends(whole: Scenario) -> Scenario:
+    """In some seeds ask for the end of the run, and let some runs end by themselves."""
+    rng = random.Random(f"{whole.seed}/ends")
+    asked: tuple[EndAsked, ...] = ()
+    if rng.random() < ENDS_SHARE:
+        hows = rng.choice(((None,), (None, None), ("now",), (None, "now", None), ("finish",), (None, "finish")))
+        asked = tuple(EndAsked(rng.uniform(0.3, 5.0), how) for how in hows)
+    once = rng.choice(((True, False), (True, True, False))) if rng.random() < ONCE_SHARE else (False,)
+    letters = random.Random(f"{whole.seed}/letters").random() < LETTERS_SHARE
+    return replace(whole, ends=tuple(sorted(asked, key=lambda end: end.at)), once=once, letters=letters)
+
+
+def _with_functions(whole: Scenario) -> Scenario:
+    """In some seeds give the job functions that fail, also in a world without other faults."""
+    rng = random.Random(f"{whole.seed}/functions")
+    failing = faults.draw_functions(rng)
+    if not failing:
+        return whole
+    armed, aimed = {**whole.armed, **failing}, (*whole.aims, *aims.draw_at_calls(rng))
+    return replace(whole, armed=armed, aims=aimed, call_s=rng.choice((0.0, 0.03, 0.07, 0.15)))
+
+
+def _windowing(rng: random.Random) -> Windowing | None:
+    windowing = Windowing(rng.choice((2, 5)), rng.choice((0, 0, 3)), rng.random() < 0.4)
+    return windowing if rng.random() < TIMED_SHARE else None
+
+
+def _timed(rng: random.Random, records: tuple[Input, ...]) -> tuple[Input, ...]:
+    """Give the records of a partition growing event times, some out of order, a few far back."""
+    now, timed = 0.0, []
+    for record in records:
+        now += rng.choice((0.0, 0.3, 1.0, 3.0))
+        back = rng.choice((0.0, 0.0, 0.5, 1.0, 4.0, 12.0))
+        timed.append(replace(record, at=int(1_000_000 * (now - back))))
+    return tuple(timed)
+
+
+def _merging(rng: random.Random) -> Thresholds:
+    """In half of the seeds merge very often."""
+    tiny = Thresholds(rng.choice((1, 3_000, 1 << 20)), rng.choice((2, 3, 5)))
+    return rng.choice((tiny, Thresholds()))
+
+
+def _retention(rng: random.Random) -> Retention:
+    """In half of the seeds keep next to nothing."""
+    tiny = Retention(rng.choice((1, 2, 4)), rng.choice((0, 0, 500_000)), rng.choice((2, 6)))
+    return rng.choice((tiny, Retention()))
+
+
+def _savepoints(rng: random.Random) -> tuple[SavepointAsked, ...]:
+    return tuple(
+        SavepointAsked(rng.uniform(0.2, 6.0), rng.choice((None, None, *APPENDS_AFTER_S)))
+        for _ in range(rng.choice((0, 1, 2, 4)))
+    )
+
+
+def _rewinds(rng: random.Random) -> tuple[RewindAsked, ...]:
+    """In half of the seeds go back once or a few times, sometimes in quick succession."""
+    first = rng.uniform(0.3, 3.5)
+    return tuple(
+        RewindAsked(
+            first + i * rng.choice((0.05, 0.5, 1.5)), rng.choice((0, 1, 1, 2, 5)), rng.choice((None, None, 0.0, 0.3))
+        )
+        for i in range(rng.choice((0, 0, 0, 1, 1, 3)))
+    )
+
+
+def _record(rng: random.Random, partition: int, offset: int, keys: int) -> Input:
+    key, bucket = rng.randrange(keys), rng.randrange(3)
+    return Input(partition * PARTITION_STRIDE + offset, key, bucket, rng.randint(-100, 100))
+
+
+def _cut_short(rng: random.Random, rewinds: tuple[RewindAsked, ...]) -> list[Moment]:
+    """In a third of the seeds that rewind, make the target unreachable then, and kill the driver before it is back."""
+    if rng.random() < 0.65:
+        return []
+    down = [Moment(max(0.0, asked.at - 0.05), Fault.SINK_DOWN, 1.0) for asked in rewinds]
+    return down + [Moment(asked.at + rng.uniform(0.1, 0.8), Fault.DRIVER_KILLED, 0.2) for asked in rewinds]
+
+
+def _moments(rng: random.Random, armed: dict[Fault, float], heal_at: float) -> list[Moment]:
+    return [
+        Moment(rng.uniform(0.1, heal_at), fault, rng.choice((0.2, 0.6, 1.5, 3.0, 8.0)))
+        for fault in faults.PER_RUN
+        for _ in range(faults.times(armed, fault))
+    ]
+
+
+def operator_of(sink: str) -> str:
+    """Return the name of the operator behind an upsert sink."""
+    return f"{sink}_totals"
+
+
+@cache
+def plan_of(
+    upserts: tuple[str, ...],
+    above: int | None,
+    windowing: Windowing | None = None,
+    at_once: bool = False,
+    with_ledger: bool = False,
+    regroups: bool = False,
+    united: bool = False,
+    functions: bool = False,
+    letters: bool = False,
+) -> Plan:
+    """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own."""
+    app = hf.App("simulated", key_groups=16, dlq=MemorySink() if letters else None)
+    source = ArrivingSource((), (), None, random.Random(0), 1, SCHEMA if windowing is None else TIMED_SCHEMA)
+    timed: dict[str, Any] = {}
+    if windowing is not None:
+        idle_after = "1s" if windowing.idles else "1h"
+        timed = {"event_time": "at", "out_of_orderness": f"{OUT_OF_ORDERNESS_S}s", "idle_after": idle_after}
+    names = (SOURCE, SECOND) if united else (SOURCE,)
+    records, *others = [app.source(name, source, partitioned_by=["place"], **timed) for name in names]
+    if others:
+        records = records.union(*others)
+    if letters:
+        lettered.check_each(records)
+    records = calling(records, functions)
+    if windowing is not None:
+        counted = _count_in_windows(records, windowing, functions)
+        if regroups:
+            ledger.regroup(counted)
+    kept = records if above is None else records.filter(pl.col("value") > above)
+    kept.sink(ADDED, MemorySink())
+    if at_once:
+        kept.select("place", "id", "value").sink(LASTS, ImmediateTable(["place"]))
+    for name in upserts:
+        key = UPSERTS[name]
+        totals = (
+            calling(records, functions)
+            .key_by(key)
+            .agg(operator_of(name), n=hf.count(), total=hf.sum("value"), low=hf.min("value"), high=hf.max("value"))
+        )
+        totals.sink(name, MemorySink(key=[key]))
+    if with_ledger:
+        ledger.keep_ledger(records)
+    return app.plan()
+
+
+def _count_in_windows(records: Stream, windowing: Windowing, functions: bool) -> Stream:
+    lateness = f"{windowing.lateness_s}s"
+    window = records.key_by("bucket").window(hf.tumbling(f"{windowing.size_s}s"), allowed_lateness=lateness)
+    counted = window.agg(
+        operator_of(WINDOWS),
+        emit="final",
+        n=hf.count(),
+        total=hf.sum("value"),
+        low=hf.min("value"),
+        high=hf.max("value"),
+    )
+    calling(counted, functions).sink(WINDOWS, MemorySink())
+    counted.late.sink(LATE, MemorySink())
+    return counted

@@ -1,0 +1,70 @@
+"""The points of the protocol at which a simulated process is, from its ports and state alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from holdfast.chaos.sim.driver_process import DriverProcess
+from holdfast.chaos.sim.faults.points import RECORDS, Point, of_lane
+from holdfast.chaos.sim.worker_process import WorkerProcess
+from holdfast.checkpoint import append, coordinator
+from holdfast.runtime.driver.deployment import all_ready
+from holdfast.runtime.driver.state import Gathering, Opening, Running
+
+
+def of_worker(worker: WorkerProcess) -> frozenset[Point]:
+    """Return all points at which a worker is."""
+    return _or_between(_worker_points(worker))
+
+
+def of_driver(driver: DriverProcess) -> frozenset[Point]:
+    """Return all points at which a driver is."""
+    return _or_between(_driver_points(driver))
+
+
+def _worker_points(worker: WorkerProcess) -> Iterator[Point]:
+    for lane in worker.lanes:
+        if lane.busy:
+            [point] = of_lane(lane.name)
+            yield Point.CONFIRM if point is Point.DELIVER and lane.worked else point
+    if worker.stream.ack_unheard:
+        yield Point.ACK
+    if worker.stream.deploying:
+        yield Point.RECOVER
+    if worker.endpoint.links is not None and worker.endpoint.links.aligning:
+        yield Point.ALIGN
+    if worker.writes_unflushed():
+        yield Point.APPLY
+
+
+def _driver_points(driver: DriverProcess) -> Iterator[Point]:
+    if not driver.decides:
+        yield Point.RECOVER
+        return
+    state = driver.loop.state
+    for lane in driver.lanes:
+        if lane.busy and lane.name != "log":
+            yield from of_lane(lane.name)
+    if isinstance(state.log, append.InFlight):
+        yield RECORDS[type(state.log.record.body).__name__]
+    match state.running or state.phase:
+        case Opening():
+            yield Point.START
+        case Gathering():
+            yield Point.RECOVER
+        case Running(epochs=epochs) as running:
+            if not all_ready(state):
+                yield Point.RECOVER
+            if isinstance(epochs, coordinator.Collecting):
+                yield Point.ACK
+            if isinstance(epochs, coordinator.Deciding) or running.storing is not None:
+                yield Point.COMMIT
+            if state.job.completed:
+                for worker in driver.alive_workers():
+                    yield from {Point.DELIVER, Point.CONFIRM} & of_worker(worker)
+        case _:
+            return
+
+
+def _or_between(points: Iterable[Point]) -> frozenset[Point]:
+    return frozenset(points) or frozenset({Point.BETWEEN})

@@ -1,0 +1,305 @@
+"""The app: a named dataflow, as a job's code builds it.
+
+Importing a file that builds an app runs nothing. `app.main()` at its end makes `python job.py`, `spark-submit job.py`
+and `holdfast run job.py` the same; `app.plan()` returns the plan without running it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+
+import pyarrow as pa
+
+from holdfast.arguments import checked, position
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.model import KEY_GROUPS_MAX
+from holdfast.runtime.api.functions import checked_policy
+from holdfast.runtime.api.stream import Stream
+from holdfast.runtime.api.unsupported import APP, no_attribute
+from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.plan.compiler import compile_plan
+from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, check_name
+from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.plan.source import Source
+from holdfast.runtime.rows.dead_letters import DEAD_LETTERS
+from holdfast.runtime.rows.expressions import check_column_name, unknown_column
+from holdfast.runtime.rows.row_types import RowsOf, T
+from holdfast.runtime.rows.windows import TIME
+from holdfast.runtime.sources.connector import Connector, sink_of, source_of
+from holdfast.sinks.contract import Sink
+from holdfast.traits import not_a
+
+
+class App:
+    """A named dataflow: sources, operators and sinks, described by a job's file.
+
+    Args:
+        name: Identity of the job under its root.
+        root: Where the job keeps its history, any fsspec URL; default `./.holdfast`.
+        checkpoint_every: Time between two checkpoints, such as "1s".
+        parallelism: Workers; default 2.
+        standbys: Warm spare workers. Only 0 so far.
+        key_groups: Units in which state moves between workers; fixed once the job has run.
+        dlq: A sink for dead letters, such as `hf.Log("data/dead")`: records that cannot be read as rows, and rows on
+            which a function with on_error="dlq" fails. None: such a record fails the job.
+        mode: Only "continuous" so far.
+        changelog: Only "root" so far.
+        state_memory: Only None so far.
+
+    Raises:
+        ConfigError: a value has the wrong form.
+    """
+
+    @checked("hf.App", '("hot-auctions", checkpoint_every="1s")')
+    def __init__(
+        self,
+        name: str = NOT_GIVEN,
+        *,
+        root: str | None = None,
+        checkpoint_every: str = "1s",
+        parallelism: int | None = None,
+        standbys: int = 0,
+        key_groups: int = 128,
+        dlq: Sink | Connector | None = None,
+        mode: str = "continuous",
+        changelog: object = "root",
+        state_memory: object = None,
+    ) -> None:
+        self.name = check_name(name, "app")
+        duration_ms(checkpoint_every, "checkpoint_every")
+        for called, value, most in (("parallelism", parallelism, None), ("key_groups", key_groups, KEY_GROUPS_MAX)):
+            if value is not None and (not isinstance(value, int) or value < 1 or (most is not None and value > most)):
+                raise ConfigError(
+                    f"app {name!r}: {called} is {value!r}",
+                    not_done="the app was not created",
+                    next_step="give a whole number of at least 1" + (f" and at most {most}" if most else ""),
+                )
+        self.root, self.checkpoint_every, self.parallelism = root, checkpoint_every, parallelism
+        self.standbys, self.key_groups = standbys, key_groups
+        self.dlq = None if dlq is None else sink_of(dlq)
+        self._later = {
+            f"mode={mode!r}": mode != "continuous",
+            f"changelog={changelog!r}": changelog != "root",
+            f"state_memory={state_memory!r}": state_memory is not None,
+        }
+        self._graph = Graph(name, dlq=self.dlq)
+
+    if not TYPE_CHECKING:  # otherwise a type checker accepts any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute("App", name, APP, dir(type(self)))
+
+    @overload
+    def source(
+        self,
+        name: str,
+        source: RowsOf[T],
+        *,
+        event_time: str | None = None,
+        out_of_orderness: str = "0s",
+        idle_after: str = "30s",
+        on_error: str | None = None,
+        partitioned_by: Sequence[str] | None = None,
+    ) -> Stream[T]: ...
+    @overload
+    def source(
+        self,
+        name: str = NOT_GIVEN,
+        source: Source | Connector = NOT_GIVEN,
+        *,
+        event_time: str | None = None,
+        out_of_orderness: str = "0s",
+        idle_after: str = "30s",
+        on_error: str | None = None,
+        partitioned_by: Sequence[str] | None = None,
+    ) -> Stream[Any]: ...
+    @checked("app.source", '("bids", hf.Log("data/bids", Bid), event_time="at")')
+    def source(
+        self,
+        name: str = NOT_GIVEN,
+        source: Any = NOT_GIVEN,
+        *,
+        event_time: str | None = None,
+        out_of_orderness: str = "0s",
+        idle_after: str = "30s",
+        on_error: str | None = None,
+        partitioned_by: Sequence[str] | None = None,
+    ) -> Stream[Any]:
+        """Start a stream from a source.
+
+        Args:
+            name: Identity of the source: offsets are kept under it.
+            source: For example `hf.Log("data/bids", Bid)`.
+            event_time: Column that says when a record happened: timestamp[us, UTC], without nulls.
+            out_of_orderness: How far a record's event time may lie behind that of records before it.
+            idle_after: Silence after which a partition no longer holds back time.
+            on_error: What happens to a record that cannot be read as a row, for example because of a null in a column
+                without nulls: "fail" ends the job, "drop" skips the record and counts it, "dlq" makes it a dead letter.
+                Default: "dlq" if the app has a DLQ, else "fail".
+            partitioned_by: Columns by which writers to the source choose the partition: records that agree in them are
+                in one partition. Default: the `key` of `hf.Log(..., key=)`. Sinks with delivery="idempotent" and these
+                columns in their key are then written immediately.
+
+        Raises:
+            ConfigError: the name is taken or malformed, or the source's columns cannot be used.
+        """
+        check_name(name, "source")
+        where = f"source {name!r} at {position()}"
+        source = checked_source(source_of(source), where)
+        schema = source.schema
+        check_columns(schema, where)
+        if event_time is not None and event_time not in schema.names:
+            raise unknown_column(event_time, schema.names, where)
+        if event_time is not None:
+            check_event_time(schema.field(event_time), where)
+        has_dlq = self.dlq is not None
+        policy = checked_policy(on_error or ("dlq" if has_dlq else "fail"), where, has_dlq)
+        kind = FromSource(
+            self._graph.claim(name, "source"),
+            source,
+            event_time,
+            duration_ms(out_of_orderness, "out_of_orderness"),
+            duration_ms(idle_after, "idle_after"),
+            policy,
+            _partitioned_by(source, partitioned_by, schema, where),
+        )
+        node = self._graph.add(kind, None, name, schema, row_type=source.row_type, event_time=event_time)
+        return Stream(self._graph, node)
+
+    def plan(self) -> Plan:
+        """Compile what the code has built. Reads and writes nothing.
+
+        Raises:
+            ConfigError: there is no sink, a stream leads nowhere, or a feature is not supported.
+        """
+        self._refuse_unsupported()
+        if self.dlq is not None:
+            check_dlq(self.dlq, self.name)
+        return compile_plan(self._graph, self.key_groups)
+
+    def run(
+        self,
+        *,
+        once: bool = False,
+        root: str | None = None,
+        parallelism: int | None = None,
+        master: str | None = None,
+        progress: Literal["auto", "plain", "json", "none"] = "auto",
+    ) -> None:
+        """Run the job in this program, a notebook or a script, and return when it ends.
+
+        The same run as that of `holdfast run`: it resumes from the last checkpoint, and what it commits is kept.
+        Interrupting it takes a last checkpoint.
+
+        Args:
+            once: Read to the present ends of the sources, deliver, return. Otherwise the job runs until its sources
+                end, it is stopped or the program is interrupted.
+            root: As `--root` of `holdfast run`, like the next two: None leaves it to the environment and the app.
+            parallelism: Workers.
+            master: Spark master URL; the default runs Spark on this machine.
+            progress: "auto" shows it on stderr, "none" nothing; see `holdfast run --help`.
+
+        Raises:
+            HoldfastError: the job cannot be started, was fenced, or failed.
+        """
+        from holdfast.runtime.cli.start.run import run_here
+
+        run_here(self, once=once, root=root, parallelism=parallelism, master=master, progress=progress)
+
+    def main(self) -> None:
+        """Run the job with the command line and environment of this process; ends the process."""
+        from holdfast.runtime.cli.start.run import main_of
+
+        main_of(self)
+
+    def _refuse_unsupported(self) -> None:
+        asked = {
+            f"standbys={self.standbys}": self.standbys != 0,
+            **self._later,
+        }
+        for what, used in asked.items():
+            if used:
+                raise ConfigError(
+                    f"app {self.name!r} uses {what}, which this version does not support",
+                    not_done="the job was not planned",
+                    next_step=f"leave out {what.split('=', 1)[0]}",
+                )
+
+
+def _partitioned_by(source: Source, given: Sequence[str] | None, schema: pa.Schema, where: str) -> tuple[str, ...]:
+    """Return the columns that partition a source, as given in the app or else by the source; () if unknown."""
+    known = source.traits.partitioned_by if given is None else given
+    columns = (known,) if isinstance(known, str) else tuple(known)
+    for name in columns:
+        if name not in schema.names:
+            raise unknown_column(name, schema.names, where)
+    return columns
+
+
+def checked_source(source: Source, where: str) -> Source:
+    """Return the source if a job can read it.
+
+    Raises:
+        ConfigError: it is not a source, or gives other records each time.
+    """
+    what, next_step = not_a("source", source), 'give one, for example hf.Log("data/bids", Bid)'
+    if what is None and not source.traits.replayable:
+        what = f"{source.where} cannot be read again from a position, which recovery needs"
+        next_step = "append what it gives to a log, with a program of your own, and read the log with hf.Log"
+    if what is not None:
+        raise ConfigError(f"{where}: {what}", not_done="the job was not planned", next_step=next_step)
+    return source
+
+
+def check_dlq(sink: Sink, app: str) -> None:
+    """Refuse a sink that cannot keep every dead letter.
+
+    Raises:
+        ConfigError: it is not a sink, replaces rows by a key, or does not take the columns of dead letters.
+    """
+    what, next_step = not_a("sink", sink), 'give a log, for example dlq=hf.Log("data/dead")'
+    if what is None and sink.traits.keyed:
+        what = f"{sink!r} has a key: dead letters would replace each other"
+        next_step = f"leave the key out, or {next_step}"
+    elif what is None:
+        try:
+            sink.check(DEAD_LETTERS, None)
+        except HoldfastError as error:
+            what, next_step = error.what, error.next_step
+    if what is not None:
+        raise ConfigError(f"the dlq of app {app!r}: {what}", not_done="the job was not planned", next_step=next_step)
+
+
+def check_event_time(column: pa.Field, where: str) -> None:
+    """Refuse an event time that is not a point in time.
+
+    Raises:
+        ConfigError: its type is not timestamp[us, UTC], or it may be null.
+    """
+    if column.type == TIME and not column.nullable:
+        return
+    naive = pa.types.is_timestamp(column.type) and column.type.tz is None
+    fault = "has no time zone" if naive else "may be null" if column.type == TIME else f"is {column.type}"
+    raise ConfigError(
+        f"{where}: the event time {column.name!r} {fault}; it must be timestamp[us, UTC] without nulls",
+        not_done="the job was not planned",
+        next_step="fill the log with times in UTC, in a column that is never null; "
+        "in a dataclass: datetime, in a pyarrow schema: pa.timestamp('us', 'UTC'), nullable=False",
+    )
+
+
+def check_columns(schema: pa.Schema, where: str) -> None:
+    """Refuse a source schema that no stream can have.
+
+    Raises:
+        ConfigError: no column, a name twice, or a name that begins with an underscore.
+    """
+    if not schema.names or len(set(schema.names)) != len(schema.names):
+        raise ConfigError(
+            f"{where}: its columns are {', '.join(schema.names) or 'none at all'}",
+            not_done="the job was not planned",
+            next_step="give the source at least one column, and each column its own name",
+        )
+    for name in schema.names:
+        check_column_name(name, where)

@@ -1,0 +1,416 @@
+"""Streams, from which a job's code builds its dataflow. Nothing here reads a record.
+
+Every call adds a node to the app's graph and returns the resulting stream, so a stream may be used any number of times.
+Each call checks everything that follows from the schemas, so that the traceback points at the line to change; checks
+that need the whole graph wait for `App.plan()`.
+
+A stream is *append* (every row is a new fact) or *upsert* by a key (a row replaces the one with its key). `select` on
+an upsert stream keeps its key columns as they are; `filter` turns rows that no longer pass into deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Never, NoReturn
+
+import polars as pl
+import pyarrow as pa
+
+from holdfast.arguments import checked, position
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.runtime.api.functions import call_of, checked_as, row_schema, united
+from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
+from holdfast.runtime.api.windowed import Grouping, aggregated, grouping_of, late
+from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.operators.aggregate import Aggregate
+from holdfast.runtime.operators.call import How
+from holdfast.runtime.operators.chain import Filter, Project
+from holdfast.runtime.operators.contract import Step
+from holdfast.runtime.operators.dedup import Dedup
+from holdfast.runtime.operators.sink import SinkStep
+from holdfast.runtime.operators.union import Union
+from holdfast.runtime.plan.graph import NOT_GIVEN, Graph, Node, check_name, refused
+from holdfast.runtime.rows.aggregates import Aggregation, bound, refuse_unnamed
+from holdfast.runtime.rows.expressions import Column, Use, columns_of, predicate_of, unknown_column
+from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
+from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END
+from holdfast.runtime.sources.connector import Connector, sink_of
+from holdfast.sinks.contract import Sink
+from holdfast.state.keys.batch import KeyType
+from holdfast.traits import not_a
+
+
+class Stream(Generic[T]):
+    """A stream of rows. Use it as often as you like: every use sees all rows.
+
+    `T` is what functions of a row take: the dataclass of the source or of the last `to=` or `as_`, else `hf.Row`. With
+    it a type checker finds fields that a row does not have.
+    """
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self._graph, self._node = graph, node
+
+    if not TYPE_CHECKING:  # otherwise a type checker accepts any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute("Stream", name, STREAM, dir(type(self)))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of this stream."""
+        return self._node.schema
+
+    @property
+    def upsert_key(self) -> tuple[str, ...] | None:
+        """The key by which rows replace each other; None for an append stream."""
+        return self._node.upsert_key
+
+    @property
+    def late(self) -> Stream:
+        """Records that arrived too late for their windows; only the result of a window has them."""
+        raise refused(
+            f"late on stream {self._node.stream!r} at {position()}: the stream is not the result of a window",
+            "use it on the result of .window(...).agg(...), before any other step",
+        )
+
+    @checked(".filter", '(pl.col("price") > 0)')
+    def filter(self, predicate: pl.Expr | Callable[[T], Any], *, on_error: str = "fail") -> Stream[T]:
+        """Keep the rows for which a row-wise Polars expression, or a Python function of the row, is true."""
+        use = self._use("filter")
+        if callable(predicate) and not isinstance(predicate, pl.Expr):
+            return self._call("filter", predicate, (self.schema, self._node.row_type), on_error)
+        if on_error != "fail":
+            raise refused(f"{use}: on_error is for Python functions only", "leave it out")
+        checked = predicate_of(predicate, self.schema, use)
+        schema = self.schema
+        if self.upsert_key is not None:
+            # Rows that no longer pass continue as deletes, with nothing but their key.
+            schema = pa.schema([f if f.name in self.upsert_key else f.with_nullable(True) for f in schema])
+        return self._then(Filter(checked, use), schema, self._node.row_type, self._node.event_time)
+
+    def select(self, *columns: Any, **named: Any) -> Stream[Row]:
+        """Return exactly these columns. Strings name columns; expressions are row-wise Polars expressions."""
+        use = self._use("select")
+        return self._project(columns_of(columns, named, self.schema, use), use)
+
+    def with_columns(self, *columns: Any, **named: Any) -> Stream[Row]:
+        """Add columns, or replace those of the same name."""
+        use = self._use("with_columns")
+        given = {column.name: column for column in columns_of(columns, named, self.schema, use)}
+        kept = {field.name: Column(field.name, pl.col(field.name), field, field.name) for field in self.schema}
+        return self._project(tuple((kept | given).values()), use)
+
+    @checked(".map", "(fn, to=Out)")
+    def map(
+        self, fn: Callable[[T], Any], to: type[R] | ArrowSchema = NOT_GIVEN, *, on_error: str = "fail"
+    ) -> Stream[R]:
+        """Call a function with every row; it returns one row: a `to`, a dict, a tuple or an `hf.Row`.
+
+        Args:
+            fn: Takes an instance of the stream's dataclass (that of the source or of the last `to=` or `as_`), after
+                select and agg an `hf.Row`. Must return the same result whenever it is called with the same row.
+            to: Rows of the result: a dataclass or a pyarrow.Schema. The function's results are checked against it.
+            on_error: "fail" ends the job at a row that cannot be computed; "drop" skips the row and counts it;
+                "dlq" makes it a dead letter, see `hf.App(dlq=)`.
+
+        Raises:
+            ConfigError: not a function of one argument, or an upsert stream.
+        """
+        return self._call("map", fn, row_schema(to, self._use("map")), on_error)
+
+    @checked(".flat_map", "(fn, to=Out)")
+    def flat_map(
+        self, fn: Callable[[T], Any], to: type[R] | ArrowSchema = NOT_GIVEN, *, on_error: str = "fail"
+    ) -> Stream[R]:
+        """Call a function with every row; it returns a list of rows, or yields them. Otherwise like `map`."""
+        return self._call("flat_map", fn, row_schema(to, self._use("flat_map")), on_error)
+
+    @checked(".map_batches", "(fn, to=Out)")
+    def map_batches(
+        self, fn: Callable[[Any], Any], to: type[R] | ArrowSchema = NOT_GIVEN, *, on_error: str = "fail"
+    ) -> Stream[R]:
+        """Call a function with every pyarrow.RecordBatch; it returns a RecordBatch with the columns of `to`.
+
+        Batch boundaries mean nothing and differ after a failure: the result for a row may depend on that row alone.
+        With "drop" and "dlq" the function is called again with halves of a failed batch, to find the rows at fault.
+        """
+        return self._call("map_batches", fn, row_schema(to, self._use("map_batches")), on_error)
+
+    def union(self, *streams: Stream[T]) -> Stream[T]:
+        """Return the rows of this stream and of others with the same columns, in no order between streams."""
+        use = self._use("union")
+        for stream in streams:
+            if not isinstance(stream, Stream) or stream._graph is not self._graph:
+                raise refused(f"{use}: {stream!r} is not a stream of this app", "give streams of the same app")
+        nodes = [self._node, *(stream._node for stream in streams)]
+        if any(node.upsert_key is not None for node in nodes):
+            raise refused(
+                f"{use}: a stream that replaces rows by a key cannot be united with others",
+                "give each its own sink, or unite the streams before they are aggregated",
+            )
+        if not streams:
+            raise refused(f"{use}: no other stream is given", "give at least one")
+        schema = united([node.schema for node in nodes], use)
+        kinds = {node.row_type for node in nodes}
+        row_type = kinds.pop() if len(kinds) == 1 else None
+        times = {node.event_time for node in nodes}
+        event_time = times.pop() if len(times) == 1 else None
+        return Stream(
+            self._graph,
+            self._graph.add(
+                Union(use),
+                self._node,
+                self._node.stream,
+                schema,
+                row_type=row_type,
+                others=tuple(nodes[1:]),
+                event_time=event_time,
+            ),
+        )
+
+    @checked(".as_", "(Out)")
+    def as_(self, to: type[R] | ArrowSchema) -> Stream[R]:
+        """Check that the columns are those of a dataclass or schema; later functions receive the dataclass.
+
+        Names and types must agree. If a nullable column must become non-null, every row is checked: a null fails the
+        job.
+        """
+        use = self._use("as_")
+        wanted, row_type = row_schema(to, use)
+        check, schema = checked_as(self.schema, wanted, self.upsert_key, use)
+        return self._then(check, schema, row_type, self._time_in(schema))
+
+    def key_by(self, *columns: str) -> Keyed:
+        """Group rows by columns; nulls form a group of their own."""
+        use = self._use("key_by")
+        if not columns:
+            raise refused(f"{use}: no column is given", "name the columns that make up the key")
+        for name in columns:
+            if not isinstance(name, str):
+                raise refused(
+                    f"{use}: {name!r} is not the name of a column",
+                    "compute the column first, with .with_columns(key=...), then key_by('key')",
+                )
+            if name not in self.schema.names:
+                raise unknown_column(name, self.schema.names, str(use))
+            if columns.count(name) > 1:
+                raise refused(f"{use}: the column {name!r} is named twice", "name it once")
+        try:
+            KeyType.of(self.schema.field(name) for name in columns)
+        except ConfigError as error:
+            raise refused(f"{use}: {error.what}", error.next_step) from error
+        return Keyed(self._graph, self._node, columns)
+
+    @checked(".sink", '("out", hf.SQLite("out.db", table="hot", key=["auction"]))')
+    def sink(self, name: str = NOT_GIVEN, sink: Sink | Connector = NOT_GIVEN) -> None:
+        """Write the stream to a sink. Several sinks on one stream are not atomic with each other."""
+        check_name(name, "sink")
+        sink = sink_of(sink)
+        if (what := not_a("sink", sink)) is not None:
+            raise refused(
+                f"sink {name!r} at {position()}: {what}",
+                'give one, for example hf.SQLite("out.db", table="hot", key=["auction"])',
+            )
+        checked = self._graph.claim(name, "sink")
+        try:
+            sink.check(self.schema, self.upsert_key)
+        except HoldfastError as error:
+            del self._graph.names[checked]
+            raise ConfigError(
+                f"sink {name!r} at {position()} does not fit its stream: {error.what}",
+                not_done="the job was not planned",
+                next_step=error.next_step,
+            ) from error
+        self._graph.sinks[checked] = sink
+        self._graph.add(SinkStep(checked), self._node, self._node.stream, self.schema, self.upsert_key)
+
+    def _use(self, method: str) -> Use:
+        return Use(method, position(), self._node.stream)
+
+    def _then(
+        self, kind: Step, schema: pa.Schema, row_type: type | None = None, event_time: str | None = None
+    ) -> Stream:
+        node = self._graph.add(
+            kind, self._node, self._node.stream, schema, self.upsert_key, row_type=row_type, event_time=event_time
+        )
+        return Stream(self._graph, node)
+
+    def _call(self, how: How, function: Any, gives: tuple[pa.Schema, type | None], on_error: str) -> Stream:
+        use = self._use(how)
+        if self.upsert_key is not None:
+            raise refused(
+                f"{use}: the stream replaces rows by {', '.join(self.upsert_key)}, and Python functions take only rows "
+                "that are never replaced",
+                "use expressions (select, with_columns, filter), or call the function before the aggregate",
+            )
+        steps = (node.kind for node in self._graph.nodes if isinstance(node.kind, Step))
+        taken = {step.name for step in steps if step.name is not None}
+        has_dlq = self._graph.dlq is not None
+        call = call_of(how, function, self.schema, self._node.row_type, on_error, use, taken, has_dlq)
+        return self._then(call, *gives, self._time_in(gives[0]))
+
+    def _time_in(self, schema: pa.Schema) -> str | None:
+        """Return the event time column of a function's result: the stream's, if the result has it unchanged."""
+        time = self._node.event_time
+        kept = time is not None and time in schema.names and schema.field(time) == self.schema.field(time)
+        return time if kept else None
+
+    def _project(self, columns: tuple[Column, ...], use: Use) -> Stream:
+        passed = {column.name: column.passes for column in columns}
+        for name in self.upsert_key or ():
+            if passed.get(name) != name:
+                raise refused(
+                    f"{use}: the stream replaces rows by its key {', '.join(self.upsert_key or ())}, "
+                    f"and {name!r} is left out or changed",
+                    f"keep {name!r} as it is, and give a computed column another name",
+                )
+        # Computed columns of an upsert stream are null in deletes.
+        fields = [c.field if c.passes or self.upsert_key is None else c.field.with_nullable(True) for c in columns]
+        time = self._node.event_time
+        kept = [column.name for column in columns if time is not None and column.passes == time]
+        event_time = time if time in kept else next(iter(kept), None)
+        return self._then(Project(columns, use), pa.schema(fields), event_time=event_time)
+
+
+class Keyed:
+    """A stream grouped by key; state belongs to keys."""
+
+    def __init__(self, graph: Graph, node: Node, keys: tuple[str, ...]) -> None:
+        self._graph, self._node, self._keys = graph, node, keys
+
+    if not TYPE_CHECKING:  # otherwise a type checker accepts any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute("Keyed", name, KEYED_STREAM, dir(type(self)))
+
+    def agg(
+        self, name: str = NOT_GIVEN, *unnamed: Never, emit: str = "changes", **aggregates: Aggregation
+    ) -> Stream[Row]:
+        """Keep aggregates per key; the result is an upsert stream with the last value per key and epoch.
+
+        Args:
+            name: Identity of the state. Renaming the operator starts it empty.
+            emit: "changes", the only mode so far.
+            aggregates: Result columns: `bids=hf.count(), top=hf.max("price")`.
+
+        Raises:
+            ConfigError: a name is taken, a column unknown, or a type that the aggregate does not take.
+        """
+        check_name(name, "operator")
+        where = f"agg {name!r} on stream {self._node.stream!r} at {position()}"
+        refuse_unnamed(unnamed, where)
+        if self._node.upsert_key is not None:
+            raise refused(
+                f"{where}: the stream replaces rows by {', '.join(self._node.upsert_key)}, "
+                "and aggregates over replaced rows are not supported",
+                "aggregate the stream that comes before this one, with the other key",
+            )
+        if emit != "changes":
+            raise refused(f'{where}: emit={emit!r} is not supported; only "changes" is', 'use emit="changes"')
+        if not aggregates:
+            raise refused(f"{where}: no aggregate is given", "give at least one, for example rows=hf.count()")
+        schema = self._node.schema
+        bounds = tuple(bound(column, given, schema, where) for column, given in aggregates.items())
+        for aggregation in bounds:
+            if aggregation.result.name in self._keys:
+                raise refused(f"{where}: {aggregation.result.name!r} is also a key column", "rename the aggregate")
+        checked = self._graph.claim(name, "operator")
+        fields = [schema.field(key) for key in self._keys] + [aggregation.result for aggregation in bounds]
+        aggregate = Aggregate(checked, self._keys, bounds)
+        node = self._graph.add(aggregate, self._node, checked, pa.schema(fields), self._keys)
+        return Stream(self._graph, node)
+
+    @checked(".dedup", '("unique", within="10m")')
+    def dedup(self, name: str = NOT_GIVEN, *, within: str = NOT_GIVEN) -> TimedStream:
+        """Pass the first row of every key, and drop its repetitions within a duration of event time.
+
+        A row is dropped if an earlier row of its key passed whose event time differs by less than `within`, in either
+        direction and in whatever order they arrive. A row exactly `within` later passes and becomes the new first.
+        A row is late if the watermark is at least `within` after its event time, because the rows that it may repeat
+        have left the state; late rows go to `.late`, or are only counted if it is unused. A passed row stays in the
+        state for two to three times `within`.
+
+        Args:
+            name: Identity of the state. Renaming the operator starts it empty; with another `within` it is refused.
+            within: A duration such as "10m".
+
+        Raises:
+            ConfigError: the stream has no event time or replaces rows, or `within` is not a duration.
+        """
+        check_name(name, "operator")
+        node = self._node
+        where = f"dedup {name!r} on stream {node.stream!r} at {position()}"
+        if node.upsert_key is not None:
+            raise refused(
+                f"{where}: the stream replaces rows by {', '.join(node.upsert_key)}, so it has one row per key already",
+                "use it on the stream before the aggregate",
+            )
+        if node.event_time is None:
+            raise refused(
+                f"{where}: the stream has no event time",
+                'name it at the source, app.source(..., event_time="at"), and keep that column as it is up to here',
+            )
+        within_us = 1_000 * duration_ms(within, "within")
+        if not 0 < 2 * within_us <= LENGTH_MAX_US:
+            raise refused(f"{where}: within={within!r} is not above 0 and below 500 years", 'give for example "10m"')
+        if WINDOW_END in self._keys:
+            raise refused(f"{where}: {WINDOW_END!r} is a key column, and the state has one of that name", "rename it")
+        step = Dedup(self._graph.claim(name, "operator"), self._keys, node.event_time, within_us)
+        added = self._graph.add(
+            step, node, step.operator, node.schema, row_type=node.row_type, event_time=node.event_time
+        )
+        return TimedStream(self._graph, added)
+
+    @checked(".window", '(hf.tumbling("10s"), allowed_lateness="1m")')
+    def window(self, window: object = None, *, allowed_lateness: str = "0s") -> Windowed:
+        """Also group rows by windows of event time: `.window(hf.tumbling("10s")).agg(...)`.
+
+        Args:
+            allowed_lateness: How long after its end a window still accepts records.
+
+        Raises:
+            ConfigError: the stream has no event time or replaces rows, or the window is of an unknown kind.
+        """
+        return Windowed(self._graph, self._node, grouping_of(self._node, self._keys, window, allowed_lateness))
+
+
+@dataclass(frozen=True, eq=False)
+class Windowed:
+    """A stream grouped by key and window."""
+
+    graph: Graph
+    node: Node
+    grouping: Grouping
+
+    if not TYPE_CHECKING:  # else a type checker would accept every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute("Windowed", name, {}, dir(type(self)))
+
+    def agg(
+        self, name: str = NOT_GIVEN, *unnamed: Never, emit: str = "close", **aggregates: Aggregation
+    ) -> TimedStream:
+        """Keep aggregates per window and key; columns: the keys, window_start, window_end, the aggregates.
+
+        Args:
+            name: Identity of the state. Renaming the operator starts it empty.
+            emit: "close": when the window ends, corrected by later records within the lateness (an upsert stream
+                unless the lateness is 0). "final": once, after the lateness.
+            aggregates: Result columns: `bids=hf.count(), top=hf.max("price")`.
+
+        Raises:
+            ConfigError: a name is taken, a column is unknown, or the aggregate does not take its type.
+        """
+        return TimedStream(
+            self.graph, aggregated(self.graph, self.node, self.grouping, name, unnamed, emit, aggregates)
+        )
+
+
+class TimedStream(Stream[Row]):
+    """The results of an operator over event time; its late records are a stream of their own."""
+
+    @property
+    def late(self) -> Stream:
+        """The records that arrived too late for the operator; if unused, they are only counted."""
+        return Stream(self._graph, late(self._graph, self._node))

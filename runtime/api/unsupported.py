@@ -1,0 +1,115 @@
+"""Names of the API that this version lacks, each with a replacement.
+
+Using one raises `NotInThisVersion`, which is also an AttributeError, so that `hasattr` and the tools that rely on it
+work. A name that the API does not have raises a plain AttributeError with the closest existing name.
+
+Pure.
+Source: API.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+from holdfast.errors import ConfigError
+
+CAPTURE = "append its records to a log with `holdfast log append` or your own program, then read hf.Log"
+WRITE = "write to hf.SQLite or hf.Log, and copy the rows from it"
+BEFORE = "compute the column first, with .with_columns(...), and aggregate it with count, sum, min, max or mean"
+KEYED = "keep aggregates with .key_by(...).agg(...), or call functions with .map(...) and .flat_map(...)"
+
+MODULE: Mapping[str, str] = {
+    "Kafka": f"{CAPTURE}; to write, use hf.Log or hf.SQLite",
+    "Files": f"{CAPTURE}; to write, use hf.Log or hf.SQLite",
+    "SparkFrame": CAPTURE,
+    "PostgresChanges": CAPTURE,
+    "SQLiteChanges": CAPTURE,
+    "Webhook": CAPTURE,
+    "JSON": "hf.Log takes rows with columns; convert values before they are appended",
+    "Avro": "hf.Log takes rows with columns; convert values before they are appended",
+    "Protobuf": "hf.Log takes rows with columns; convert values before they are appended",
+    "Raw": "hf.Log takes rows with columns; convert values before they are appended",
+    "Postgres": WRITE,
+    "Redis": WRITE,
+    "Delta": WRITE,
+    "Iceberg": WRITE,
+    "Http": WRITE,
+    "sliding": "use hf.tumbling(size)",
+    "all_time": "aggregate without a window: .key_by(...).agg(...)",
+    "var": BEFORE,
+    "first": BEFORE,
+    "last": BEFORE,
+    "top": BEFORE,
+    "collect": BEFORE,
+    "distinct": BEFORE,
+    "approx_distinct": BEFORE,
+    "quantile": BEFORE,
+    "member": BEFORE,
+    "Aggregate": BEFORE,
+    "between": "joins are not in this version; look values up in a function: .map(...)",
+    "pattern": KEYED,
+    "KeyedProcess": KEYED,
+    "Value": KEYED,
+    "List": KEYED,
+    "Map": KEYED,
+    "Timer": KEYED,
+    "secret": "no source or sink of this version takes a secret; credentials of a root come from its environment",
+    "log": "read it on the command line: holdfast log read PATH",
+}
+STREAM: Mapping[str, str] = {
+    "join": "look values up in a function: .map(...), or join the sinks' tables with SQL",
+    "lookup": "look values up in a function: .map(...)",
+    "side": "the only side outputs are late rows, .late, and dead letters, hf.App(..., dlq=...)",
+    "to_table": "write an aggregate to hf.SQLite with key=",
+    "sessionize": "use .key_by(...).window(hf.tumbling(...)).agg(...)",
+    "match": "compare rows in the tables of a sink",
+    "search": "compare rows in the tables of a sink",
+}
+KEYED_STREAM: Mapping[str, str] = {
+    "process": "use .agg(...) or functions before key_by: .map(...), .flat_map(...)",
+    "process_batches": "use .agg(...) or a function before key_by: .map_batches(...)",
+}
+APP: Mapping[str, str] = {
+    "table": "read the rows as a stream: app.source(...)",
+}
+ELSEWHERE: Mapping[str, str] = {
+    "print": "to see rows, use .sink(name, hf.Console()), or t.rows(sink) of hf.testing.TestDriver",
+    "show": "to see rows, use .sink(name, hf.Console()), or t.rows(sink) of hf.testing.TestDriver",
+    "group_by": "use .key_by(...)",
+    "groupby": "use .key_by(...)",
+    "to": "use .sink(name, sink)",
+    "write": "use .sink(name, sink)",
+    "apply": "use .map(...)",
+    "where": "use .filter(...)",
+    "reduce": "use .agg(...)",
+    "count": "use .agg(name, n=hf.count())",
+    "sum": 'use .agg(name, total=hf.sum("column"))',
+}
+"""Names from other libraries, with their equivalents."""
+OF_A_RESULT = ("filter", "late", "map", "select", "sink", "union", "with_columns")
+"""Names of a stream that a stream grouped by key or window lacks before it is aggregated."""
+
+
+class NotInThisVersion(ConfigError, AttributeError):
+    """A name of the API that this version lacks."""
+
+
+def no_attribute(owner: str, name: str, lacking: Mapping[str, str], known: Iterable[str]) -> AttributeError:
+    """Return the error for a name that an object does not have.
+
+    Args:
+        owner: The object's name in messages, such as "hf" or "a stream".
+        lacking: Names that the API has and this version lacks, with what to use instead.
+        known: Names that the object has.
+    """
+    if name in lacking:
+        return NotInThisVersion(
+            f"{owner}.{name} is not in this version", not_done="the job was not planned", next_step=lacking[name]
+        )
+    hint = "" if owner == "hf" else ELSEWHERE.get(name, "")
+    if owner in ("Keyed", "Windowed") and name in OF_A_RESULT:
+        hint = f"aggregate first: .agg(name, n=hf.count()).{name}"
+    if not hint and (close := get_close_matches(name, [each for each in known if not each.startswith("_")], 1)):
+        hint = f"did you mean {close[0]!r}?"
+    return AttributeError(f"{owner} has no attribute {name!r}" + (f"; {hint}" if hint else ""))

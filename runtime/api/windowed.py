@@ -1,0 +1,112 @@
+"""Aggregates per window and key: checks the arguments of `.window(...).agg(...)` and adds them to the graph.
+
+Results of windows have no event time, so a window over them is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Never
+
+import pyarrow as pa
+
+from holdfast.arguments import position
+from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.operators.side import LATE, Side
+from holdfast.runtime.operators.window import WindowAggregate
+from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
+from holdfast.runtime.rows.aggregates import Aggregation, bound, refuse_unnamed
+from holdfast.runtime.rows.windows import LENGTH_MAX_US, TIME, WINDOW_END, WINDOW_START, Windows
+
+EMITS = ("close", "final")
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How rows are grouped: by key, and by windows of event time."""
+
+    keys: tuple[str, ...]
+    time: str
+    window: Windows
+    lateness_us: int
+
+
+def aggregated(
+    graph: Graph,
+    node: Node,
+    grouping: Grouping,
+    name: str,
+    unnamed: tuple[Never, ...],
+    emit: str,
+    aggregates: Mapping[str, Aggregation],
+) -> Node:
+    """Add aggregates per window and key to the graph; see Windowed.agg.
+
+    Raises:
+        ConfigError: a name is taken, a column is unknown, or the aggregate does not take its type.
+    """
+    check_name(name, "operator")
+    where = f"agg {name!r} on windows of stream {node.stream!r} at {position()}"
+    refuse_unnamed(unnamed, where)
+    if emit not in EMITS:
+        raise refused(f"{where}: emit={emit!r} is unknown", 'use emit="close" or emit="final"')
+    if not aggregates:
+        raise refused(f"{where} has no aggregate", "give at least one, for example rows=hf.count()")
+    schema = node.schema
+    bounds = tuple(bound(column, given, schema, where) for column, given in aggregates.items())
+    taken = {*grouping.keys, WINDOW_START, WINDOW_END}
+    for aggregation in bounds:
+        if aggregation.result.name in taken:
+            raise refused(f"{where}: {aggregation.result.name!r} is already a column", "rename the aggregate")
+    checked = graph.claim(name, "operator")
+    kind = WindowAggregate(checked, grouping.keys, bounds, grouping.time, grouping.window, grouping.lateness_us, emit)
+    fields = [
+        *(schema.field(key) for key in grouping.keys),
+        pa.field(WINDOW_START, TIME, nullable=False),
+        pa.field(WINDOW_END, TIME, nullable=False),
+        *(aggregation.result for aggregation in bounds),
+    ]
+    corrected = emit == "close" and grouping.lateness_us > 0
+    upsert_key = (*grouping.keys, WINDOW_END) if corrected else None
+    return graph.add(kind, node, checked, pa.schema(fields), upsert_key)
+
+
+def late(graph: Graph, node: Node) -> Node:
+    """Add the records that arrived too late for an operator."""
+    assert node.input is not None
+    return graph.add(Side(LATE), node, node.stream, node.input.schema)
+
+
+def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_lateness: str) -> Grouping:
+    """Check the arguments of `.window(...)`.
+
+    Raises:
+        ConfigError: the stream has no event time or replaces rows, or the window is of an unknown kind.
+    """
+    where = f"window on stream {node.stream!r} at {position()}"
+    if not isinstance(window, Windows):
+        raise refused(f"{where}: {window!r} is not a window", 'use hf.tumbling(size), for example hf.tumbling("10s")')
+    if node.upsert_key is not None:
+        raise refused(
+            f"{where}: the stream replaces rows by {', '.join(node.upsert_key)}, "
+            "and windows over replaced rows are not supported",
+            "put the window on the stream before it",
+        )
+    if node.event_time is None:
+        raise refused(
+            f"{where}: the stream has no event time",
+            'name it at the source, app.source(..., event_time="at"), and keep that column unchanged up to the window',
+        )
+    for name in (WINDOW_START, WINDOW_END):
+        if name in keys:
+            raise refused(f"{where}: {name!r} is a key column, but the result has its own {name!r}", "rename the key")
+    lateness_ms = duration_ms(allowed_lateness, "allowed_lateness")
+    if lateness_ms < 0:
+        raise refused(f"{where}: allowed_lateness={allowed_lateness!r} is negative", "give 0s or more")
+    if window.size_us + 1_000 * lateness_ms > LENGTH_MAX_US:
+        raise refused(
+            f"{where}: the window and its lateness are longer than 1,000 years",
+            "give a shorter window, or count without one: .key_by(...).agg(...)",
+        )
+    return Grouping(keys, node.event_time, window, 1_000 * lateness_ms)

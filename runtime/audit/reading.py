@@ -1,0 +1,353 @@
+"""Reads sources and targets back and compares them with the digests of the kept checkpoints.
+
+Expected digests come from manifests alone; found digests are computed from the rows of the source or target. Staged
+output is read only where a delivery consists of several parts, or where rows of one delivery replace each other: the
+rows that remain are then computed from the parts, after each part is checked against its own digest.
+
+Invariants
+    - Nothing is written.
+    - Rows that can no longer be read are not provable; rows that can be read and do not match differ.
+
+Source: docs/design/0018-audit.md; PROTOCOL P18 (staged output is kept as long as its manifest), P20, P21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.checkpoint.audit import Audit, SinkStaged, SourceTaken
+from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, Damaged
+from holdfast.model import NO_EPOCH, Epoch, Pending, RowDigest, Tag
+from holdfast.runtime.audit.checks import UNKNOWN
+from holdfast.runtime.audit.report import Line, Verdict, compared
+from holdfast.runtime.plan.immediate import is_immediate
+from holdfast.runtime.plan.model import SinkSpec, SourceSpec
+from holdfast.runtime.plan.source import OpenSource, Source, same_from, unpaced
+from holdfast.runtime.sources.reading import split
+from holdfast.runtime.worker.digests import COUNTS, ROWS, records_digested
+from holdfast.sinks.audited import Asked, AuditableSink, Delivery, Gone, Shown, auditable
+from holdfast.sinks.staging import audited, decode, last_per_key
+from holdfast.storage.digests import NOTHING, added, removed, whole
+
+READ_BYTES_MAX = 4 << 20
+AT_ONCE = "rows are written immediately: later rows of a key replace earlier ones, which are not recorded"
+
+
+def sources(specs: Iterable[SourceSpec], manifests: Sequence[Manifest]) -> list[Line]:
+    """Read every range of every source partition again, and compare."""
+    by_name = {spec.name: spec.source for spec in specs}
+    lines: list[Line] = []
+    opened: dict[str, OpenSource | str] = {}
+    try:
+        for manifest in manifests:
+            for each in manifest.audited.sources if manifest.audited is not None else ():
+                if each.source not in opened:
+                    opened[each.source] = _opened(by_name.get(each.source))
+                source = opened[each.source]
+                if isinstance(source, str):
+                    lines.append(_line_of_source(each, manifest.epoch, "not provable", source))
+                else:
+                    lines.append(_source_line(by_name[each.source], source, each, manifest.epoch))
+    finally:
+        for source in opened.values():
+            if not isinstance(source, str):
+                source.close()
+    return lines
+
+
+def _opened(source: Source | None) -> OpenSource | str:
+    """Return the open source, or why it cannot be opened."""
+    if source is None:
+        return "the job's code no longer has this source"
+    try:
+        return unpaced(source).open()
+    except ConfigError as error:
+        return f"no longer readable: {error.what}"
+
+
+def _source_line(source: Source, opened: OpenSource, taken: SourceTaken, epoch: Epoch) -> Line:
+    if same_from(source, opened, taken.partition) > taken.first and taken.end > taken.first:
+        gone = "no longer readable: records older than retention, or compacted"
+        return _line_of_source(taken, epoch, "not provable", gone)
+    try:
+        found = _read_again(opened, taken)
+    except Damaged as error:
+        return _line_of_source(taken, epoch, "differs", error.what)
+    verdict, why = compared(taken.taken, found)
+    return _line_of_source(taken, epoch, verdict, why, found)
+
+
+def _line_of_source(
+    taken: SourceTaken, epoch: Epoch, verdict: Verdict, reason: str | None, found: RowDigest | None = None
+) -> Line:
+    more = (("from_offset", taken.first), ("to_offset", taken.end))
+    rows = None if found is None else found.rows
+    return Line("source", taken.source, taken.partition, epoch, verdict, reason, taken.taken.rows, rows, more)
+
+
+def _read_again(source: OpenSource, taken: SourceTaken) -> RowDigest:
+    how = COUNTS if taken.taken.sum is None else ROWS
+    found, offset = NOTHING if how == ROWS else RowDigest(0), taken.first
+    while offset < taken.end:
+        batch, following = source.read(taken.partition, offset, READ_BYTES_MAX)
+        if batch is None:
+            break
+        records, places = split(batch)
+        if places is not None:
+            records = records.slice(0, int(np.searchsorted(places, taken.end)))
+        elif following > taken.end:
+            records = records.slice(0, taken.end - offset)
+        found, offset = added(found, records_digested(records, how)), following
+    return found
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One delivery, as the checkpoints record it."""
+
+    epoch: Epoch
+    at: Delivery
+    staged: SinkStaged
+
+    @property
+    def digest(self) -> RowDigest:
+        """Return the digest of all parts together."""
+        return whole(self.staged.parts) if self.staged.parts else NOTHING
+
+
+def sinks(
+    repository: Repository, job: Job, specs: Iterable[SinkSpec], manifests: Sequence[Manifest], chosen: set[int]
+) -> list[Line]:
+    """Read every target back, and compare.
+
+    Args:
+        manifests: All kept manifests of the lineage, oldest first.
+        chosen: Epochs to report on.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    names = {s.writer.sink for m in manifests if m.audited is not None for s in m.audited.sinks} | by_name.keys()
+    lines: list[Line] = []
+    for name in sorted(names):
+        spec = by_name.get(name)
+        if spec is None:
+            lines += _all(name, manifests, chosen, "the job's code no longer has this sink")
+        elif is_immediate(spec):
+            lines += _all(name, manifests, chosen, AT_ONCE)
+        elif (sink := auditable(spec.sink)) is None:
+            lines += _all(name, manifests, chosen, "this kind of target cannot be read back")
+        elif job.repair_due:
+            lines += _all(name, manifests, chosen, "a rewind has begun, and no checkpoint has completed it yet")
+        else:
+            lines += _SinkAudit(repository, job, spec, manifests, chosen).lines(sink, by_name.values())
+    return lines
+
+
+def _beside(sink: AuditableSink, name: str, specs: Iterable[SinkSpec]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return which other sinks of the job write to the same target, and which do not."""
+    others = {spec.name: spec.sink.where if spec.sink.traits.audits else "" for spec in specs}
+    same = frozenset(other for other, where in others.items() if where == sink.where and other != name)
+    # SQLite ignores case in table names, and some file systems ignore it in paths.
+    return same, frozenset(other for other, where in others.items() if where.casefold() != sink.where.casefold())
+
+
+def _all(name: str, manifests: Sequence[Manifest], chosen: set[int], reason: str) -> list[Line]:
+    return [
+        Line("sink", name, each.writer.subtask, manifest.epoch, "not provable", reason, whole(each.parts).rows)
+        for manifest in manifests
+        if manifest.epoch in chosen and manifest.audited is not None
+        for each in manifest.audited.sinks
+        if each.writer.sink == name
+    ]
+
+
+class _SinkAudit:
+    """The audit of one sink."""
+
+    def __init__(
+        self, repository: Repository, job: Job, spec: SinkSpec, manifests: Sequence[Manifest], chosen: set[int]
+    ) -> None:
+        self._repository, self._job, self._spec = repository, job, spec
+        self._manifests, self._chosen = {manifest.epoch: manifest for manifest in manifests}, chosen
+        self._newest, self._everything = manifests[-1], len(chosen) == len(manifests)
+        self._expected = [
+            Expected(m.epoch, (s.writer.subtask, Tag(m.timeline, m.epoch)), s)
+            for m in manifests
+            if m.audited is not None
+            for s in m.audited.sinks
+            if s.writer.sink == spec.name
+        ]
+
+    def lines(self, sink: AuditableSink, specs: Iterable[SinkSpec]) -> list[Line]:
+        """Return a line for every delivery, and for everything else that the target contains.
+
+        Args:
+            specs: All sinks of the job.
+        """
+        spec = self._spec
+        oldest = min((each.epoch for each in self._expected if each.epoch in self._chosen), default=self._newest.epoch)
+        after, which = Epoch(oldest - 1), _beside(sink, spec.name, specs)
+        asked = Asked(self._job.uuid, spec.name, spec.schema, spec.upsert_key, after, self._everything, *which)
+        try:
+            shown = sink.shown(asked)
+        except Gone as gone:
+            return [Line("sink", spec.name, None, None, "differs", str(gone))]
+        except Damaged as error:
+            return [Line("sink", spec.name, None, None, "differs", error.what)]
+        except ConfigError as error:
+            return [Line("sink", spec.name, None, None, "not provable", error.what)]
+        lines = [self._line(each, shown) for each in self._expected if each.epoch in self._chosen]
+        return [*lines, *self._unexpected(shown, oldest), *self._rest(shown)]
+
+    def _line(self, each: Expected, shown: Shown) -> Line:
+        subtask, tag = each.at
+        found = shown.rows.get(each.at)
+        verdict, reason = self._verdict(each, shown, found)
+        rows = None if found is None else found.rows
+        more = (("timeline", tag.timeline),)
+        return Line("sink", self._spec.name, subtask, each.epoch, verdict, reason, each.digest.rows, rows, more)
+
+    def _verdict(self, each: Expected, shown: Shown, found: RowDigest | None) -> tuple[Verdict, str | None]:
+        subtask, tag = each.at
+        if each.at in shown.wrong:
+            return "differs", shown.wrong[each.at]
+        if subtask not in shown.standing or shown.standing[subtask] < tag:
+            if self._is_pending(each):
+                return "not provable", "not delivered yet"
+            return "differs", f"epoch {tag.epoch} was delivered, but its tag is no longer in the target"
+        if subtask in shown.lost and tag <= shown.lost[subtask]:
+            return "not provable", "the target no longer keeps records of deliveries this old"
+        expected, wrong = self._left(each)
+        if wrong is not None:
+            return "not provable", wrong
+        return compared(expected, NOTHING if found is None else found)
+
+    def _is_pending(self, each: Expected) -> bool:
+        subtask, tag = each.at
+        return any((item.writer.subtask, item.tag) == (subtask, tag) for item in self._pending(self._newest))
+
+    def _pending(self, manifest: Manifest) -> list[Pending]:
+        return [item for item in manifest.pending if item.writer.sink == self._spec.name]
+
+    def _left(self, each: Expected) -> tuple[RowDigest, str | None]:
+        """Return what remains of a delivery once rows of one key have replaced each other."""
+        key, upsert = self._spec.sink.key, self._spec.upsert_key is not None
+        if not self._spec.sink.traits.keyed or (upsert and len(each.staged.parts) == 1):
+            return each.digest, None
+        manifest = self._manifests[each.epoch]
+        staged = next((i.staged for i in self._pending(manifest) if (i.writer.subtask, i.tag) == each.at), None)
+        if staged is None:
+            return each.digest, "its rows replace each other, and the checkpoint does not name the staged output"
+        parts = []
+        for ref, digest in zip(staged.parts, each.staged.parts, strict=True):
+            part = pa.Table.from_batches(decode(self._repository.read(ref)))
+            if compared(digest, audited(part, self._spec.upsert_key))[0] != "proven":
+                return each.digest, f"{ref.path} does not match its digest in the checkpoint"
+            parts.append(part)
+        assert key is not None
+        rows = last_per_key(pa.concat_tables(parts), key)
+        full = audited(rows, self._spec.upsert_key)
+        return (RowDigest(full.rows) if each.digest.sum is None else full), None
+
+    def _unexpected(self, shown: Shown, oldest: int) -> list[Line]:
+        """Find output that no kept checkpoint lists although it is not older than they are."""
+        known = {each.at for each in self._expected}
+        spans = [(m.follows, m.epoch) for m in self._manifests.values() if m.audited is not None]
+        lines = []
+        for (subtask, tag), found in sorted(shown.rows.items()):
+            inside = tag.epoch >= oldest and any(follows < tag.epoch <= epoch for follows, epoch in spans)
+            if inside and (subtask, tag) not in known:
+                reason = f"rows of epoch {tag.epoch}, timeline {tag.timeline}, which is not in the job's lineage"
+                lines.append(Line("sink", self._spec.name, subtask, tag.epoch, "differs", reason, 0, found.rows))
+        if shown.untagged:
+            reason = f"{shown.untagged:,} rows among the job's were appended without a tag: they belong to no epoch"
+            lines.append(Line("sink", self._spec.name, None, None, "differs", reason, 0, shown.untagged))
+        return lines
+
+    def _rest(self, shown: Shown) -> list[Line]:
+        """Compare the rows that no kept checkpoint wrote with what the job staged before the kept ones."""
+        audit = self._newest.audited
+        if not self._everything:
+            return []
+        if shown.others is None:
+            return self._unseen(shown)
+        if audit is None:
+            return []
+        name, reason = self._spec.name, None
+        total = self._total(audit)
+        told = [digest for (_, tag), digest in shown.rows.items() if tag.epoch <= self._newest.epoch]
+        still = [item for item in self._pending(self._newest) if self._is_open(item, shown)]
+        open_ = [e for e in self._expected if any((i.writer.subtask, i.tag) == e.at for i in still)]
+        if audit.since != NO_EPOCH:
+            reason = f"output staged up to epoch {audit.since} was not counted"
+        elif len(open_) < len(still):
+            reason = "output of checkpoints that are no longer kept is not delivered yet"
+        if reason is not None:
+            return [Line("sink", name, None, None, "not provable", f"rows of older checkpoints: {reason}")]
+        earlier = reduce(removed, [*told, *(each.digest for each in open_)], total)
+        return [_older(name, earlier, shown)]
+
+    def _unseen(self, shown: Shown) -> list[Line]:
+        """Report rows that no kept checkpoint describes as not provable; nothing if there are none."""
+        audit, rows, reason = self._newest.audited, None, "no kept checkpoint describes them"
+        if audit is None:
+            reason = UNKNOWN
+        elif audit.since != NO_EPOCH:
+            reason = f"output staged up to epoch {audit.since} was not counted"
+        else:
+            rows = self._total(audit).rows - sum(each.digest.rows for each in self._expected)
+        reason = f"rows of older checkpoints: {reason}"
+        if rows == 0 and not shown.unseen:
+            return []
+        if shown.unseen:
+            under = f"{shown.unseen:,} rows have keys that no kept checkpoint of it wrote"
+            reason = under if rows == 0 else f"{reason}; {under}"
+        return [Line("sink", self._spec.name, None, None, "not provable", reason, rows, shown.unseen)]
+
+    def _total(self, audit: Audit) -> RowDigest:
+        return next((each.staged for each in audit.totals if each.sink == self._spec.name), NOTHING)
+
+    def _is_open(self, item: Pending, shown: Shown) -> bool:
+        standing = shown.standing.get(item.writer.subtask)
+        return standing is None or standing < item.tag
+
+
+def _older(name: str, earlier: RowDigest, shown: Shown) -> Line:
+    """Compare the rows of older checkpoints; the rows before them may be older than the job."""
+    assert shown.others is not None
+    hashes, strangers = shown.others.hashes, len(shown.others.hashes) - earlier.rows
+    verdict: Verdict
+    if strangers < 0 or strangers > shown.others.older:
+        than = "than the job added before the kept checkpoints"
+        verdict, reason = "differs", f"{abs(strangers):,} rows {'more' if strangers > 0 else 'fewer'} {than}"
+    else:
+        left = hashes[strangers:]
+        found = RowDigest(len(left), int(left.sum(dtype=np.uint64)), int(np.bitwise_xor.reduce(left)))
+        verdict, why = compared(earlier, found)
+        before = f"; {strangers:,} rows existed before" if strangers else ""
+        reason = f"rows of older checkpoints{': ' + why if why else ''}{before}"
+    if verdict == "differs" and strangers >= 0 and shown.others.mixed is not None:
+        verdict = "not provable"
+        reason = f"rows of older checkpoints: {shown.others.mixed} added rows too, and no record of which is kept"
+    return Line("sink", name, None, None, verdict, reason, earlier.rows, len(hashes))
+
+
+def unread(manifests: Sequence[Manifest], reason: str) -> list[Line]:
+    """Return lines for sources and sinks that are not read at all."""
+    lines: list[Line] = []
+    for manifest in manifests:
+        for taken in manifest.audited.sources if manifest.audited is not None else ():
+            more = (("from_offset", taken.first), ("to_offset", taken.end))
+            where = taken.source, taken.partition, manifest.epoch
+            lines.append(Line("source", *where, "not provable", reason, taken.taken.rows, None, more))
+        for each in manifest.audited.sinks if manifest.audited is not None else ():
+            where_to = each.writer.sink, each.writer.subtask, manifest.epoch
+            lines.append(Line("sink", *where_to, "not provable", reason, whole(each.parts).rows))
+    return lines

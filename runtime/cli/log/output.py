@@ -1,0 +1,65 @@
+"""Rows of a log on the terminal: JSON lines that `log append` takes back, or an aligned table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+WIDTH_MAX = 60
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A row and its place in the log."""
+
+    partition: int
+    offset: int
+    row: dict[str, Any]
+
+
+def placed_rows(
+    partition: int, batch: pa.RecordBatch, offsets: NDArray[np.int64] | None, following: int
+) -> list[Placed]:
+    """Return the rows of a batch as `LogReader.read_placed` gave it."""
+    at = range(following - batch.num_rows, following) if offsets is None else offsets.tolist()
+    return [Placed(partition, offset, row) for offset, row in zip(at, batch.to_pylist(), strict=True)]
+
+
+def as_json_line(placed: Placed) -> str:
+    """Return one line of JSON: times in RFC 3339, bytes in base64, decimals and non-finite numbers as strings."""
+    row = {name: _finite(value) for name, value in placed.row.items()}
+    return msgspec.json.encode({"partition": placed.partition, "offset": placed.offset, "row": row}).decode()
+
+
+def table_lines(names: Sequence[str], rows: Iterable[Placed]) -> list[str]:
+    """Return an aligned table with a header."""
+    cells = [["partition", "offset", *names]]
+    cells += [[str(row.partition), str(row.offset), *(_cell(row.row[name]) for name in names)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+def plain_line(names: Sequence[str], placed: Placed) -> str:
+    """Return one row with tabs between its cells, for output without an end."""
+    return "\t".join([str(placed.partition), str(placed.offset), *(_cell(placed.row[name]) for name in names)])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "null"
+    text = value if isinstance(value, str) else msgspec.json.encode(_finite(value)).decode().strip('"')
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    return text if len(text) <= WIDTH_MAX else f"{text[: WIDTH_MAX - 1]}…"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

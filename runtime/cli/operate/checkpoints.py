@@ -1,0 +1,264 @@
+"""`holdfast checkpoints list|show|verify JOB`: the checkpoints that a job can be restored from."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+from holdfast.checkpoint.joblog import Completed
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import ConfigError, Damaged, Where
+from holdfast.model import SnapshotHandle
+from holdfast.runtime.cli import text
+from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
+from holdfast.runtime.cli.operate.events import GAPS
+from holdfast.runtime.cli.operate.history import Stored, open_job
+from holdfast.runtime.cli.operate.newest import add_last, advise_of_rest, newest_of
+from holdfast.runtime.cli.reporting import advise, print_json
+
+NEWEST_SHOWN = 20
+SEGMENTS_SHOWN_MAX = 5
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command and its actions."""
+    examples = (
+        "holdfast checkpoints list hot-auctions --last 50\nholdfast checkpoints show hot-auctions latest\n"
+        "holdfast checkpoints verify hot-auctions --epoch 117"
+    )
+    about = "List, show or verify the checkpoints that a job can be restored from."
+    parser = add_command(subparsers, "checkpoints", about, examples, actions=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, does, handler, example in (
+        ("list", "list the completed checkpoints, oldest first", list_all, "list hot-auctions --last 50"),
+        ("show", "show what one checkpoint consists of", show, "show hot-auctions latest"),
+        ("verify", "read and check every object that the checkpoints name", verify, "verify hot-auctions --epoch 117"),
+    ):
+        described = f"{does[0].upper()}{does[1:]}."
+        typed = f"examples:\n  holdfast checkpoints {example}"
+        action = actions.add_parser(name, help=does, description=described, epilog=typed)
+        add_common(action)
+        add_job(action)
+        action.set_defaults(handler=handler)
+        if name == "list":
+            add_last(action, NEWEST_SHOWN)
+        elif name == "show":
+            action.add_argument("epoch", metavar="EPOCH", help="epoch number, savepoint name, or latest")
+        else:
+            action.add_argument("--epoch", metavar="N", help="verify only this checkpoint")
+            action.add_argument("--orphans", action="store_true", help="instead, list objects that no checkpoint names")
+
+
+def list_all(args: argparse.Namespace) -> int:
+    """List checkpoints. Exit status: 0."""
+    stored = open_job(root_of(args), args.job)
+    completed = stored.job.retained
+    listed = newest_of(completed, args, NEWEST_SHOWN)
+    if args.json:
+        print_json([_listed(stored, each) for each in listed])
+        return 0
+    rows = [
+        (
+            str(c.body.epoch),
+            c.timeline,
+            _kind(stored, c),
+            _name(stored, c),
+            text.moment(c.at),
+            text.span(c.body.duration_ms),
+            text.size(c.body.bytes_new),
+            text.size(c.body.bytes_total),
+        )
+        for c in listed
+    ]
+    if rows:
+        print(text.table(("epoch", "timeline", "kind", "name", "completed", "took", "new", "total"), rows))
+    else:
+        advise(f"job {args.job!r} has not completed a checkpoint yet")
+    advise_of_rest(listed, completed)
+    if any(later.generation != earlier.generation for earlier, later in pairwise(listed)):
+        advise(GAPS)
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    """Show one checkpoint. Exit status: 0; 4 if its manifest is damaged."""
+    stored = open_job(root_of(args), args.job)
+    found = completed_at(stored, args.epoch)
+    manifest = stored.repository.load_manifest(found.body.manifest)
+    described = describe(found, manifest) | {"kind": _kind(stored, found), "name": _name(stored, found)}
+    if args.json:
+        print_json(described)
+    else:
+        print(_render(described))
+    return 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Read and check every object. Exit status: 0 all are intact, 4 something is damaged."""
+    from holdfast.runtime.cli.operate.verify import orphans, verify_all
+
+    stored = open_job(root_of(args), args.job)
+    if args.orphans:
+        if args.epoch is not None:
+            raise ConfigError(
+                "--orphans always covers all checkpoints", not_done="nothing was read", next_step="leave out --epoch"
+            )
+        return orphans(stored, as_json=args.json)
+    chosen = stored.job.retained if args.epoch is None else (completed_at(stored, args.epoch),)
+    return verify_all(stored, chosen, as_json=args.json)
+
+
+def completed_at(stored: Stored, wanted: str) -> Completed:
+    """Return the completed checkpoint with this epoch or savepoint name; for "latest", the last one.
+
+    Raises:
+        ConfigError: there is none; the message names the nearest ones, because epoch numbers have gaps.
+    """
+    completed = stored.job.retained
+    if (named := stored.job.savepoint(wanted)) is not None:
+        wanted = str(named.epoch)
+    if wanted == "latest" and completed:
+        return stored.job.completed[-1]
+    if wanted != "latest" and not wanted.isdigit():
+        what = f"{wanted!r} is neither an epoch nor a savepoint"
+        next_step = "give an epoch number, a savepoint name, or latest"
+    elif not completed:
+        what = f"job {stored.name!r} has not completed a checkpoint yet"
+        next_step = f"wait for the first; see holdfast status {stored.name}"
+    else:
+        for each in completed:
+            if each.body.epoch == int(wanted):
+                return each
+        below = [str(each.body.epoch) for each in completed if each.body.epoch < int(wanted)][-1:]
+        above = [str(each.body.epoch) for each in completed if each.body.epoch > int(wanted)][:1]
+        what = f"job {stored.name!r} has no checkpoint of epoch {wanted}; epoch numbers have gaps"
+        next_step = f"the nearest: {' and '.join(below + above)}; all: holdfast checkpoints list {stored.name}"
+    raise ConfigError(what, not_done="nothing was read", next_step=next_step, where=Where(job=stored.name))
+
+
+def describe(found: Completed, manifest: Manifest) -> dict[str, Any]:
+    """Return a checkpoint as JSON-able values."""
+    return {
+        "epoch": manifest.epoch,
+        "follows": manifest.follows,
+        "timeline": manifest.timeline,
+        "generation": manifest.generation,
+        "kind": "checkpoint",
+        "name": None,
+        "at": found.at,
+        "duration_ms": found.body.duration_ms,
+        "bytes_new": found.body.bytes_new,
+        "bytes_total": found.body.bytes_total,
+        "parallelism": manifest.parallelism,
+        "key_groups": manifest.key_groups,
+        "manifest": {"path": found.body.manifest.path, "bytes": found.body.manifest.size},
+        "offsets": _offsets(manifest),
+        "state": [_subtask(handle) for handle in manifest.state],
+        "pending": [
+            {
+                "sink": p.writer.sink,
+                "subtask": p.writer.subtask,
+                "timeline": p.tag.timeline,
+                "epoch": p.tag.epoch,
+                "rows": p.staged.rows,
+                "bytes": sum(part.size for part in p.staged.parts),
+            }
+            for p in manifest.pending
+        ],
+        "delivered": [
+            {"sink": c.writer.sink, "subtask": c.writer.subtask, "timeline": c.tag.timeline, "epoch": c.tag.epoch}
+            for c in manifest.confirmed
+        ],
+        "operators": [{"name": operator.name, "id": operator.id} for operator in manifest.operators],
+    }
+
+
+def _listed(stored: Stored, found: Completed) -> dict[str, Any]:
+    offsets: dict[str, Any] | None
+    try:
+        offsets = _offsets(stored.repository.load_manifest(found.body.manifest))
+    except Damaged:
+        offsets = None  # unknown here; `verify` names what is damaged
+    return {
+        "epoch": found.body.epoch,
+        "timeline": found.timeline,
+        "kind": _kind(stored, found),
+        "name": _name(stored, found),
+        "at": found.at,
+        "duration_ms": found.body.duration_ms,
+        "bytes_new": found.body.bytes_new,
+        "bytes_total": found.body.bytes_total,
+        "offsets": offsets,
+        "verified": None,
+    }
+
+
+def _kind(stored: Stored, found: Completed) -> str:
+    return "savepoint" if stored.job.names_of(found.body.epoch) else "checkpoint"
+
+
+def _name(stored: Stored, found: Completed) -> str | None:
+    return ", ".join(stored.job.names_of(found.body.epoch)) or None
+
+
+def _offsets(manifest: Manifest) -> dict[str, dict[str, int]]:
+    offsets: dict[str, dict[str, int]] = defaultdict(dict)
+    for at in manifest.positions:
+        offsets[at.source][str(at.partition)] = at.offset
+    return dict(offsets)
+
+
+def _subtask(handle: SnapshotHandle) -> dict[str, Any]:
+    segments = [
+        {"epoch": s.epoch, "follows": s.follows, "path": s.object.path, "bytes": s.object.size} for s in handle.segments
+    ]
+    return {
+        "subtask": handle.subtask,
+        "key_groups": list(handle.key_groups),
+        "base": {"epoch": handle.base_epoch, "files": len(handle.base), "bytes": sum(ref.size for ref in handle.base)}
+        if handle.base
+        else None,
+        "segments": segments,
+        "segment_bytes": sum(segment.object.size for segment in handle.segments),
+    }
+
+
+def _render(shown: dict[str, Any]) -> str:
+    lines = [
+        f"epoch {shown['epoch']}, follows {shown['follows'] or 'nothing'}"
+        + (f", savepoint {shown['name']}" if shown["name"] else ""),
+        f"  generation   {shown['generation']}, timeline {shown['timeline']}",
+        f"  completed    {text.moment(shown['at'])}, took {text.span(shown['duration_ms'])}",
+        f"  state        {text.size(shown['bytes_total'])}, {text.size(shown['bytes_new'])} of it new",
+        f"  parallelism  {shown['parallelism']}, {shown['key_groups']} key groups",
+        f"  manifest     {shown['manifest']['path']}",
+    ]
+    positions = [(name, partition, offset) for name, at in shown["offsets"].items() for partition, offset in at.items()]
+    state = [
+        (
+            s["subtask"],
+            f"{s['key_groups'][0]}-{s['key_groups'][1] - 1}",
+            text.size((s["base"] or {}).get("bytes")),
+            len(s["segments"]),
+            text.size(s["segment_bytes"]),
+        )
+        for s in shown["state"]
+    ]
+    segments = [
+        (s["subtask"], str(each["epoch"]), each["follows"], text.size(each["bytes"]), each["path"])
+        for s in shown["state"]
+        for each in s["segments"][-SEGMENTS_SHOWN_MAX:]
+    ]
+    pending = [(p["sink"], p["subtask"], str(p["epoch"]), p["rows"], text.size(p["bytes"])) for p in shown["pending"]]
+    newest = f"segments (the newest {SEGMENTS_SHOWN_MAX} per subtask)"
+    for title, headers, rows in (
+        ("positions", ("source", "partition", "next offset"), positions),
+        ("state", ("subtask", "key groups", "base", "segments", "bytes"), state),
+        (newest, ("subtask", "epoch", "follows", "size", "object"), segments),
+        ("staged, not yet known to be delivered", ("sink", "subtask", "epoch", "rows", "size"), pending),
+    ):
+        if rows:
+            lines += ["", title, text.table(headers, rows, indent=2)]
+    return "\n".join(lines)

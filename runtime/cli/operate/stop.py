@@ -1,0 +1,180 @@
+"""`holdfast stop JOB`: asks a running job to end, and waits until it has ended.
+
+The request is an object under the job's folder; the driver answers it and appends `Stopped` once the last epoch is
+delivered. With --finish the job first reads everything that its sources hold at that moment; the driver then appends
+`Finished`, which is permanent. --drop-unread skips the records not yet read, and the command reports how many. With
+--now nothing is appended, as if the driver had been killed. A job that is not running is left as it is, so asking twice
+does no harm. It cannot be finished without a run, because the end of input makes operators emit.
+
+Source: DESIGN section 13 (requests); PROTOCOL P13.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.errors import ConfigError, JobFailed, Unavailable, Where
+from holdfast.runtime.cli.arguments import add_command, add_job, add_timeout, root_of, timeout_of
+from holdfast.runtime.cli.operate.history import CHECK_DRIVER, RUNNING, Stored, open_job, status_of
+from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.job import requests
+from holdfast.runtime.job.live import Status
+from holdfast.runtime.wire.clock import SystemClock
+
+LOOK_EVERY_S = 0.2
+DOT_EVERY_S = 1.0
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = add_command(
+        subparsers,
+        "stop",
+        "Take a last checkpoint, deliver it, and end a running job. It can be started again and resumes from there.",
+        "holdfast stop hot-auctions\nholdfast stop hot-auctions --timeout 5m\nholdfast stop hot-auctions --finish\n"
+        "holdfast stop hot-auctions --finish --drop-unread",
+    )
+    add_job(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--finish",
+        dest="how",
+        action="store_const",
+        const="finish",
+        help="read what the sources hold now, then treat the input as ended; permanent",
+    )
+    how.add_argument(
+        "--now", dest="how", action="store_const", const="now", help="take no last checkpoint; the next run rereads"
+    )
+    parser.add_argument(
+        "--drop-unread", action="store_true", help="with --finish: permanently skip the records that are not read yet"
+    )
+    add_timeout(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Stop the job.
+
+    Exit status: 0 ended or not running, 2 it cannot end this way, 5 no driver answers or not in time, 7 it failed.
+    """
+    timeout_s = timeout_of(args, "the job was not asked to stop")
+    if args.drop_unread and args.how != "finish":
+        raise ConfigError(
+            "--drop-unread is given without --finish",
+            not_done="the job was not asked to stop",
+            next_step="leave it out: a job that stops otherwise reads those records when it runs again",
+        )
+    stored = open_job(root_of(args), args.job)
+    shown = status_of(stored, SystemClock().wall_us())
+    if shown.state in RUNNING:
+        assert shown.generation is not None, "the log names the generation of a running job"
+        deadline = time.monotonic() + timeout_s
+        asked = {} if args.how is None else {"how": args.how}
+        asked |= {"unread": "drop"} if args.drop_unread else {}
+        ends = {row.place: row.end_offset for row in shown.sources}
+        request = requests.ask(stored.store, "stop", asked, shown.generation)
+        shown = _wait(stored, request, deadline, args)
+        said = f"{args.job}: {shown.state}{_at_epoch(shown)}"
+        if args.drop_unread and shown.state == "finished":
+            advise(_dropped(shown, ends))
+    elif shown.state == "unreachable":
+        raise _unreachable(args.job, shown, "no request was made")
+    elif args.how == "finish" and shown.state != "finished":
+        raise ConfigError(
+            f"job {args.job!r} is not running ({shown.state}), and only a run can finish it",
+            not_done="it was not finished; it can be run again as before",
+            next_step=f"run it, then holdfast stop {args.job} --finish; or seal its input and run it",
+            where=Where(job=args.job),
+        )
+    else:
+        said = f"{args.job} is not running: {shown.state}{_at_epoch(shown)}; there was nothing to stop"
+    if args.json:
+        print_json(shown.as_json())
+    else:
+        print(said)
+        if shown.state == "stopped":
+            if args.how == "now":
+                advise("no last checkpoint was taken; the next run reads again what came after the one before")
+            advise("to resume from there: holdfast run JOB.py")
+    return 0
+
+
+def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespace) -> Status:
+    """Wait until the log or the driver's last report shows that the run has ended; return that status."""
+    reply: Mapping[str, Any] | None = None
+    dotted, dots = time.monotonic(), 0
+    try:
+        while True:
+            shown = status_of(stored, SystemClock().wall_us())
+            reply = requests.answer_to(stored.store, request) or reply  # a run may end without doing what it accepted
+            if shown.state in ("stopped", "finished"):
+                return shown
+            if reply is not None and not reply["accepted"]:
+                raise _refused(stored.name, reply)
+            if shown.state == "failed":
+                raise JobFailed(
+                    f"job {stored.name!r} failed before it stopped: {shown.reason}",
+                    not_done="no last checkpoint was taken; everything up to the one before is kept",
+                    next_step=f"see the cause: holdfast status {stored.name}",
+                    where=Where(job=stored.name),
+                )
+            if shown.state == "unreachable":
+                if args.how == "now" and reply is not None:
+                    return shown
+                raise _unreachable(stored.name, shown, "it is not known to have taken a last checkpoint")
+            if time.monotonic() > deadline:
+                raise _too_slow(stored, args, reply is not None)
+            if time.monotonic() - dotted >= DOT_EVERY_S:
+                dotted, dots = time.monotonic(), dots + 1
+                print(".", end="", file=sys.stderr, flush=True)
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        if dots:
+            advise("")
+
+
+def _dropped(shown: Status, ends: Mapping[tuple[str, int], int | None]) -> str:
+    """Return how much was skipped: the ends last reported before the request, minus the final offsets."""
+    known = [(ends.get(row.place), row.offset) for row in shown.sources]
+    unread = sum(max(0, end - max(0, offset or 0)) for end, offset in known if end is not None)
+    at_least = "at least " if any(end is None for end, _ in known) else ""
+    return f"{at_least}{unread:,} records were not read, and this job will never read them"
+
+
+def _at_epoch(shown: Status) -> str:
+    return f" at epoch {shown.checkpoint.epoch}" if shown.checkpoint else ""
+
+
+def _refused(job: str, reply: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(
+        f"job {job!r} refused to stop this way: {reply.get('reason') or 'no reason was given'}",
+        not_done="the request was not carried out",
+        next_step=f"see holdfast status {job}, then ask again",
+        where=Where(job=job),
+    )
+
+
+def _unreachable(job: str, shown: Status, not_done: str) -> Unavailable:
+    return Unavailable(
+        f"job {job!r} is unreachable: {shown.reason}",
+        not_done=not_done,
+        next_step=shown.problems[0].next or CHECK_DRIVER,
+        where=Where(job=job),
+    )
+
+
+def _too_slow(stored: Stored, args: argparse.Namespace, answered: bool) -> Unavailable:
+    finishing = args.how == "finish" and not args.drop_unread
+    until = "what its sources hold is read and " if finishing else ""
+    heard = "has accepted the request" if answered else "has not answered the request"
+    return Unavailable(
+        f"job {stored.name!r} has not stopped within {args.timeout}; its driver {heard}",
+        not_done=f"it still runs; the request remains valid, and it stops once {until}its last epoch is delivered",
+        next_step=f"see what delays it: holdfast explain {stored.name}; to wait again: holdfast stop {stored.name}",
+        where=Where(job=stored.name),
+    )

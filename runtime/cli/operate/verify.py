@@ -1,0 +1,190 @@
+"""`holdfast checkpoints verify`: reads every object that the checkpoints name and reports the damaged ones.
+
+An object is intact if its size and SHA-256 are those in the manifest; a changelog segment must also unseal. Objects
+that several checkpoints share are read once. Nothing is changed.
+
+Source: DESIGN section 4 (every object has size and hash).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint.beyond import Beyond
+from holdfast.checkpoint.catalogue import FOLDERS, Catalogue
+from holdfast.checkpoint.joblog import Completed
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import read_verified
+from holdfast.errors import ConfigError, Damaged
+from holdfast.model import Epoch, ObjectRef
+from holdfast.runtime.cli import text
+from holdfast.runtime.cli.operate.history import Stored
+from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.job.log_end import beyond_the_log, way_out
+from holdfast.state.changelog import unseal
+
+PROGRESS_EVERY_S = 1.0
+EPOCHS_SHOWN_MAX = 3
+
+
+@dataclass
+class Named:
+    """An object, what it is, and the checkpoints that need it."""
+
+    ref: ObjectRef
+    kind: str
+    """manifest, segment, base, snapshot or staged."""
+    epochs: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much was checked."""
+
+    checkpoints: int
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An object that differs from what was written."""
+
+    path: str
+    kind: str
+    """As above; log: it proves that records are missing at the end of the job log."""
+    what: str
+    epochs: tuple[int, ...]
+
+
+def verify_all(stored: Stored, chosen: Sequence[Completed], *, as_json: bool) -> int:
+    """Check all these checkpoints and print the verdict. Exit status: 0 intact, 4 damaged."""
+    named: dict[str, Named] = {}
+    _, missing = beyond_the_log(stored.store, stored.repository, FOLDERS)
+    broken = [Broken(each.path, "log", f"the job log was cut short: {each.what}", ()) for each in missing]
+    for each in chosen:
+        try:
+            manifest = stored.repository.load_manifest(each.body.manifest)
+        except Damaged as error:
+            broken.append(Broken(each.body.manifest.path, "manifest", error.what, (each.body.epoch,)))
+            continue
+        _collect(manifest, named)
+    broken += _read_all(stored, list(named.values()))
+    lost = {epoch for each in broken for epoch in each.epochs}
+    whole = [each.body.epoch for each in chosen if each.body.epoch not in lost]
+    total = sum(each.ref.size for each in named.values()) + sum(each.body.manifest.size for each in chosen)
+    counts = Counts(len(chosen), len(named) + len(chosen), total)
+    if as_json:
+        print_json(_as_json(stored, counts, broken, whole))
+    else:
+        _print(stored, counts, broken, whole)
+    return Damaged.exit_status if broken else 0
+
+
+def orphans(stored: Stored, *, as_json: bool) -> int:
+    """List objects that no retained checkpoint names. Exit status: 0; 4 if a manifest is damaged."""
+    catalogue = Catalogue()
+    listed = [path for folder in FOLDERS for path in stored.store.list(folder)]  # first, because uploads continue
+    job = stored.repository.read_log()
+    assert job is not None
+    for each in catalogue.unread(job):
+        catalogue.add(each.body.manifest, stored.repository.load_manifest(each.body.manifest))
+    found = catalogue.orphans(listed)
+    doomed = set(catalogue.garbage(job, found))
+    if as_json:
+        print_json({"job": stored.name, "orphans": [{"path": path, "swept_next": path in doomed} for path in found]})
+        return 0
+    if found:
+        rows = [(path, "deleted" if path in doomed else "stays") for path in found]
+        print(text.table(("object", "next sweep"), rows))
+    advise(
+        f"{text.plural(len(found), 'object')} of {stored.name} that no retained checkpoint names; those that stay may "
+        "belong to the next one. The running driver sweeps by itself"
+    )
+    return 0
+
+
+def _collect(manifest: Manifest, named: dict[str, Named]) -> None:
+    found: list[tuple[str, ObjectRef]] = []
+    for handle in manifest.state:
+        # A base made of segments is one itself; anything else would be a file of another kind.
+        found += [("base" if ref.path.startswith("base/") else "snapshot", ref) for ref in handle.base]
+        found += [("segment", segment.object) for segment in handle.segments]
+    for item in manifest.pending:
+        found += [("staged", ref) for ref in item.staged.parts]
+    for kind, ref in found:
+        epochs = named.setdefault(ref.path, Named(ref, kind)).epochs
+        if not epochs or epochs[-1] != manifest.epoch:
+            epochs.append(manifest.epoch)
+
+
+def _read_all(stored: Stored, objects: list[Named]) -> list[Broken]:
+    broken: list[Broken] = []
+    next_line = time.monotonic() + PROGRESS_EVERY_S
+    for done, each in enumerate(objects):
+        try:
+            data = read_verified(stored.store, each.ref)
+            if each.kind in ("segment", "base"):
+                unseal(data)
+        except (Damaged, ConfigError) as error:
+            broken.append(Broken(each.ref.path, each.kind, error.what, tuple(each.epochs)))
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + PROGRESS_EVERY_S
+            print(f"{done + 1:,} of {len(objects):,} objects read", file=sys.stderr, flush=True)
+    return broken
+
+
+def _as_json(stored: Stored, counts: Counts, broken: list[Broken], whole: list[Epoch]) -> dict[str, Any]:
+    return {
+        "job": stored.name,
+        "checkpoints": counts.checkpoints,
+        "objects": counts.objects,
+        "bytes": counts.bytes,
+        "damaged": [
+            {"path": each.path, "kind": each.kind, "what": each.what, "epochs": list(each.epochs)} for each in broken
+        ],
+        "newest_whole_epoch": whole[-1] if whole else None,
+    }
+
+
+def _print(stored: Stored, counts: Counts, broken: list[Broken], whole: list[Epoch]) -> None:
+    read = (
+        f"{text.plural(counts.checkpoints, 'checkpoint')}, {text.plural(counts.objects, 'object')}, "
+        f"{text.size(counts.bytes)}"
+    )
+    if not counts.checkpoints and not broken:
+        print(f"{stored.name}: there is no checkpoint to verify yet")
+        return
+    if not broken:
+        print(f"{stored.name}: everything is intact ({read})")
+        return
+    print(text.table(("kind", "epochs", "what"), [(each.kind, _epochs(each), each.what) for each in broken]))
+    missing = [Beyond(each.path, each.what) for each in broken if each.kind == "log"]
+    if missing:
+        advise(
+            f"holdfast: the job log of {stored.name} was cut short or restored from an older copy.\n"
+            "Not done: nothing was changed.\n"
+            f"Next: {way_out(stored.job, missing)}"
+        )
+    if len(missing) == len(broken):
+        return
+    newest = f"the newest intact checkpoint is epoch {whole[-1]}" if whole else "no checkpoint here is intact"
+    advise(
+        f"holdfast: {text.plural(len(broken) - len(missing), 'object')} of {stored.name} damaged ({read}); {newest}.\n"
+        "Not done: nothing was changed.\n"
+        f"Next: restore the named objects from a copy of {stored.folder}; then verify again{_else_rewind(whole)}"
+    )
+
+
+def _else_rewind(whole: list[Epoch]) -> str:
+    return f". Without a copy, rewind state and outputs: holdfast rewind JOB.py --to-epoch {whole[-1]}" if whole else ""
+
+
+def _epochs(each: Broken) -> str:
+    shown = ", ".join(str(epoch) for epoch in each.epochs[:EPOCHS_SHOWN_MAX])
+    left_out = len(each.epochs) - EPOCHS_SHOWN_MAX
+    return f"{shown} and {left_out} later" if left_out > 0 else shown

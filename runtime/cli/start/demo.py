@@ -1,0 +1,362 @@
+"""`holdfast demo`: the flights job on real data, with a worker killed in the middle and the result checked.
+
+Runs `holdfast run` as any user would, in a process of its own, kills one Python worker with SIGKILL while
+records flow, and lets oracles that share no code with Holdfast compute every row of every output again.
+
+Invariants
+    - "verified" is printed only if the kill hit a worker of this run, that process is gone, a newer generation
+      then took records, the job finished, no row differs, and at least one record was late.
+    - Only a process below the job's own is ever killed.
+    - Every run starts clean: job history and results of an earlier demo are removed, the converted log is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import psutil
+
+from holdfast.errors import ConfigError, HoldfastError, JobFailed
+from holdfast.runtime.cli.arguments import add_command
+from holdfast.runtime.cli.reporting import print_json
+from holdfast.runtime.wire.processes import is_gone, signal_all
+from holdfast.storage.log.log import LogReader
+from holdfast.storage.objects import open_objects
+
+JOB = "flights"
+RECORDS_PER_S = 27_000
+RUN_LIMIT_S = 150
+GONE_LIMIT_S = 10
+LINE_EVERY_S = 2.0
+TAIL_LINES = 15
+_DESCRIPTION = """\
+Run the flights job on real data, kill one of its workers in the middle, and check every row of the result.
+
+exit status: 0 verified, 1 not verified, 7 the job failed"""
+
+
+class WorkerSeen(msgspec.Struct):
+    """A worker in a line of progress."""
+
+    id: str
+    pid: int | None = None
+    subtasks: list[int] = []
+
+
+class Restart(msgspec.Struct):
+    """A recovery in a line of progress."""
+
+    at: str | float | int | None = None
+    cause: str | None = None
+    recovery_ms: float | None = None
+
+
+class Progress(msgspec.Struct):
+    """One line of `holdfast run --progress json`; unknown = None."""
+
+    state: str | None = None
+    records_in: int | None = None
+    records_per_s: float | None = None
+    epoch: int | None = None
+    lag: int | None = None
+    generation: int | None = None
+    workers: list[WorkerSeen] = []
+    restarts: list[Restart] = []
+
+
+_PROGRESS = msgspec.json.Decoder(Progress)
+
+
+@dataclass
+class Kill:
+    """The fault of the demo, and the proof that it happened."""
+
+    worker: str
+    pid: int
+    at_records: int
+    """The highest record count seen in the generation of the victim."""
+    generation: int
+    gone: bool
+    recovered: bool = False
+
+
+@dataclass
+class Run:
+    """What is known of the run so far."""
+
+    folder: Path
+    last: Progress = field(default_factory=Progress)
+    kill: Kill | None = None
+    shown_at: float = 0.0
+    too_long: bool = False
+    """The demo ended the job because it had run for RUN_LIMIT_S."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    examples = "holdfast demo\nholdfast demo --folder /tmp/flights --max-records-per-second 80000"
+    parser = add_command(subparsers, "demo", _DESCRIPTION, examples, actions=True)
+    parser.add_argument("--folder", type=Path, default=Path("flights-demo"), help="folder for log, history and results")
+    rate = f"limit on reading; default: {RECORDS_PER_S}"
+    parser.add_argument("--max-records-per-second", type=int, default=RECORDS_PER_S, metavar="N", help=rate)
+    parser.add_argument("--kill-at", type=int, metavar="RECORDS", help="kill the worker here; default: half way")
+    parser.add_argument("--json", action="store_true", help="print the result and errors as JSON on stdout")
+    parser.add_argument("--debug", action="store_true", help="if the demo fails, show the traceback too")
+    parser.set_defaults(handler=demo)
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Run the demo. Exit status: 0 verified, 1 not verified, 7 the job failed."""
+    _check_least("--max-records-per-second", args.max_records_per_second)
+    _check_least("--kill-at", args.kill_at)
+    total = prepare(args.folder, args.kill_at)
+    kill_at = args.kill_at if args.kill_at is not None else total // 2
+    run = Run(args.folder)
+    with job(run, args.max_records_per_second) as process:
+        assert process.stdout is not None
+        watch(run, process, process.stdout, kill_at, total)
+    print(file=sys.stderr)
+    if process.returncode != 0 or run.last.state != "finished":
+        raise failed(run, process.returncode)
+    return report(run, total, args.json)
+
+
+def _check_least(flag: str, number: int | None) -> None:
+    if number is not None and number < 1:
+        raise ConfigError(
+            f"{flag} is {number}", not_done="the demo was not started", next_step=f"give {flag} as a number above 0"
+        )
+
+
+def prepare(folder: Path, kill_at: int | None = None) -> int:
+    """Convert the data unless an earlier demo did, remove that demo's other files; return the records in the log.
+
+    Raises:
+        ConfigError: the folder is not a demo's, the log is not sealed, or the log ends before record `kill_at`.
+    """
+    from holdfast.examples import flights_data
+
+    _check_ours(folder)
+    log = flights_data.written(str(folder / "events"))
+    reader = LogReader(open_objects(log))
+    if not reader.sealed:
+        raise ConfigError(
+            f"the log {log} is not sealed, so the job would wait for more",
+            not_done="the demo was not started",
+            next_step="remove the folder, or give another one with --folder",
+        )
+    total = sum(reader.end_offsets().values())
+    if kill_at is not None and kill_at >= total:
+        raise ConfigError(
+            f"--kill-at is {kill_at:,}, but the job has only {total:,} records: no worker would be killed",
+            not_done="the demo was not started, nothing was removed",
+            next_step=f"give a number below {total}, or leave it out to kill a worker half way",
+        )
+    for left_folder in ("root", "out"):
+        shutil.rmtree(folder / left_folder, ignore_errors=True)
+    for left in folder.glob("flights.db*"):
+        left.unlink()
+    return total
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse a folder with files that no demo made, because a demo removes what the last one left.
+
+    Raises:
+        ConfigError: it is not a folder, or it is not empty and holds no log of flights.
+    """
+    if folder.exists() and not folder.is_dir():
+        fault = "is not a folder"
+    elif (
+        folder.is_dir()
+        and not (folder / "events" / "meta.json").exists()
+        and any(not each.name.startswith("events-unfinished-") for each in folder.iterdir())
+    ):
+        fault = "holds files that no demo made"
+    else:
+        return
+    raise ConfigError(
+        f"{folder} {fault}",
+        not_done="the demo was not started, nothing was removed",
+        next_step="give an empty folder or a new one: holdfast demo --folder flights-demo",
+    )
+
+
+@contextmanager
+def job(run: Run, records_per_s: int) -> Iterator[subprocess.Popen[str]]:
+    """Start the job; end it, with everything below it, when it takes too long or the demo is interrupted."""
+    code = Path(str(files("holdfast.examples").joinpath("flights.py")))
+    command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(code), "--root", str(run.folder / "root")]
+    command += ["--progress", "json", "--max-records-per-second", str(records_per_s)]
+    places = {"FLIGHTS_LOG": "events", "FLIGHTS_DB": "flights.db", "FLIGHTS_OUT": "out"}
+    where = {name: str(run.folder / place) for name, place in places.items()}
+    with (run.folder / "run.log").open("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | where, start_new_session=True
+        )
+        limit = threading.Timer(RUN_LIMIT_S, _end_late, [run, process])
+        limit.start()
+        try:
+            yield process
+            process.wait()
+        finally:
+            limit.cancel()
+            if process.poll() is None:
+                signal_all(process, signal.SIGKILL)
+                process.wait()
+
+
+def watch(run: Run, process: subprocess.Popen[str], lines: IO[str], kill_at: int, total: int) -> None:
+    """Follow the job to its end; kill one worker on the way."""
+    for line in lines:
+        if not line.startswith("{"):
+            continue
+        run.last = _PROGRESS.decode(line)
+        show(run, total)
+        records, generation = run.last.records_in or 0, run.last.generation or 0
+        if run.kill is None:
+            run.kill = kill_one(run.last, process.pid) if kill_at <= records < total else None
+        elif generation == run.kill.generation:
+            run.kill.at_records = records
+        elif generation > run.kill.generation and records > run.kill.at_records:
+            run.kill.recovered = True
+
+
+def kill_one(progress: Progress, job_pid: int) -> Kill | None:
+    """SIGKILL the first worker that has a subtask and wait until it is gone; None if no such worker is known yet."""
+    for worker in progress.workers:
+        if worker.pid is None or not worker.subtasks:
+            continue
+        try:
+            victim = psutil.Process(worker.pid)
+            assert job_pid in [parent.pid for parent in victim.parents()], "a worker runs below its job"
+        except psutil.NoSuchProcess:
+            continue
+        os.kill(worker.pid, signal.SIGKILL)
+        return Kill(worker.id, worker.pid, progress.records_in or 0, progress.generation or 0, _gone(victim))
+    return None
+
+
+def show(run: Run, total: int) -> None:
+    """One line of progress: rewritten on a terminal, every few seconds elsewhere."""
+    now, p = time.monotonic(), run.last
+    terminal = sys.stderr.isatty()
+    if not terminal and now - run.shown_at < LINE_EVERY_S:
+        return
+    run.shown_at = now
+    killed = f"  killed pid {run.kill.pid}" if run.kill else ""
+    known = ["?" if n is None else f"{n:,.0f}" for n in (p.records_in, p.records_per_s, p.epoch, p.lag, p.generation)]
+    text = "{} of {:,}  {}/s  epoch {}  lag {}  generation {}{}".format(known[0], total, *known[1:], killed)
+    print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+
+def report(run: Run, total: int, as_json: bool) -> int:
+    """Check the result and print what happened; return exit status 0 or 1."""
+    from holdfast.examples import flights_hours_oracle, flights_oracle
+
+    print("Computing every row again from the data", file=sys.stderr)
+    totals = flights_oracle.verify(run.folder / "flights.db")
+    hours = flights_hours_oracle.verify(run.folder / "flights.db", run.folder / "out")
+    wrong = totals.differences + hours.differences + unproven(run.kill, run.last)
+    wrong += [f"the log holds {total} events, the data {v.events}" for v in (totals, hours) if v.events != total][:1]
+    rows = totals.rows | hours.rows
+    late, unknown = rows.pop("late"), rows.pop("unknown-airports")
+    if not late:
+        wrong.append("no record was late: the run proves nothing about late records; use a lower rate")
+    times = [restart.recovery_ms for restart in run.last.restarts if restart.recovery_ms is not None]
+    result = {
+        "records_in": total,
+        "epochs": _checkpoints(run.folder),
+        "rows_out": rows,
+        "late": late,
+        "unknown_airports": unknown,
+        "killed": None if run.kill is None else asdict(run.kill),
+        "recovery_ms": times[0] if times else None,
+        "generation": run.last.generation,
+        "verified": not wrong,
+        "problems": wrong,
+    }
+    print_json(result) if as_json else print(describe(result))
+    return 1 if wrong else 0
+
+
+def describe(result: dict[str, Any]) -> str:
+    """Return the result as lines of text."""
+    rows, killed, took = result["rows_out"], result["killed"], result["recovery_ms"]
+    lines = [
+        f"records in   {result['records_in']:,}, in {result['epochs']} epochs",
+        f"rows out     {', '.join(f'{count:,} {output}' for output, count in rows.items())}",
+        f"late         {result['late']:,}, in a separate output; all other records are in their hour",
+        f"unknown      {result['unknown_airports']:,} events at airports missing from the list, copied",
+    ]
+    if killed is not None:
+        lines.append(f"killed       worker {killed['worker']}, pid {killed['pid']}, at record {killed['at_records']:,}")
+        after = "unknown time" if took is None else f"{took / 1000:.2f} s"
+        lines.append(f"recovered    after {after}, generation {killed['generation']} to {result['generation']}")
+    lines += [f"problem      {problem}" for problem in result["problems"][:TAIL_LINES]]
+    verdict = "verified: every row of every output is correct" if result["verified"] else "NOT verified"
+    return "\n".join([*lines, f"result       {verdict}"])
+
+
+def failed(run: Run, status: int) -> HoldfastError:
+    """Return the error to raise for a job that did not finish."""
+    if run.too_long:
+        at = "no record was read" if run.last.records_in is None else f"it had read {run.last.records_in:,} records"
+        return JobFailed(
+            f"the job had not finished after {RUN_LIMIT_S} s, {at}; the demo ended it",
+            not_done="the result was not checked",
+            next_step="run holdfast demo again when the machine has two cores to spare; it starts clean",
+        )
+    log = run.folder / "run.log"
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+    what = f"the job ended with status {status} in state {run.last.state!r}; the last lines of {log}:\n{tail}"
+    next_step = f"read {log}, then run holdfast demo again; it starts clean"
+    kind = ConfigError if status == ConfigError.exit_status else JobFailed
+    return kind(what, not_done="the result was not checked", next_step=next_step)
+
+
+def unproven(kill: Kill | None, last: Progress) -> list[str]:
+    """Return why the run does not prove recovery from a killed worker."""
+    if kill is None:
+        return ["no worker was killed: the run proves nothing about failures"]
+    stayed = f"no records were read after the kill in a generation above {kill.generation}"
+    missing = {
+        f"pid {kill.pid} outlived SIGKILL by {GONE_LIMIT_S} s": not kill.gone,
+        f"{stayed}; the last is {last.generation}": not kill.recovered,
+    }
+    return [problem for problem, holds in missing.items() if holds]
+
+
+def _checkpoints(folder: Path) -> int:
+    """Count the completed epochs in the job log, because epoch numbers have gaps."""
+    records = (folder / "root" / JOB / "log").glob("*.json")
+    return sum(msgspec.json.decode(record.read_bytes())["body"]["kind"] == "CheckpointCompleted" for record in records)
+
+
+def _gone(victim: psutil.Process) -> bool:
+    """Wait until the process has ended."""
+    end = time.monotonic() + GONE_LIMIT_S
+    while time.monotonic() < end:
+        if is_gone(victim):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _end_late(run: Run, process: subprocess.Popen[str]) -> None:
+    run.too_long = True
+    signal_all(process, signal.SIGKILL)

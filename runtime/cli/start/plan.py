@@ -1,0 +1,111 @@
+"""`holdfast plan JOB.py`: shows what a job would do, and how that differs from its history. Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import HoldfastError
+from holdfast.model import SourcePosition
+from holdfast.runtime.cli import text
+from holdfast.runtime.cli.arguments import add_command
+from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.cli.start.jobfile import load
+from holdfast.runtime.cli.start.run import add_job_arguments, flags_of
+from holdfast.runtime.config.settings import Settings, resolve
+from holdfast.runtime.execution.results import with_places
+from holdfast.storage.local import LocalObjects
+from holdfast.storage.objects import open_objects
+from holdfast.storage.paths import join
+
+if TYPE_CHECKING:
+    from holdfast.runtime.plan.model import Plan
+
+_MASTER = re.compile(r"local(\[(\d+|\*)(\s*,\s*\d+)?\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+")
+"""Spark's own masters; SparkContext.createTaskScheduler."""
+_UNITS: dict[str | None, Callable[[int], str]] = {"ms": text.span, "bytes": text.size}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    description = "Show what a job would do: graph, settings and their origins, changes against the last checkpoint."
+    parser = add_command(subparsers, "plan", description, "holdfast plan job.py\nholdfast plan job.py --parallelism 4")
+    add_job_arguments(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Show the plan. Exit status: 0, even if a run would refuse the changes; 2 if there is no plan."""
+    from holdfast.runtime.cli.start import plan_changes
+    from holdfast.runtime.plan.compiler import describe, render, with_operator_ids
+
+    app = load(args.file, args.app)
+    settings = resolve(app, flags_of(args), os.environ)
+    plan = with_places(replace(app.plan(), key_groups=settings.key_groups), settings.root)
+    repository = Repository(open_objects(join(settings.root, plan.app), writable=False))
+    job = repository.read_log()
+    manifest = repository.load_manifest(job.completed[-1].body.manifest) if job is not None and job.completed else None
+    if manifest is not None:
+        plan = with_operator_ids(plan, {operator.name: operator.id for operator in manifest.operators})
+    against = plan_changes.changes(plan, settings, job, manifest, repository.records)
+    if job is None or not job.finished:  # a finished job does not start again, so nothing can obstruct it
+        against["refused"] += obstacles(plan, settings, () if manifest is None else manifest.positions)
+    if args.json:
+        print_json({**describe(plan), "settings": settings.describe(), "changes": against})
+        return 0
+    print(render(plan))
+    print(f"\nsettings\n{_settings(settings)}")
+    print(f"\nchanges\n{plan_changes.render(against)}")
+    for refusal in against["refused"]:
+        advise(f"\nA run would refuse this: {refusal['what']}.\nNext: {refusal['next']}")
+    return 0
+
+
+def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition] = ()) -> list[dict[str, str]]:
+    """Return why a run would be refused or end immediately, for reasons outside the code: root, master, sources.
+
+    Args:
+        positions: The source positions of the last checkpoint.
+    """
+    from holdfast.runtime.sources.reading import refuse_other_sources
+
+    found = []
+    store = open_objects(join(settings.root, plan.app), writable=False)
+    if isinstance(store, LocalObjects):
+        there = next(folder for folder in (store.root, *store.root.parents) if folder.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            fault = "is not writable" if there.is_dir() else "is a file"
+            found.append(
+                {
+                    "what": f"{there} {fault}, and the root {settings.root} needs a folder there",
+                    "next": "give another root: --root or HOLDFAST_ROOT",
+                }
+            )
+    if settings.master is not None and not _MASTER.fullmatch(settings.master):
+        what = f"{settings.master!r} is not a Spark master URL"
+        found.append({"what": what, "next": "give local[N], spark://HOST:PORT, yarn or k8s://HOST:PORT"})
+    for spec in plan.sources:
+        try:
+            spec.source.check()
+            with closing(spec.source.open()) as opened:
+                refuse_other_sources(plan.app, positions, {spec.name: opened})
+        except HoldfastError as error:
+            found.append({"what": error.what, "next": error.next_step})
+    return found
+
+
+def _settings(settings: Settings) -> str:
+    rows = [(s["name"], _value(s["value"], s["unit"]), s["origin"], s["doc"]) for s in settings.describe()]
+    return text.table(("name", "value", "origin", "meaning"), rows, indent=2)
+
+
+def _value(value: int | str | None, unit: str | None) -> str:
+    if value is None:
+        return "not set"
+    return _UNITS[unit](value) if unit in _UNITS and isinstance(value, int) else str(value)

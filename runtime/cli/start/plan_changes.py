@@ -1,0 +1,160 @@
+"""What a job's file changes against the last checkpoint: names, settings, what a run accepts, what it refuses.
+
+A checkpoint of an older version lacks the identity of state or the shape of the plan. Whatever it lacks is reported as
+not known, never as unchanged.
+
+Source: docs/design/0024-identity-of-state.md; API.md (`plan --json`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Manifest, OperatorState
+from holdfast.errors import ConfigError
+from holdfast.runtime.config.settings import Settings
+from holdfast.runtime.execution.admission import check_sinks, left_operators, left_state
+from holdfast.runtime.execution.exposed import check_written_at_once
+from holdfast.runtime.operators.contract import is_part
+from holdfast.runtime.plan import identity, shape, shape_changes
+from holdfast.runtime.plan.model import Plan
+
+
+def changes(
+    plan: Plan,
+    settings: Settings,
+    job: joblog.Job | None,
+    manifest: Manifest | None,
+    records: Callable[[], Iterable[joblog.Record]] = tuple,
+) -> dict[str, Any]:
+    """Compare a plan with the history of its job.
+
+    Returns:
+        Names added and removed, and numbers before and now (None: no checkpoint holds them, or no difference);
+        `changed`: changes that a run accepts, with their effects; `not_known`: what the checkpoint does not hold;
+        `refused`: why a run would be refused, with what to do next.
+    """
+    compared: dict[str, Any] = {
+        "job_exists": job is not None,
+        "epoch": None if manifest is None else manifest.epoch,
+        "operators": None,
+        "sources": None,
+        "sinks": None,
+        "key_groups": None,
+        "parallelism": None,
+        "changed": [],
+        "not_known": [],
+        "refused": [],
+    }
+    if job is not None and job.key_groups != plan.key_groups:
+        compared["key_groups"] = {"before": job.key_groups, "now": plan.key_groups}
+        origin = settings.origin("key_groups")
+        compared["refused"].append(
+            {
+                "what": f"job {job.name!r} was created with key_groups={job.key_groups}, which cannot change, and is "
+                f"now given key_groups={plan.key_groups} (origin: {origin})",
+                "next": f"set key_groups={job.key_groups}, or give the job a new name",
+            }
+        )
+    if manifest is not None:
+        _compare(compared, plan, settings, manifest, records)
+    return compared
+
+
+def render(against: dict[str, Any]) -> str:
+    """Return the changes as text; the next steps for refusals are shown elsewhere."""
+    if not against["job_exists"]:
+        return "  none: the job is new"
+    if against["epoch"] is None and against["key_groups"] is None:
+        return "  none: the job has not completed a checkpoint yet"
+    lines = [
+        f"  {kind[:-1]} {name!r} is {change}"
+        for kind in ("operators", "sources", "sinks")
+        for change, names in (against[kind] or {}).items()
+        for name in names
+    ]
+    lines += [
+        f"  {name.replace('_', ' ')}: {against[name]['before']} before, {against[name]['now']} now"
+        for name in ("key_groups", "parallelism")
+        if against[name] is not None
+    ]
+    lines += [f"  {change['what']}\n    {change['effect']}" for change in against["changed"]]
+    lines += [f"  not known: {what}" for what in against["not_known"]]
+    lines += [f"  refused: {refusal['what']}" for refusal in against["refused"]]
+    return "\n".join(lines) or f"  none against the checkpoint of epoch {against['epoch']}"
+
+
+def _compare(
+    compared: dict[str, Any],
+    plan: Plan,
+    settings: Settings,
+    manifest: Manifest,
+    records: Callable[[], Iterable[joblog.Record]],
+) -> None:
+    known = [each for each in manifest.operators if not each.dropped]
+    before, now = manifest.shape, shape.shape_of(plan)
+    written = {*(done.writer.sink for done in manifest.confirmed), *(p.writer.sink for p in manifest.pending)}
+    sources: Iterable[str] = (at.source for at in manifest.positions)
+    sinks: Iterable[str] = sorted(written)
+    if isinstance(before, dict) and shape_changes.readable(before):
+        sources, sinks = before["sources"], before["sinks"]
+        found = shape_changes.changes_of(before, now, [operator.name for operator in plan.operators])
+        compared["changed"] += [
+            {
+                "kind": each.kind,
+                "name": each.name,
+                "what": f"{each.kind} {each.name!r} {each.what}",
+                "effect": each.effect,
+            }
+            for each in found
+        ]
+    else:
+        compared["not_known"].append(
+            f"how steps, sources and targets changed: another version of Holdfast wrote the checkpoint of epoch "
+            f"{manifest.epoch}, and the next checkpoint holds it"
+        )
+    compared["operators"] = _names(
+        (o.name for o in plan.operators if not is_part(o.name)), (o.name for o in known if not is_part(o.name))
+    )
+    compared["sources"] = _names((spec.name for spec in plan.sources), sources)
+    compared["sinks"] = _names((spec.name for spec in plan.sinks), sinks)
+    if manifest.parallelism != settings.parallelism:
+        compared["parallelism"] = {"before": manifest.parallelism, "now": settings.parallelism}
+    _compare_state(compared, plan, known)
+    for check in (lambda: check_sinks(plan, manifest, records), lambda: check_written_at_once(plan, manifest)):
+        compared["refused"] += _refused(check)
+
+
+def _compare_state(compared: dict[str, Any], plan: Plan, known: list[OperatorState]) -> None:
+    states = {each.name: each.schema for each in known}
+    for found in identity.differences(plan, states):
+        if found.effect is None:
+            compared["refused"].append({"what": found.what, "next": found.next_step})
+        else:
+            compared["changed"].append(
+                {"kind": "operator", "name": found.operator, "what": found.what, "effect": found.effect}
+            )
+    compared["not_known"] += [
+        f"whether operator {name!r} had the same inputs, nullability and result types: an older version of Holdfast "
+        "wrote its state, and the next checkpoint holds them"
+        for name in identity.not_known(plan, states)
+    ]
+    if gone := left_operators(plan, known):
+        what, next_step = left_state(gone)
+        compared["refused"].append({"what": what, "next": next_step})
+
+
+def _refused(check: Callable[[], object]) -> list[dict[str, str]]:
+    try:
+        check()
+    except ConfigError as error:
+        return [{"what": error.what, "next": error.next_step}]
+    return []
+
+
+def _names(now: Iterable[str], before: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names added and removed."""
+    have, had = list(dict.fromkeys(now)), list(dict.fromkeys(before))
+    return {"added": [n for n in have if n not in had], "removed": [n for n in had if n not in have]}

@@ -1,0 +1,177 @@
+"""Shows the progress of a run: a line updated in place, a line per second, or JSON.
+
+"records" is how far the sources are read: the sum over all partitions of the highest next offset seen. So it continues
+across restarts, and does not fall while a recovery rereads records. "lag" is unknown while a partition that has been
+read is assigned to no worker, because then nothing measures what waits there.
+
+Source: API.md, `holdfast run`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Literal
+
+from holdfast.runtime.cli import text
+from holdfast.runtime.job.live import SourceRow, Status
+
+Style = Literal["auto", "plain", "json", "none"]
+STYLES: tuple[Style, ...] = ("auto", "plain", "json", "none")
+SHOW_EVERY_S = 0.9
+"""Statuses come about twice a second; every other one is shown."""
+RATE_WINDOW_S = 5.0
+_OVER = frozenset({"stopped", "finished", "failed"})
+
+
+class Tally:
+    """Turns the statuses of one run into lines of progress.
+
+    Args:
+        start: Next offset by (source, partition) where the run begins, as far as known.
+    """
+
+    def __init__(self, start: Mapping[tuple[str, int], int]) -> None:
+        self._offsets = dict(start)
+        self._seen: set[tuple[str, int]] = set()
+        """Partitions that a worker of this run has reported."""
+        self._began_at = sum(start.values())
+        self._samples: deque[tuple[float, int]] = deque()
+
+    @property
+    def records(self) -> int:
+        """Return how far the sources were read since the start of the run, in records."""
+        return sum(self._offsets.values()) - self._began_at
+
+    def take(self, status: Status, now_s: float) -> dict[str, Any]:
+        """Return the part of a status that is shown.
+
+        Args:
+            now_s: The monotonic clock, for rates.
+        """
+        partitions = len(self._offsets)
+        for row in status.sources:
+            if row.offset is not None and row.offset >= 0:
+                self._offsets[row.place] = max(row.offset, self._offsets.get(row.place, 0))
+        return {
+            "state": status.state,
+            "reason": status.reason,
+            "records_in": sum(self._offsets.values()) if self._offsets else None,
+            "records_per_s": self._rate(now_s, grown=len(self._offsets) != partitions, known=bool(status.sources)),
+            "epoch": None if status.checkpoint is None else status.checkpoint.epoch,
+            "lag": self._lag(status.sources),
+            "generation": status.generation,
+            "workers": [{"id": w.id, "pid": w.pid, "subtasks": list(w.subtasks), "how": w.how} for w in status.workers],
+            "restarts": [
+                {"at": r.at, "cause": r.cause, "recovery_ms": r.recovery_ms, "rewind": r.rewind}
+                for r in status.restarts
+            ],
+        }
+
+    def _lag(self, rows: Sequence[SourceRow]) -> int | None:
+        """Return how many records wait in all partitions; None unless every partition is reported."""
+        lags = {row.place: row.lag for row in rows}
+        self._seen |= lags.keys()
+        # A checkpoint also knows partitions of sources that the job no longer has; no worker reports these.
+        known = self._seen | {at for at in self._offsets if at[0] in {name for name, _ in lags}}
+        told = [lag for lag in lags.values() if lag is not None]
+        return sum(told) if lags and known <= lags.keys() and len(told) == len(lags) else None
+
+    def _rate(self, now_s: float, *, grown: bool, known: bool) -> int | None:
+        """Return records per second over the last seconds; a partition seen for the first time restarts the count."""
+        if grown:
+            self._samples.clear()
+        if known:
+            self._samples.append((now_s, sum(self._offsets.values())))
+        while len(self._samples) > 2 and self._samples[1][0] <= now_s - RATE_WINDOW_S:
+            self._samples.popleft()
+        if len(self._samples) < 2 or self._samples[-1][0] <= self._samples[0][0]:
+            return None
+        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
+        return round((last - first) / (last_s - first_s))
+
+
+def line(shown: Mapping[str, Any]) -> str:
+    """Return progress as one line of text."""
+    workers = sum(bool(worker["subtasks"]) for worker in shown["workers"])
+    parts = [
+        f"epoch {shown['epoch'] if shown['epoch'] is not None else text.UNKNOWN}",
+        f"{text.count(shown['records_in'])} records",
+        f"{text.count(shown['records_per_s'])}/s",
+        f"lag {text.count(shown['lag'])}",
+        text.plural(workers, "worker"),
+        f"generation {text.count(shown['generation'])}",
+    ]
+    if shown["state"] != "running":
+        state = f"{shown['state']}: {shown['reason']}" if shown["reason"] else shown["state"]
+        parts = [state, *parts] if shown["records_in"] is not None else [state]
+    return " | ".join(parts)
+
+
+class Progress:
+    """Writes the progress of one run in the requested style.
+
+    JSON goes to stdout, because programs read it; everything else goes to stderr.
+    """
+
+    def __init__(self, style: Style, tally: Tally) -> None:
+        self._tally, self._style = tally, style
+        self._in_place = style == "auto" and sys.stderr.isatty()
+        self._out: IO[str] = sys.stdout if style == "json" else sys.stderr
+        self._shown_at = float("-inf")
+        self._state: str | None = None
+        self._recoveries = 0
+        self._open = False
+        self._last_line: str | None = None
+
+    def note(self, words: str) -> None:
+        """Print a line for the user on stderr, unless the style is none."""
+        if self._style != "none":
+            self._clear()
+            print(words, file=sys.stderr, flush=True)
+
+    def update(self, status: Status) -> None:
+        """Take the newest status; show it if one is due or the state has changed."""
+        now_s = time.monotonic()
+        shown = self._tally.take(status, now_s)
+        if self._style != "json":
+            self._note_recoveries(shown)
+        due = now_s - self._shown_at >= SHOW_EVERY_S or shown["state"] != self._state
+        if due and shown["state"] not in _OVER:
+            self._shown_at, self._state = now_s, shown["state"]
+            self._show(shown)
+
+    def end(self, status: Status, state: str) -> None:
+        """Show the last status of the run, once."""
+        shown = self._tally.take(status, time.monotonic()) | {"state": state}
+        if self._style == "json":
+            self._show(shown)
+        self._clear()
+
+    def _note_recoveries(self, shown: Mapping[str, Any]) -> None:
+        recovered = [restart for restart in shown["restarts"] if restart["recovery_ms"] is not None]
+        for restart in recovered[self._recoveries :]:
+            did = "went back" if restart["rewind"] else "recovered"
+            self.note(f"{did} in {text.span(restart['recovery_ms'])}: {restart['cause']}")
+        self._recoveries = len(recovered)
+
+    def _show(self, shown: Mapping[str, Any]) -> None:
+        if self._style == "json":
+            print(json.dumps(shown), file=self._out, flush=True)
+        elif self._in_place:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[K{line(shown)[:width]}", end="", file=self._out, flush=True)
+            self._open = True
+        elif self._style != "none" and (shown["state"] == "running" or line(shown) != self._last_line):
+            self._last_line = line(shown)
+            print(self._last_line, file=self._out, flush=True)
+
+    def _clear(self) -> None:
+        """End the line that is updated in place, and begin a new one."""
+        if self._open:
+            print(file=self._out, flush=True)
+            self._open = False

@@ -1,0 +1,343 @@
+"""`holdfast run JOB.py`, `python job.py` and `spark-submit job.py`: three ways into one function.
+
+Source: API.md, command line and exit statuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from holdfast.errors import Damaged, Fenced, HoldfastError, JobFailed, Unavailable, Where
+from holdfast.runtime.cli import text
+from holdfast.runtime.cli.arguments import Parser, add_app, add_command, add_common
+from holdfast.runtime.cli.reporting import advise, guarded, print_json
+from holdfast.runtime.cli.start.jobfile import load, refuse_while_loading, ship_by_value
+from holdfast.runtime.cli.start.progress import STYLES, Progress, Tally
+from holdfast.runtime.cli.start.sparklog import diverted
+from holdfast.runtime.config.settings import resolve
+
+if TYPE_CHECKING:
+    from holdfast.runtime.api.app import App
+    from holdfast.runtime.config.settings import Settings
+    from holdfast.runtime.execution.executing import Outcome
+    from holdfast.runtime.execution.metrics_port import MetricsPort
+    from holdfast.runtime.execution.prepare import Prepared
+    from holdfast.runtime.execution.results import Printer
+    from holdfast.runtime.job.live import Status
+
+SETTING_FLAGS = ("root", "parallelism", "master", "checkpoint_every", "max_records_per_second")
+_DESCRIPTION = """\
+Run a job until its input ends, it is stopped, or it fails permanently. Started again, it resumes from its last
+checkpoint. Ctrl-C takes a last checkpoint and ends it; a second Ctrl-C ends it immediately, which loses nothing either.
+
+"records" in the progress is how far the sources are read: the sum of all next offsets. It continues over restarts."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    examples = (
+        "holdfast run job.py\nholdfast run job.py --parallelism 4 --checkpoint-every 500ms --root s3://bucket/streams\n"
+        "holdfast run job.py --once\nholdfast run job.py --progress json | jq .records_per_s"
+    )
+    parser = add_command(subparsers, "run", _DESCRIPTION, examples)
+    add_job_arguments(parser)
+    add_run_arguments(parser)
+    parser.set_defaults(handler=handle)
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the file and the flags that choose the app in it and set its settings."""
+    parser.add_argument("file", metavar="JOB.py", help="Python file that builds an hf.App")
+    add_app(parser)
+    add_setting_arguments(parser)
+
+
+def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that are settings; the names in the namespace are those of the settings."""
+    parser.add_argument("--parallelism", metavar="N", help="number of workers; default: 2")
+    parser.add_argument("--master", metavar="M", help="Spark master URL; default: Spark's own, else local")
+    parser.add_argument("--checkpoint-every", metavar="D", help="time between checkpoints, such as 500ms; default: 1s")
+    parser.add_argument("--max-records-per-second", metavar="N", help="limit for all sources together")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags about a run that are no settings."""
+    parser.add_argument(
+        "--progress",
+        choices=STYLES,
+        default="auto",
+        help="auto: on stderr, in place on a terminal; plain: a line per second; json: an object per second on stdout",
+    )
+    parser.add_argument(
+        "--drop-state",
+        metavar="OP",
+        action="append",
+        default=[],
+        help="discard the state of an operator that was removed or has changed; may be given several times",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="read up to the current ends of the sources, checkpoint, deliver, stop"
+    )
+    parser.add_argument(
+        "--takeover", action="store_true", help="if another run of the job is alive, fence it and run in its place"
+    )
+    parser.add_argument(
+        "--from", metavar="SAVEPOINT", dest="savepoint", help="start from it; it must be the job's last checkpoint"
+    )
+    add_adopt(parser)
+
+
+def add_adopt(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that moves targets to the job on purpose."""
+    parser.add_argument(
+        "--adopt-targets",
+        metavar="SINK",
+        action="append",
+        default=[],
+        help="take over the target of this sink from a run that the job's log does not know: a run of a copy of the "
+        "job's folder, or of the folder before it was restored; may be given several times",
+    )
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Load the file and run its app."""
+    app = load(args.file, args.app)
+    return run_app(app, args, Path(args.file).absolute().parent)
+
+
+def main_of(app: App) -> NoReturn:
+    """Run an app from the process of its own file; ends the process.
+
+    Raises:
+        ConfigError: the file is only being loaded, by `holdfast run` or another command.
+    """
+    refuse_while_loading()
+    program = Path(sys.argv[0])
+    arguments = sys.argv[1:]
+    sys.exit(guarded(arguments, lambda: run_app(app, _parsed(program.name, arguments), program.absolute().parent)))
+
+
+def run_here(app: App, **given: object) -> None:
+    """Run an app in a notebook or script; see `App.run`."""
+    refuse_while_loading()
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    args = _parsed("app.run", [])
+    for name, value in given.items():
+        setattr(args, name, value)
+    with _own_context():
+        run_app(app, args, Path.cwd() if program is None else Path(program).absolute().parent, returns=True)
+
+
+@contextmanager
+def _own_context() -> Iterator[None]:
+    """Stop the Spark context that is started meanwhile, so that the next run may choose another size."""
+    from pyspark import SparkContext
+
+    before = SparkContext._active_spark_context
+    try:
+        yield
+    finally:
+        context = SparkContext._active_spark_context
+        if context is not None and context is not before:
+            context.stop()
+
+
+def run_app(app: App, args: argparse.Namespace, folder: Path, *, returns: bool = False) -> int:
+    """Run an app to its end.
+
+    Args:
+        folder: Where the job's file is; modules beside it travel to the workers.
+        returns: The program goes on after the run, and may read what the job collected.
+
+    Returns:
+        Exit status: 0 finished, stopped, ended by `holdfast stop --now`, or finished already.
+
+    Raises:
+        HoldfastError: the job cannot be started, was fenced, or failed; the kind sets the exit status.
+    """
+    from holdfast.runtime.execution.executing import execute
+    from holdfast.runtime.execution.prepare import prepare
+    from holdfast.runtime.execution.resident import Resident
+    from holdfast.runtime.execution.results import Printer, collected, refuse_collect
+
+    settings = resolve(app, flags_of(args), os.environ, submitted_conf())
+    plan = app.plan()
+    if not returns:
+        refuse_collect(plan)
+    prepared = prepare(
+        plan,
+        settings,
+        args.drop_state,
+        once=args.once,
+        takeover=args.takeover,
+        savepoint=args.savepoint,
+        adopt_targets=args.adopt_targets,
+        note=advise,
+    )
+    bound = collected(prepared.plan)
+    for name, sink in collected(plan).items():
+        sink.follow(bound[name])
+    for warning in prepared.warnings:
+        advise(f"\nWarning: {warning}.\n")
+    ship_by_value(folder)
+    start, late = _positions(prepared), late_so_far(prepared)
+    tally = Tally(start)
+    progress = Progress(args.progress, tally)
+    printer = Printer(prepared.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
+    began = time.monotonic()
+    with diverted(app.name, enabled=not args.debug):
+        with _served(settings) as port:
+            outcome = execute(prepared, Resident(), _Shown(progress, printer, port))
+        printer.poll()
+        progress.end(outcome.status, _state_of(outcome))
+        if outcome.kind in ("failed", "fenced", "refused"):
+            raise error_of(outcome, prepared.plan.app)
+    if args.json:
+        print_json(outcome.status.as_json())
+    advise(summary(prepared, outcome, tally.records, time.monotonic() - began, late))
+    return 0
+
+
+@contextmanager
+def _served(settings: Settings) -> Iterator[MetricsPort | None]:
+    """Serve metrics meanwhile, if the settings ask for it."""
+    from holdfast.runtime.execution.metrics_port import MetricsPort
+
+    port = MetricsPort(settings.metrics_host, settings.metrics_port) if settings.metrics_port else None
+    try:
+        yield port
+    finally:
+        if port is not None:
+            port.close()
+
+
+class _Shown:
+    """Takes what a run reports: rows for the console, metrics, progress. See executing.Ports."""
+
+    def __init__(self, progress: Progress, printer: Printer, port: MetricsPort | None) -> None:
+        self._progress, self._printer, self._port = progress, printer, port
+
+    def update(self, status: Status) -> None:
+        self._printer.poll()
+        if self._port is not None:
+            self._port.take(status)
+        self._progress.update(status)
+
+    def note(self, words: str) -> None:
+        self._progress.note(words)
+
+
+def flags_of(args: argparse.Namespace) -> dict[str, object]:
+    """Return the settings given as flags; None means "not given"."""
+    return {name: getattr(args, name) for name in SETTING_FLAGS}
+
+
+def submitted_conf() -> dict[str, str]:
+    """Return the Spark configuration that spark-submit made, or nothing: a Spark of our own follows the settings."""
+    from pyspark import SparkConf, SparkContext
+
+    if SparkContext._active_spark_context is not None:
+        return dict(SparkContext._active_spark_context.getConf().getAll())
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()  # connects to the JVM that started this process
+    return dict(SparkConf().getAll())
+
+
+def summary(
+    prepared: Prepared, outcome: Outcome, records: int, seconds: float, late_before: Mapping[str, int] | None = None
+) -> str:
+    """Return the last line of a run: what was done, and where the results are.
+
+    Args:
+        late_before: The result of `late_so_far` when the run began.
+    """
+    plan, status = prepared.plan, outcome.status
+    if outcome.kind == "already finished":
+        assert status.checkpoint is not None, "a job finishes at a checkpoint"
+        return (
+            f"{plan.app} has already finished, at epoch {status.checkpoint.epoch}; nothing was run. "
+            "To run it from the beginning, give it another name or --root"
+        )
+    how = "ended without a last checkpoint, it can be run again" if outcome.kind == "ended" else outcome.kind
+    epochs = (status.epochs or 0) - (len(prepared.job.completed) if prepared.job is not None else 0)
+    results = "; ".join(dict.fromkeys(sink.sink.where for sink in plan.sinks))
+    return (
+        f"{plan.app} {how}: {text.plural(epochs, 'epoch')}, {text.plural(records, 'record')}, "
+        f"{_late(late_so_far(prepared), late_before)}"
+        f"{_restarts(status)} in {text.span(seconds * 1000)}; results: {results}"
+    )
+
+
+def late_so_far(prepared: Prepared) -> Mapping[str, int] | None:
+    """Return how many records have been late, by operator; None if none can be late, or it is not known."""
+    from holdfast.runtime.job.status import late_of
+
+    try:
+        job = prepared.repository.read_log()
+        if job is None or not job.completed:
+            return None
+        found = late_of(prepared.repository.load_manifest(job.completed[-1].body.manifest))
+    except (Damaged, Unavailable):
+        return None  # the results of the run stand, whether or not they can be counted now
+    return None if found is None else found.operators
+
+
+def _late(now: Mapping[str, int] | None, before: Mapping[str, int] | None) -> str:
+    if now is None:
+        return ""
+    came = {name: rows - (before or {}).get(name, 0) for name, rows in now.items()}
+    names = ", ".join(name for name, rows in came.items() if rows)
+    return f"{text.plural(sum(came.values()), 'late record')}{f' ({names})' if names else ''}, "
+
+
+def _restarts(status: Status) -> str:
+    """Return how often the job recovered from a failure, and how often it was rewound."""
+    rewinds = sum(restart.rewind for restart in status.restarts)
+    restarts = text.plural(len(status.restarts) - rewinds, "restart")
+    return f"{restarts}, {text.plural(rewinds, 'rewind')}" if rewinds else restarts
+
+
+def error_of(outcome: Outcome, job: str) -> HoldfastError:
+    """Return the error that says why the run ended."""
+    error = outcome.error
+    if error is not None and (outcome.kind in ("refused", "fenced") or error.kind == Fenced.kind):
+        return replace(error, job=job).as_error()
+    checkpoint = outcome.status.checkpoint
+    kept = f"everything up to epoch {checkpoint.epoch} is kept" if checkpoint else "no epoch was completed"
+    if error is None:
+        next_step = "remove the cause, then run the job again: it resumes from there"
+        return JobFailed(
+            f"job {job!r} failed: no cause is known", not_done=kept, next_step=next_step, where=Where(job=job)
+        )
+    what, not_done = f"job {job!r} failed: {error.what.removesuffix('.')}", f"{error.not_done}; {kept}"
+    return replace(error, kind=JobFailed.kind, job=job, what=what, not_done=not_done).as_error()
+
+
+def _parsed(program: str, arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(prog=program, description=_DESCRIPTION, epilog=f"examples:\n  python {program} --parallelism 4")
+    add_common(parser)
+    add_setting_arguments(parser)
+    add_run_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def _positions(prepared: Prepared) -> dict[tuple[str, int], int]:
+    """Return where the run begins to read, from the last checkpoint."""
+    if prepared.job is None or not prepared.job.completed:
+        return {}
+    manifest = prepared.repository.load_manifest(prepared.job.completed[-1].body.manifest)
+    return {(at.source, at.partition): at.offset for at in manifest.positions if at.offset >= 0}
+
+
+def _state_of(outcome: Outcome) -> str:
+    states = {"finished": "finished", "already finished": "finished", "stopped": "stopped", "ended": "stopped"}
+    return states.get(outcome.kind, "failed")

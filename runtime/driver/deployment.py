@@ -1,0 +1,155 @@
+"""What the master derives from its state: deployments, the next manifest, who runs what.
+
+Pure: no clock, thread or I/O.
+Source: DESIGN sections 3 to 5; PROTOCOL P8, P18, P20.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.checkpoint import coordinator, joblog, recovery
+from holdfast.checkpoint.bases import pieces
+from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
+from holdfast.frozen import replace
+from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, WorkerId
+from holdfast.runtime.driver.state import Master, Running
+from holdfast.runtime.wire import messages as m
+
+
+def older_output_is_left(state: Master, base: Manifest | None) -> bool:
+    """P20: after a rescale nothing is committed, and so delivered, before all output of old writers is delivered."""
+    if base is None or not _moved(state, base):
+        return False
+    return any(item.writer not in state.confirmed or state.confirmed[item.writer] < item.tag for item in base.pending)
+
+
+def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
+    assert isinstance(state.phase, Running)
+    rules, job, last = state.rules, state.job, state.phase.last
+    header = Manifest(
+        job.uuid,
+        job.generation,
+        job.timeline,
+        decided.barrier.epoch,
+        job.base_epoch,
+        rules.parallelism,
+        job.key_groups,
+        (),
+        (),
+        (),
+        (),
+        rules.operators,
+        shape=msgspec.UNSET if rules.shape is None else rules.shape,
+    )
+    handles = recovery.handles_for(last, list(rules.key_ranges)) if last is None or _moved(state, last) else last.state
+    positions = last.positions if last else ()
+    before = last.audited if last else None
+    return follow(handles, positions, last.pending if last else (), state.confirmed, header, decided.parts, before)
+
+
+def completion(phase: Running, manifest: Manifest, ref: ObjectRef, duration_ms: int) -> joblog.CheckpointCompleted:
+    """Return the record that commits this manifest."""
+    known = {piece.object.path for handle in (phase.last.state if phase.last else ()) for piece in pieces(handle)}
+    sizes = {piece.object.path: piece.object.size for handle in manifest.state for piece in pieces(handle)}
+    bytes_new = sum(size for path, size in sizes.items() if path not in known)
+    return joblog.CheckpointCompleted(
+        manifest.epoch, manifest.follows, ref, duration_ms, bytes_new, sum(sizes.values()), phase.savepoint
+    )
+
+
+def _moved(state: Master, last: Manifest | None) -> bool:
+    return last is None or tuple(handle.key_groups for handle in last.state) != state.rules.key_ranges
+
+
+def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Deploy:
+    rules, job = state.rules, state.job
+    role, subtask = state.workers[worker].role, state.workers[worker].subtask
+    assert role is not None and subtask is not None
+    peers = tuple(m.Peer(h.subtask, w, h.address) for w, h in state.workers.items() if h.subtask is not None)
+    known = {(at.source, at.partition): at for at in (base.positions if base else ())}
+    positions = tuple(
+        known.get((source, p), SourcePosition(source, p, -1))
+        for source, partitions in sorted(rules.partitions.items())
+        for i, p in enumerate(partitions)
+        if i % rules.parallelism == subtask
+    )
+    pending = recovery.pending_of(base, subtask, rules.parallelism)
+    mine = [(w, tag) for w, tag in state.confirmed.items() if w.subtask % rules.parallelism == subtask]
+    confirmed = tuple(Confirmed(writer, tag) for writer, tag in mine)
+    until = (
+        ()
+        if rules.until is None
+        else tuple(
+            SourcePosition(at.source, at.partition, rules.until[at.source].get(at.partition, 0)) for at in positions
+        )
+    )
+    handle = recovery.handles_for(base, list(rules.key_ranges))[subtask]
+    return m.Deploy(
+        job.uuid,
+        job.generation,
+        job.timeline,
+        job.first_epoch,
+        job.base_epoch,
+        role,
+        peers,
+        handle,
+        positions,
+        pending,
+        confirmed,
+        until,
+        local_bases(job, handle),
+        rules.audit,
+        job.owner,
+        (*job.owners, *rules.adopted),
+    )
+
+
+def local_bases(job: joblog.Job, handle: SnapshotHandle) -> dict[Epoch, str]:
+    """P14: which epochs local state of this subtask may be at, by content; none below the handle's own base."""
+    floor = max((piece.epoch for piece in pieces(handle) if piece.follows == NO_EPOCH), default=NO_EPOCH)
+    kept = {each.body.epoch: each.body.manifest.sha256 for each in job.completed[-joblog.RECENT_KEPT :]}
+    return {epoch: manifest for epoch, manifest in {**kept, **dict(job.recent)}.items() if epoch >= floor}
+
+
+def assigned(state: Master) -> list[WorkerId]:
+    return [worker for worker, hosted in state.workers.items() if hosted.subtask is not None]
+
+
+def all_ready(state: Master) -> bool:
+    ready = [hosted for hosted in state.workers.values() if hosted.subtask is not None and hosted.ready]
+    return len(ready) == state.rules.parallelism
+
+
+def all_ended(state: Master) -> bool:
+    ended = [hosted for hosted in state.workers.values() if hosted.subtask is not None and hosted.ended]
+    return len(ended) == state.rules.parallelism
+
+
+def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
+    """Return whether every subtask reports nothing new since the last epoch, and that epoch is completed.
+
+    An epoch that was given up is not completed: the next one owes what it froze and staged. A generation always closes
+    its first epoch: it records what became of older ones.
+    """
+    if not isinstance(epochs, coordinator.Idle):
+        return False
+    quiet = [hosted.quiet for hosted in state.workers.values() if hosted.subtask is not None]
+    return len(quiet) == state.rules.parallelism and set(quiet) == {epochs.committed_through} != {NO_EPOCH}
+
+
+def launch_allowed_at(state: Master) -> float:
+    """Return when launches may resume: immediately after the first failure since a completed epoch, then with growing
+    delays."""
+    if state.failures_in_a_row < 2:
+        return 0.0
+    delay = state.rules.restart_backoff_first * 2.0 ** min(state.failures_in_a_row - 2, 32)
+    return state.failures[-1].at + min(delay, state.rules.restart_backoff_max)
+
+
+def confirm(state: Master, delivered: tuple[Confirmed, ...]) -> Master:
+    """Remember the newest tag of every writer."""
+    confirmed = {**state.confirmed}
+    for done in delivered:
+        confirmed[done.writer] = max(done.tag, confirmed.get(done.writer, done.tag))
+    return replace(state, confirmed=confirmed)

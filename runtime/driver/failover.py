@@ -1,0 +1,208 @@
+"""What the master does when a worker is lost: dismiss it, count the failure, start another.
+
+A loss while subtasks run makes a recovery due: a new generation, in which survivors roll back in
+place. Too many failures inside the window end the run with the first cause, not the last symptom.
+
+Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
+Source: DESIGN section 3 (restart policy); PROTOCOL P2, P4.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.errors import ErrorReport
+from holdfast.frozen import replace
+from holdfast.model import WorkerId
+from holdfast.runtime.driver.deployment import launch_allowed_at
+from holdfast.runtime.driver.state import (
+    Cancel,
+    Dismiss,
+    Effect,
+    End,
+    Failure,
+    Interrupted,
+    Launch,
+    Master,
+    Over,
+    Send,
+    Step,
+)
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire import vitals
+
+LAUNCH_DEADLINE_S = 60.0
+"""How long a Spark job may take until its worker registers."""
+
+
+def lost(state: Master, worker: WorkerId, cause: str, now: float) -> Step:
+    """Handle a lost worker: its stream closed, its Spark job ended, or it was silent for too long."""
+    if worker not in state.workers or isinstance(state.phase, Over):
+        return state, []
+    return lose(state, worker, cause, None, now)
+
+
+def spoken_for(state: Master, message: m.Vitals, now: float) -> Step:
+    """Take a companion's report: its worker's interpreter is held, the worker is ended for that, or it has ended."""
+    hosted = replace(state.workers[message.worker], last_words=message)
+    match message.state:
+        case "held":
+            held_by = (message.mark or vitals.INTERPRETER,)
+            hosted = replace(hosted, seen=now, progress=msgspec.structs.replace(hosted.progress, held_by=held_by))
+        case "hung":
+            state = replace(state, workers={**state.workers, message.worker: hosted})
+            cause = f"worker {message.worker} (pid {hosted.pid}) was ended: it held its interpreter"
+            cause += f" for {message.for_ms / 1000:.0f} s"
+            return lose(state, message.worker, cause, None, now)
+        case _:
+            pass  # the end of its stream follows
+    return replace(state, workers={**state.workers, message.worker: hosted}), []
+
+
+def is_held(state: Master) -> bool:
+    """Return whether a function holds the interpreter of a worker with a subtask, which reads no messages meanwhile.
+
+    The state does not last: the worker sends heartbeats again, or it is lost, as hung or because its companion falls
+    silent too.
+    """
+    words = [hosted.last_words for hosted in state.workers.values() if hosted.subtask is not None]
+    return any(each is not None and each.state == "held" for each in words)
+
+
+def launch_ended(state: Master, number: int, error: str | None, now: float) -> Step:
+    """Handle the end of the Spark job that hosts a worker, for any reason."""
+    if isinstance(state.phase, Over):
+        return state, []
+    for worker, hosted in state.workers.items():
+        if hosted.launch == number:
+            return lost(state, worker, f"worker process ended ({error or 'no error'})", now)
+    if number not in state.launching:
+        return _explain(state, number, error), []
+    launching = {n: at for n, at in state.launching.items() if n != number}
+    what = f"a worker could not be started: {error}"
+    return count_failure(replace(state, launching=launching), now, number, what, kind="unavailable")
+
+
+def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None, now: float) -> Step:
+    hosted = state.workers[worker]
+    words = hosted.last_words
+    if error is None and words is not None and (words.mark is not None or words.state == "hung"):
+        cause, error = _explained(cause, words)
+    workers = {w: h for w, h in state.workers.items() if w != worker}
+    state = replace(state, workers=workers)
+    effects: list[Effect] = [Dismiss(worker, hosted.launch)]
+    if state.running is not None and hosted.subtask is not None:
+        since = state.recovering_since if state.recovering_since is not None else now
+        state = replace(state, phase=Interrupted(state.running, cause), recovering_since=since)
+    state, more = count_failure(state, now, hosted.launch, cause, error)
+    return state, effects + more
+
+
+def _explained(cause: str, words: m.Vitals) -> tuple[str, ErrorReport]:
+    """Add what the worker was running to the cause of its loss; return the cause and the error."""
+    cause = f"{cause}, while it ran {vitals.described(words.mark)}"
+    if words.memory:
+        cause += "; at that time the system killed a process on that machine because it ran out of memory"
+    next_step = {
+        "hung": "limit its run time (set timeouts on calls, avoid patterns that backtrack), or raise hung_after_ms",
+        "held": "check whether the machine was overloaded, cut off or stopped",
+    }.get(
+        words.state,
+        "check whether it ends its process (os._exit, a crash of native code), or needs more memory than is available",
+    )
+    return cause, ErrorReport(
+        kind="failed",
+        what=cause,
+        not_done="the epoch in progress was not completed; everything up to the last one is kept",
+        next=f"{next_step}; the worker is replaced",
+    )
+
+
+def count_failure(
+    state: Master,
+    now: float,
+    launch: int | None,
+    what: str,
+    error: ErrorReport | None = None,
+    kind: str = "failed",
+) -> Step:
+    """Count a failure, once for workers lost together; too many within the window end the run with the first cause.
+
+    A lost executor takes all its workers with it: if each counted, more workers would mean a longer backoff.
+    """
+    if launch is not None and launch <= state.struck:
+        return state, []
+    told = ErrorReport(
+        kind=kind,
+        what=what,
+        not_done="the epoch in progress was not completed; everything up to the last one is kept",
+        next="remove the cause, then run the job again: it resumes from there",
+    )
+    failure = Failure(now, launch, error or told)
+    recent = (*(each for each in state.failures if now - each.at < state.rules.restart_window), failure)
+    state = replace(state, failures=recent, failures_in_a_row=state.failures_in_a_row + 1, struck=state.launches)
+    if len(recent) > state.rules.restart_failures_max:
+        return end(state, "failed", recent[0].error)
+    return state, []
+
+
+def _explain(state: Master, launch: int, error: str | None) -> Master:
+    """Add Spark's error to a counted failure: the stream closes before Spark reports the cause."""
+    if error is None:
+        return state
+
+    def explained(failure: Failure) -> Failure:
+        if failure.launch != launch:
+            return failure
+        return replace(failure, error=replace(failure.error, what=f"{failure.error.what} ({error})"))
+
+    return replace(state, failures=tuple(explained(each) for each in state.failures))
+
+
+def forgive_own_pause(state: Master, now: float) -> Master:
+    """Ignore the workers' silence for the time in which this process itself was stopped."""
+    if state.looked_at == now:
+        return state
+    gap = 0.0 if state.looked_at is None else now - state.looked_at
+    state = replace(state, looked_at=now)
+    if gap <= state.rules.silent_after / 2:
+        return state
+    workers = {worker: replace(hosted, seen=hosted.seen + gap) for worker, hosted in state.workers.items()}
+    return replace(state, workers=workers)
+
+
+def launch_missing(state: Master, now: float) -> Step:
+    """Start the missing workers, unless none is needed any more or the backoff has not passed."""
+    if state.ends_repaired:
+        return state, []
+    late = [number for number, at in state.launching.items() if now - at > LAUNCH_DEADLINE_S]
+    effects: list[Effect] = [Cancel(number) for number in late]
+    for number in late:
+        launching = {n: at for n, at in state.launching.items() if n != number}
+        what = f"a worker did not start within {LAUNCH_DEADLINE_S:.0f} s"
+        state, more = count_failure(replace(state, launching=launching), now, number, what, kind="unavailable")
+        if more:
+            return state, effects + more
+    missing = state.rules.parallelism - len(state.workers) - len(state.launching)
+    if missing > 0 and now < launch_allowed_at(state):
+        return state, effects
+    for _ in range(max(missing, 0)):
+        number = state.launches + 1
+        state = replace(state, launches=number, launching={**state.launching, number: now})
+        effects.append(Launch(number))
+    return state, effects
+
+
+def end(state: Master, outcome: str, error: ErrorReport | None) -> Step:
+    """End the run with this outcome: finished, stopped, fenced, refused or failed."""
+    leaving: list[Effect] = [Send(w, m.Exit(outcome)) for w in state.workers]
+    return replace(state, phase=Over(outcome, error)), [*leaving, End(outcome, error)]
+
+
+def all_run(state: Master, now: float) -> Master:
+    """Every subtask takes records: count further losses as new failures, and note how long the recovery took."""
+    state = replace(state, struck=0)
+    if state.recovering_since is None:
+        return state
+    done = replace(state.restarts[-1], ready_after=now - state.recovering_since)
+    return replace(state, restarts=(*state.restarts[:-1], done), recovering_since=None)

@@ -1,0 +1,100 @@
+"""What the master does between the start of a generation and its first record: base, repairs, workers, subtasks.
+
+A generation on a timeline without a completed checkpoint may follow a rewind whose repairs were cut short. It repairs
+every target again before it deploys anything; repairing a target twice changes nothing.
+
+Invariants
+    - Nothing is deployed before the base is known and every target is repaired (P21).
+    - Every subtask gets a worker, and keeps the one it had.
+
+Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
+Source: DESIGN sections 3, 9; PROTOCOL P5, P10, P21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.checkpoint import coordinator
+from holdfast.checkpoint.manifest import Confirmed, Manifest
+from holdfast.frozen import replace
+from holdfast.model import NO_EPOCH, Generation, Subtask, Tag, Writer
+from holdfast.runtime.driver.deployment import assigned, confirm, deployment
+from holdfast.runtime.driver.failover import launch_missing
+from holdfast.runtime.driver.state import Gathering, LoadManifest, Master, RepairTargets, Restart, Running, Send, Step
+from holdfast.runtime.wire import messages as m
+
+
+def gather(state: Master, now: float) -> Step:
+    """Begin after the generation is ours: every worker is free to take a subtask of it."""
+    if state.recovering_since is not None:
+        started = state.job.starts[-1]
+        since = state.recovering_since
+        rewind = any(each.first_epoch == started.first_epoch for each in state.job.rewinds)
+        restart = Restart(since, started.cause, state.job.generation, logged_after=now - since, rewind=rewind)
+        state = replace(state, restarts=(*state.restarts, restart))
+    workers = {
+        w: replace(hosted, ready=False, how=None, ended=False, caught_up=False, quiet=NO_EPOCH)
+        for w, hosted in state.workers.items()
+    }
+    state = replace(state, workers=workers)
+    if not state.job.completed:
+        return deploy_if_complete(replace(state, phase=Gathering(None, True)), now)
+    stops = state.ends_repaired
+    state = replace(state, phase=Gathering(None, False, repaired=not state.job.repair_due, stops=stops))
+    return state, [LoadManifest(state.job.completed[-1].body.manifest)]
+
+
+def base_loaded(state: Master, manifest: Manifest, now: float) -> Step:
+    """Take the manifest from which the generation continues."""
+    phase = state.phase
+    if not isinstance(phase, Gathering) or phase.base_known or manifest.epoch != state.job.base_epoch:
+        return state, []
+    manifest = _without_gone_sinks(state, manifest)
+    state = replace(confirm(state, manifest.confirmed), phase=replace(phase, base=manifest, base_known=True))
+    if not phase.repaired:
+        return state, [RepairTargets(state.job, manifest)]
+    return deploy_if_complete(state, now)
+
+
+def _without_gone_sinks(state: Master, base: Manifest) -> Manifest:
+    """Drop delivered output of sinks that the code no longer has; newer output of these sinks stays."""
+    gone = state.rules.gone_sinks
+    if gone is None:
+        return base
+    kept = [item for item in base.pending if item.writer.sink not in gone.names or item.tag.epoch > gone.through]
+    return msgspec.structs.replace(base, pending=tuple(kept))
+
+
+def repaired(state: Master, generation: Generation, writers: Iterable[Writer], now: float) -> Step:
+    """Every target is at the base of the timeline, for all these writers."""
+    phase, job = state.phase, state.job
+    if not isinstance(phase, Gathering) or generation != job.generation:
+        return state, []
+    tag = Tag(job.timeline, job.base_epoch)
+    state = confirm(state, tuple(Confirmed(writer, tag) for writer in writers))
+    return deploy_if_complete(replace(state, phase=replace(phase, repaired=True)), now)
+
+
+def deploy_if_complete(state: Master, now: float) -> Step:
+    """Assign every subtask to a worker once there are enough workers and the base is known and repaired."""
+    phase = state.phase
+    if not isinstance(phase, Gathering) or not (phase.base_known and phase.repaired) or state.ends_repaired:
+        return state, []
+    if len(state.workers) < state.rules.parallelism:
+        return launch_missing(state, now)
+    taken = {hosted.subtask for hosted in state.workers.values() if hosted.subtask is not None}
+    free = [Subtask(s) for s in range(state.rules.parallelism) if s not in taken]
+    workers = dict(state.workers)
+    for worker, hosted in workers.items():
+        if hosted.role is None and free:
+            workers[worker] = replace(hosted, role=m.Active(free.pop(0)))
+    job = state.job
+    epochs = coordinator.start(state.rules.parallelism, job.base_epoch, job.first_epoch)
+    state = replace(state, workers=workers, phase=Running(phase.base, now, epochs, now, phase.base))
+    if state.recovering_since is not None:
+        deployed = replace(state.restarts[-1], deployed_after=now - state.recovering_since)
+        state = replace(state, restarts=(*state.restarts[:-1], deployed))
+    return state, [Send(w, deployment(state, phase.base, w)) for w in assigned(state)]

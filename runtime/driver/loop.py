@@ -1,0 +1,253 @@
+"""The interpreter of the driver: takes events, steps the master, performs its effects.
+
+The same loop runs in production, in the test driver and in the simulator; what differs are its
+ports. One thread calls `turn`; reads and writes of the job's history go to a lane.
+
+Invariants
+    - Events are handled one at a time, to the end, and time is looked at after each.
+    - An append whose outcome is unknown is sent again until its slot is read (P4).
+
+Source: DESIGN sections 2 to 4; PROTOCOL P4, P9.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import Damaged, ErrorReport, Fenced, HoldfastError, Unavailable
+from holdfast.model import Generation, ObjectRef, WorkerId, Writer
+from holdfast.ports import Clock, Lane
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.repair import Repairs
+from holdfast.runtime.driver.sweep import Sweep
+from holdfast.runtime.plan.compiler import SinkSpec
+from holdfast.runtime.wire import messages as m
+
+LOG_RETRY_S = 0.1
+DAMAGED_READS_MAX = 3
+"""A log that is damaged in one read may be whole in the next; one that is so in all of them is damaged for good."""
+
+
+class DriverPorts(Protocol):
+    """What the driver needs from its surroundings."""
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def repository(self) -> Repository: ...
+    @property
+    def sinks(self) -> Sequence[SinkSpec]: ...
+
+    def send(self, worker: WorkerId, message: m.FromDriver) -> None:
+        """Send to a worker; may be lost."""
+
+    def launch(self, number: int) -> None:
+        """Start a process that will register as a worker."""
+
+    def dismiss(self, worker: WorkerId, launch: int) -> None:
+        """Close the worker's stream."""
+
+    def cancel(self, launch: int) -> None:
+        """End a launch whose worker never registered."""
+
+    def lane(self, name: str) -> Lane:
+        """Return the lane of this name; its results are handed to `done` between turns."""
+
+
+class DriverLoop:
+    """One run of a job, from taking it over to its end.
+
+    Args:
+        watch: Called with the master after every event, before its effects are performed.
+    """
+
+    def __init__(
+        self,
+        rules: master.Rules,
+        owner: str,
+        ports: DriverPorts,
+        pulse_every: float = 0.5,
+        watch: Callable[[master.Master], None] = lambda _: None,
+    ) -> None:
+        self._watch = watch
+        self._rules, self._owner, self._ports = rules, owner, ports
+        self._pulse_every, self._next_pulse = pulse_every, 0.0
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_ids = itertools.count()
+        self._master: master.Master | None = None
+        self.sweep = Sweep(ports.repository, lambda: ports.lane("sweep"))
+        self.repairs = Repairs(
+            ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail, rules.adopted
+        )
+        self.outcome: tuple[str, ErrorReport | None] | None = None
+        self.refused: HoldfastError | None = None
+        """Why the root did not take the last record or manifest; None once it does."""
+
+    @property
+    def state(self) -> master.Master:
+        """Return what the master knows, for reports."""
+        assert self._master is not None, "the run has not begun"
+        return self._master
+
+    def begin(self, job: joblog.Job | None, cause: str) -> None:
+        """Take the job over as the log describes it, or create it."""
+        self._perform(*master.begin(self._rules, self._owner, job, cause, self._ports.clock.wall_us()))
+
+    def rewind(self, job: joblog.Job, asked: master.RewindWanted) -> None:
+        """Take over a job that nobody runs, go back, repair its targets, and end."""
+        self._perform(*master.begin_rewind(self._rules, self._owner, job, asked, self._ports.clock.wall_us()))
+
+    def received(self, message: m.FromWorker) -> None:
+        """Handle a message of a worker."""
+        self._perform(*master.heard(self.state, message, self._now()))
+
+    def stream_closed(self, worker: WorkerId, why: str) -> None:
+        """A worker's control stream closed."""
+        self._perform(*master.lost(self.state, worker, why, self._now()))
+
+    def launch_ended(self, number: int, error: str | None) -> None:
+        """The Spark job that hosts a worker ended."""
+        self._perform(*master.launch_ended(self.state, number, error, self._now()))
+
+    def judges(self, generation: int, first: Generation) -> bool:
+        """Return whether a request made for this generation gets an answer from this run by now."""
+        return master.is_judged(self.state, generation, first)
+
+    def asked(self, kind: str, args: Mapping[str, Any], generation: int, first: Generation) -> Mapping[str, Any] | None:
+        """Carry out a request; return its answer, None if it is for a generation not known here."""
+        state, effects, answer = master.carry_out(self.state, kind, args, generation, first)
+        self._perform(state, effects)
+        return None if answer is None else answer.as_json()
+
+    def stop(self) -> None:
+        """Take a last checkpoint and end the run."""
+        self._perform(*master.stop(self.state))
+
+    def close_epoch(self) -> None:
+        """Close the next epoch when it is due, also if nothing is new."""
+        self._perform(master.close_epoch(self.state), [])
+
+    def turn(self) -> None:
+        """Look at the time: due timers, silent workers, due epochs, the driver's own pulse."""
+        now = self._now()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        if self.outcome is not None:
+            return
+        self._perform(*master.tick(self.state, now, self._ports.clock.wall_us()))
+        if now >= self._next_pulse and self.outcome is None:
+            self._next_pulse = now + self._pulse_every
+            self._perform(self.state, master.pulse(self.state))
+
+    def _perform(self, state: master.Master, effects: list[master.Effect]) -> None:
+        self._master = state
+        self._watch(state)
+        for effect in effects:
+            match effect:
+                case master.CreateRecord(record):
+                    self._lane(lambda r=record: self._ports.repository.create_record(r), self._record_found)  # type: ignore[misc]
+                case master.LoadManifest(ref):
+                    self._lane(lambda r=ref: self._ports.repository.load_manifest(r), self._base_loaded)  # type: ignore[misc]
+                case master.StoreManifest(manifest):
+                    self._store_manifest(manifest)
+                case master.Send(worker, message):
+                    self._ports.send(worker, message)
+                case master.Launch(number):
+                    self._ports.launch(number)
+                case master.Dismiss(worker, launch):
+                    self._ports.dismiss(worker, launch)
+                case master.Cancel(launch):
+                    self._ports.cancel(launch)
+                case master.RepairTargets(job, base):
+                    self.repairs.request(job, base)
+                case master.Sweep(job):
+                    self.sweep.request(job)
+                case master.End("failed", error) if error is not None and error.kind in (Damaged.kind, Fenced.kind):
+                    self._end_if_ours(error)
+                case master.End(outcome, error):
+                    self.outcome = outcome, error
+
+    def _repaired(self, generation: Generation, writers: frozenset[Writer]) -> None:
+        self._perform(*master.repaired(self.state, generation, writers, self._now()))
+
+    def _end_if_ours(self, error: ErrorReport, damaged_reads: int = 0) -> None:
+        """End as fenced if a newer generation owns the job: it sweeps objects and fences targets (P16). Else as failed.
+
+        Only the log knows the owner. If it stays damaged, a refusal to a fenced driver cannot be judged, and the
+        damage is what the run reports.
+        """
+
+        def done(result: object) -> None:
+            if isinstance(result, Unavailable):
+                self._after(LOG_RETRY_S, lambda: self._end_if_ours(error, damaged_reads))
+            elif isinstance(result, Damaged) and damaged_reads + 1 < DAMAGED_READS_MAX:
+                self._after(LOG_RETRY_S, lambda: self._end_if_ours(error, damaged_reads + 1))
+            elif isinstance(result, Damaged) and error.kind == Fenced.kind:
+                self.outcome = "failed", result.report()
+            elif isinstance(result, joblog.Job) and result.owner != self._owner:
+                self.outcome = "fenced", master.taken_over(result)
+            else:
+                self.outcome = "failed", error
+
+        self._lane(self._ports.repository.read_log, done)
+
+    def _store_manifest(self, manifest: Manifest) -> None:
+        def done(result: object) -> None:
+            match result:
+                case ObjectRef():
+                    self.refused = None
+                    at_us = self._ports.clock.wall_us()
+                    self._perform(*master.manifest_stored(self.state, manifest, result, self._now(), at_us))
+                case Unavailable() as error:
+                    self.refused = error
+                    self._after(LOG_RETRY_S, lambda: self._store_manifest(manifest))
+                case _:
+                    self._fail(result)
+
+        self._lane(lambda: self._ports.repository.store_manifest(manifest, self._owner), done)
+
+    def _record_found(self, result: object) -> None:
+        match result:
+            case joblog.Record():
+                self.refused = None
+                at_us = self._ports.clock.wall_us()
+                self._perform(*master.record_found(self.state, result, self._now(), at_us))
+            case Unavailable() as error:
+                self.refused = error
+                self._after(LOG_RETRY_S, lambda: self._perform(*master.retry_append(self.state)))
+            case Fenced():
+                self._perform(*master.end(self.state, "fenced", result.report()))
+            case _:
+                self._fail(result)
+
+    def _base_loaded(self, result: object) -> None:
+        match result:
+            case Manifest():
+                self._perform(*master.base_loaded(self.state, result, self._now()))
+            case Unavailable():
+                completed = self.state.job.completed[-1]
+                load = master.LoadManifest(completed.body.manifest)
+                self._after(LOG_RETRY_S, lambda: self._perform(self.state, [load]))
+            case _:
+                self._fail(result)
+
+    def _fail(self, error: object) -> None:
+        if not isinstance(error, HoldfastError):
+            assert isinstance(error, BaseException)
+            raise error
+        self._perform(*master.end(self.state, "failed", error.report()))
+
+    def _lane(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        self._ports.lane("log").submit(work, done)
+
+    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (self._now() + delay_s, next(self._timer_ids), action))
+
+    def _now(self) -> float:
+        return self._ports.clock.monotonic()

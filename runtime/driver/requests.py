@@ -1,0 +1,261 @@
+"""Requests to a running job, as the master carries them out: stop, finish, end now, take a savepoint.
+
+A request names the generation that its sender saw. The master refuses a request made for an earlier run, and leaves
+one for a generation that it does not know yet to the driver of that generation.
+
+How a run can end
+    - `stop`: a last barrier at the current positions of the sources; `Stopped` once all output is delivered. The job
+      can be resumed.
+    - `stop --finish`: every source is read to its end as of the request's arrival (a recovery takes the ends again),
+      or no further with `unread: drop`. The end of input follows: last watermark, last barrier, `Finished`. The job
+      cannot be resumed.
+    - `stop --now`: no barrier and no record, as if the driver had been killed. Committed epochs stay, the next run
+      reads the rest again.
+    - `run --once`: the sources stop at the offsets that were their ends at the start; the rest is as for `stop`.
+
+Invariants
+    - A savepoint is an epoch triggered after the request, and its name is inside `CheckpointCompleted` (P13).
+    - A requested name waits until an epoch that carries it is completed, over epochs given up and recoveries.
+    - One epoch takes one name; the last barrier waits until at most one name is left.
+    - The master accepts only what the run will do: a run that ends with a rewind takes no savepoint, does not finish
+      and does not rewind a second time.
+    - The master accepts nothing before the log holds the start of this run: an older driver may still finish the job.
+    - An accepted request that the run did not carry out before it ended is answered again, as refused (`left_undone`).
+
+Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
+Source: DESIGN section 13 (requests); PROTOCOL P6, P13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import structs
+
+from holdfast.checkpoint import append, coordinator, joblog
+from holdfast.model import Generation
+from holdfast.runtime.driver import rewinding
+from holdfast.runtime.driver.deployment import all_ended, all_ready, assigned, nothing_new
+from holdfast.runtime.driver.failover import end
+from holdfast.runtime.driver.state import (
+    SAVEPOINTS_WAITING_MAX,
+    Effect,
+    Finishing,
+    Master,
+    Over,
+    Running,
+    Send,
+    Step,
+    Stopping,
+)
+from holdfast.runtime.wire import messages as m
+
+DROP = "drop"
+"""In a request to finish: unread records stay unread."""
+ENDED_NOW = "ended"
+"""Outcome of a run that `stop --now` ended: nothing was appended, the job can be run again."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request."""
+
+    accepted: bool
+    generation: Generation
+    reason: str | None = None
+    """Why it was not carried out."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer in its stored form."""
+        return {"accepted": self.accepted, "generation": self.generation, "reason": self.reason}
+
+
+def carry_out(
+    state: Master, kind: str, args: Mapping[str, Any], generation: int, first: Generation
+) -> tuple[Master, list[Effect], Answer | None]:
+    """Carry out a request, or refuse it with a reason.
+
+    Args:
+        generation: The generation that the request was made for.
+        first: The first generation of this run.
+
+    Returns:
+        No answer if this driver has not seen the request's generation, or the log does not hold the driver's own yet.
+    """
+    if not is_judged(state, generation, first):
+        return state, [], None
+    log = state.log.job
+    assert log is not None
+    refusal = _refusal(state, kind, args, generation, first)
+    if refusal is not None:
+        return state, [], Answer(False, log.generation, refusal)
+    effects: list[Effect] = []
+    if kind == "savepoint":
+        state = replace(state, savepoints=(*state.savepoints, args["name"]))
+    elif kind == "rewind":
+        state = rewinding.accept(state, args)
+    elif args.get("how") == "now":
+        state, effects = end(state, ENDED_NOW, None)
+    elif args.get("how") == "finish":
+        state, effects = finish(state, drop_unread=args.get("unread") == DROP)
+    else:
+        state, effects = stop(state)
+    return state, effects, Answer(True, log.generation)
+
+
+def is_judged(state: Master, generation: int, first: Generation) -> bool:
+    """Return whether this driver can accept or refuse yet; see carry_out."""
+    log = state.log.job
+    if log is None or generation > log.generation:
+        return False
+    return generation < first or log.owner == state.log.owner or isinstance(state.phase, Over)
+
+
+def left_undone(state: Master, kind: str, args: Mapping[str, Any]) -> str | None:
+    """Return why the run ended without an accepted request; None if it was carried out, or the run is not over."""
+    job, phase = state.log.job, state.phase
+    if not isinstance(phase, Over) or (job is not None and _is_carried_out(job, phase, kind, args)):
+        return None
+    match phase.outcome:
+        case "fenced":
+            return "another run took over the job before the request was carried out"
+        case "failed" | "refused":
+            return "the run failed before the request was carried out"
+        case _:
+            return "the run ended before the request was carried out"
+
+
+def _is_carried_out(job: joblog.Job, over: Over, kind: str, args: Mapping[str, Any]) -> bool:
+    match kind, args.get("how"):
+        case "savepoint", _:
+            return job.savepoint(args["name"]) is not None
+        case "rewind", _:
+            to = (args["timeline"] + 1, args["epoch"])
+            return any((each.timeline, each.base_epoch) == to for each in job.rewinds)
+        case _, "now":
+            return over.outcome == ENDED_NOW
+        case _, "finish":
+            return over.outcome == "finished"
+        case _:
+            return over.outcome in ("stopped", "finished")
+
+
+def stop(state: Master) -> Step:
+    """Take a last checkpoint, deliver it, and end the run, which can be resumed. A finishing job still finishes."""
+    return state if isinstance(state.ending, Finishing) else replace(state, ending=Stopping()), []
+
+
+def finish(state: Master, *, drop_unread: bool = False) -> Step:
+    """Read all sources to their present ends, or no further; then finish the job as at the end of its input."""
+    drop_unread = drop_unread or (isinstance(state.ending, Finishing) and state.ending.drop_unread)
+    state = replace(state, ending=Finishing(drop_unread))
+    return state, end_input(state)
+
+
+def end_input(state: Master) -> list[Effect]:
+    """Announce the end of input to the workers; repeated until they have read it, because messages may be lost."""
+    ending = state.ending
+    if not isinstance(ending, Finishing) or state.running is None or not all_ready(state) or all_ended(state):
+        return []
+    return [Send(worker, m.EndInput(state.job.generation, ending.drop_unread)) for worker in assigned(state)]
+
+
+def is_over(state: Master) -> bool:
+    """Return whether the next barrier is the last one."""
+    finishing, stopping = isinstance(state.ending, Finishing), isinstance(state.ending, Stopping)
+    caught_up = state.rules.until is not None and not finishing and _all_caught_up(state)
+    return (stopping or all_ended(state) or caught_up) and len(state.savepoints) <= 1
+
+
+def is_due(state: Master, phase: Running, now: float) -> bool:
+    """Return whether to close the next epoch now, although it may not be the last."""
+    if state.savepoints:
+        return True
+    wanted = state.epoch_wanted or not nothing_new(state, phase.epochs)
+    return wanted and now - phase.last_trigger >= state.rules.checkpoint_every
+
+
+def close_epoch(state: Master) -> Master:
+    """Close the next epoch when it is due, even if nothing is new."""
+    return replace(state, epoch_wanted=True)
+
+
+def next_name(state: Master) -> str | None:
+    """Return the name that the next epoch carries."""
+    return state.savepoints[0] if state.savepoints else None
+
+
+def named(state: Master, phase: Running) -> Master:
+    """The epoch is completed: its name no longer waits."""
+    return replace(state, savepoints=tuple(name for name in state.savepoints if name != phase.savepoint))
+
+
+def unless_taken(body: joblog.CheckpointCompleted) -> append.Draft:
+    """Return the draft of the record, without the name if another checkpoint has received it in the meantime."""
+
+    def draft(job: joblog.Job) -> joblog.Body:
+        taken = body.savepoint is not None and job.savepoint(body.savepoint) is not None
+        return structs.replace(body, savepoint=None) if taken else body
+
+    return draft
+
+
+def _refusal(state: Master, kind: str, args: Mapping[str, Any], generation: int, first: Generation) -> str | None:
+    if generation < first:
+        return f"the request was made for generation {generation}, which belongs to an earlier run"
+    if isinstance(state.phase, Over):
+        return "the run is over"
+    if kind == "stop":
+        how = args.get("how")
+        if how not in (None, "finish", "now"):
+            return f"this version does not know how to stop {how!r}"
+        if args.get("unread") not in (None, DROP):
+            return f"this version does not know what to do with unread records: {args['unread']!r}"
+        if how == "finish" and _only_stops(state):
+            return "the job is already stopping and its last barrier is out; run it again, then finish it"
+        if how == "finish" and rewinding.is_last_act(state):
+            return "the job is rewinding and will stop there; run it again, then finish it"
+        return None
+    if kind == "savepoint":
+        return _no_savepoint(state, args.get("name"))
+    if kind == "rewind":
+        return rewinding.refusal(state, args, ending=_last_barrier_is_out(state))
+    return f"this version does not know requests of the kind {kind!r}"
+
+
+def _no_savepoint(state: Master, name: object) -> str | None:
+    if not isinstance(name, str) or joblog.SAVEPOINT_NAME.fullmatch(name) is None:
+        return f"{name!r} is not a valid name for a savepoint"
+    if state.job.savepoint(name) is not None:
+        return f"a savepoint {name!r} already exists"
+    if name in state.savepoints:
+        return f"a savepoint {name!r} is already being taken"
+    if len(state.savepoints) >= SAVEPOINTS_WAITING_MAX:
+        return f"{len(state.savepoints)} savepoints are already waiting"
+    if _last_barrier_is_out(state):
+        return "the job is ending and its last barrier is out; name its last checkpoint when it has ended"
+    if rewinding.is_last_act(state):
+        return "the job is rewinding and will stop there; name its last checkpoint when it has ended"
+    return None
+
+
+def _last_barrier_is_out(state: Master) -> bool:
+    match state.running:
+        case Running(final=final) if final is not None:
+            return True
+        case Running(epochs=coordinator.Collecting(barrier=barrier) | coordinator.Deciding(barrier=barrier)):
+            return barrier.last
+        case _:
+            return False
+
+
+def _only_stops(state: Master) -> bool:
+    """Return whether sources halted before the end of their input; this generation cannot finish then."""
+    return state.running is not None and state.running.halted and not state.running.finishing
+
+
+def _all_caught_up(state: Master) -> bool:
+    caught_up = [hosted for hosted in state.workers.values() if hosted.subtask is not None and hosted.caught_up]
+    return len(caught_up) == state.rules.parallelism

@@ -1,0 +1,354 @@
+"""What the job master knows, and what it asks its interpreter to do.
+
+Values only; runtime/driver/master.py steps them.
+
+Pure: no clock, thread or I/O.
+Source: DESIGN sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint import append, coordinator, joblog
+from holdfast.checkpoint.catalogue import Retention
+from holdfast.checkpoint.manifest import Manifest, OperatorState
+from holdfast.errors import ErrorReport
+from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Subtask, Tag, WorkerId, Writer
+from holdfast.runtime.wire import messages as m
+
+SAVEPOINTS_WAITING_MAX = 16
+
+
+@dataclass(frozen=True)
+class GoneSinks:
+    """Sinks that the job's code no longer has; all their output through an epoch is delivered."""
+
+    names: tuple[str, ...]
+    through: Epoch
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The master's parameters, fixed for the run; times in seconds."""
+
+    name: str
+    job_uuid: JobUuid
+    """Used only if the job does not exist yet."""
+    host: str
+    key_groups: int
+    key_ranges: tuple[tuple[int, int], ...]
+    """Key groups of each subtask; its length is the parallelism."""
+    partitions: Mapping[str, tuple[int, ...]]
+    operators: tuple[OperatorState, ...]
+    checkpoint_every: float
+    silent_after: float
+    epoch_deadline: float
+    redeploy_every: float
+    restart_failures_max: int
+    restart_window: float
+    restart_backoff_first: float
+    """Wait before a worker is started after the second failure in a row; doubles up to `restart_backoff_max`."""
+    restart_backoff_max: float
+    until: Mapping[str, Mapping[int, int]] | None = None
+    """With `run --once`: the end of each partition of each source when the run began; read no further."""
+    retention: Retention = Retention()
+    machine: tuple[str, str] | None = None
+    """Host name and boot id of the driver."""
+    local_paths: tuple[str, ...] = ()
+    """Paths of the job on the driver's disk, as text for messages; empty if every machine sees them."""
+    unrepairable: tuple[str, ...] = ()
+    """Sinks whose output no rewind can take back."""
+    audit: str = "rows"
+    """What workers digest: off, counts or rows."""
+    shape: dict[str, Any] | None = None
+    """The shape of the job's code, kept with every checkpoint (runtime/plan/shape.py)."""
+    gone_sinks: GoneSinks | None = None
+    adopted: tuple[str, ...] = ()
+    """Owners of other histories whose targets the user allows this run to take over."""
+
+    @property
+    def parallelism(self) -> int:
+        """Return the number of subtasks of each fragment."""
+        return len(self.key_ranges)
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A registered worker."""
+
+    address: tuple[str, int]
+    host: str
+    pid: int
+    launch: int
+    seen: float
+    role: m.Role | None = None
+    """None for a spare worker."""
+    ready: bool = False
+    how: str | None = None
+    ended: bool = False
+    caught_up: bool = False
+    """It has read as far as `until` allows."""
+    quiet: Epoch = NO_EPOCH
+    """As in `Heartbeat`."""
+    progress: m.Progress = m.Progress()
+    last_words: m.Vitals | None = None
+    """The last report of its companion, unless the worker has sent a message since."""
+
+    @property
+    def subtask(self) -> Subtask | None:
+        """Return the subtask that the worker runs; None for a standby or a spare worker."""
+        return self.role.subtask if isinstance(self.role, m.Active) else None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One recovery, for display: when, why, and how long until all subtasks took records again."""
+
+    at: float
+    cause: str
+    generation: Generation
+    logged_after: float
+    """Until the new generation was in the log."""
+    deployed_after: float | None = None
+    """Until every subtask had a worker."""
+    ready_after: float | None = None
+    rewind: bool = False
+    """Nothing failed: a user requested a rewind."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failure that counts against the restart limit."""
+
+    at: float
+    launch: int | None
+    error: ErrorReport
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The log is being created or the generation's start is being appended."""
+
+    cause: str
+    stops: bool = False
+    """The run ends with the rewind being appended, once the targets are repaired."""
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """The generation is in the log; its base is known once the manifest is read; workers register."""
+
+    base: Manifest | None
+    base_known: bool
+    repaired: bool = True
+    """No target shows what a rewind has undone (P21)."""
+    stops: bool = False
+    """The run ends once the targets are repaired: no worker is needed."""
+
+
+@dataclass(frozen=True)
+class RewindWanted:
+    """A request to rewind the job to this epoch; with `stop`, to end there."""
+
+    epoch: Epoch
+    stop: bool
+    accepted: tuple[str, ...] = ()
+    """As in `Rewound`."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """Every subtask has a worker; epochs are closed once all are ready."""
+
+    base: Manifest | None
+    deployed_at: float
+    epochs: coordinator.Coordinator
+    last_trigger: float
+    last: Manifest | None
+    """Manifest of the last completed epoch."""
+    storing: Manifest | None = None
+    finishing: bool = False
+    """The last barrier was sent because all input is read, not because of a request to stop (P13)."""
+    halted: bool = False
+    """A last barrier was sent; workers that took it read nothing more in this generation, even if the epoch is given
+    up."""
+    final: Epoch | None = None
+    """The last epoch of the run, once it is completed."""
+    broken_since: float | None = None
+    """When a worker first reported a broken channel although no worker is lost."""
+    savepoint: str | None = None
+    """The name that the epoch being closed will have."""
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The generation cannot continue; a recovery is due as soon as the append in flight is settled (P4)."""
+
+    running: Running
+    cause: str
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run has ended; `outcome` is finished, stopped, ended (`stop --now`), fenced, refused or failed."""
+
+    outcome: str
+    error: ErrorReport | None = None
+
+
+Phase = Opening | Gathering | Running | Interrupted | Over
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The user asked for a last checkpoint where the sources stand."""
+
+
+@dataclass(frozen=True)
+class Finishing:
+    """The user asked for the end of input: behind what exists, or where the sources stand."""
+
+    drop_unread: bool
+
+
+Ending = Stopping | Finishing
+"""How the user wants the run to end; it outlives recoveries."""
+
+
+@dataclass(frozen=True)
+class Master:
+    """Everything the driver knows about the job."""
+
+    rules: Rules
+    log: append.Appender
+    phase: Phase
+    workers: Mapping[WorkerId, Hosted] = field(default_factory=dict)
+    launching: Mapping[int, float] = field(default_factory=dict)
+    """Spark jobs whose worker has not registered yet, with their start time."""
+    launches: int = 0
+    failures: tuple[Failure, ...] = ()
+    """Failures within the window, oldest first; the first is reported as the cause."""
+    failures_in_a_row: int = 0
+    """Since the last completed epoch."""
+    struck: int = 0
+    """The loss of workers up to this launch counts as part of the last failure until every subtask runs again."""
+    confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
+    ending: Ending | None = None
+    epoch_wanted: bool = False
+    """The next epoch is closed when it is due, even if nothing is new."""
+    savepoints: tuple[str, ...] = ()
+    """Requested names that no completed epoch carries yet, oldest first."""
+    rewind: RewindWanted | None = None
+    """A request that is carried out as soon as nothing is in flight, in any phase; it replaces a recovery."""
+    restarts: tuple[Restart, ...] = ()
+    recovering_since: float | None = None
+    given_up: int = 0
+    looked_at: float | None = None
+    """The time of the last tick."""
+
+    @property
+    def job(self) -> joblog.Job:
+        """Return the fold of the log."""
+        assert self.log is not None and self.log.job is not None
+        return self.log.job
+
+    @property
+    def running(self) -> Running | None:
+        """Return what runs, or ran until it was interrupted; None in every other phase."""
+        match self.phase:
+            case Running() as running:
+                return running
+            case Interrupted(running=running):
+                return running
+            case _:
+                return None
+
+    @property
+    def ends_repaired(self) -> bool:
+        """Return whether the run ends with the rewind that it is carrying out."""
+        return isinstance(self.phase, Opening | Gathering) and self.phase.stops
+
+
+# Effects
+
+
+@dataclass(frozen=True)
+class CreateRecord:
+    """Create the record conditionally; answer with record_found, whichever record it is; no answer if unknown."""
+
+    record: joblog.Record
+
+
+@dataclass(frozen=True)
+class LoadManifest:
+    """Read and verify the manifest; answer with base_loaded."""
+
+    ref: ObjectRef
+
+
+@dataclass(frozen=True)
+class StoreManifest:
+    """Store the manifest durably; answer with manifest_stored."""
+
+    manifest: Manifest
+    started: float
+
+
+@dataclass(frozen=True)
+class RepairTargets:
+    """In the background: deliver what the base left, take back newer output; answer with repaired (P21)."""
+
+    job: joblog.Job
+    base: Manifest
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """In the background: delete objects that no checkpoint of this fold needs, and prune the log."""
+
+    job: joblog.Job
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send the message to the worker."""
+
+    worker: WorkerId
+    message: m.FromDriver
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start a Spark job that hosts one worker."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """Close the worker's stream; its later messages are ignored."""
+
+    worker: WorkerId
+    launch: int
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End the Spark job of a worker that never came up."""
+
+    launch: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over: dismiss the workers and return the outcome."""
+
+    outcome: str
+    error: ErrorReport | None = None
+
+
+Effect = CreateRecord | LoadManifest | StoreManifest | RepairTargets | Sweep | Send | Launch | Dismiss | Cancel | End
+Step = tuple[Master, list[Effect]]

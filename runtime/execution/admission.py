@@ -1,0 +1,262 @@
+"""Checks that refuse a run before it starts: another live run, a savepoint in the past, a source without an end.
+
+The check for another run is a courtesy: safety comes from the job log, which keeps two drivers apart (PROTOCOL P6). A
+takeover skips the check.
+
+Source: DESIGN section 13 (`live.json`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import msgspec
+
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Manifest, OperatorState
+from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
+from holdfast.model import DriverProcess, Epoch
+from holdfast.ports import ObjectStore
+from holdfast.runtime.driver.state import GoneSinks
+from holdfast.runtime.job import status
+from holdfast.runtime.job.live import understood
+from holdfast.runtime.operators.contract import is_part, operator_of
+from holdfast.runtime.plan.compiler import check_against, describe_operators, with_operator_ids
+from holdfast.runtime.plan.model import Plan, SinkSpec
+from holdfast.runtime.plan.source import Source
+from holdfast.runtime.wire.presence import is_gone
+from holdfast.sinks.contract import owned
+
+LOOK_EVERY_S = 0.2
+NOTED_AFTER_S = 1.0
+"""By then a live driver has usually renewed its `live.json`."""
+
+
+def refuse_second_run(
+    store: ObjectStore,
+    job: joblog.Job,
+    note: Callable[[str], None] = lambda _: None,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return if no other driver runs the job; wait long enough for a live one to renew its `live.json`.
+
+    This process's clock measures the wait: the time in the file is another machine's and may lie in the future.
+
+    Args:
+        note: Called with a line for the user if there is a driver to wait for.
+
+    Raises:
+        Fenced: another run of this job is alive.
+    """
+    first: int | None = None
+    began, noted = monotonic(), False
+    while (driver := _live_driver(store)) is not None:
+        first = driver.at if first is None else first
+        waited_s = monotonic() - began
+        if driver.at == first and waited_s > status.STALE_AFTER_MS / 1000:
+            return
+        if waited_s >= NOTED_AFTER_S and not noted:
+            noted = True
+            note(
+                f"waiting up to {status.STALE_AFTER_MS / 1000:.0f} s to see whether the driver on {driver.host} "
+                f"(pid {driver.pid}) still runs {job.name}"
+            )
+        if driver.at != first:
+            raise Fenced(
+                f"job {job.name!r} is running on {driver.host} (pid {driver.pid}), generation {job.generation}",
+                not_done="this run was not started and nothing was changed",
+                next_step=f"to see it: holdfast status {job.name}; to end it: holdfast stop {job.name}; "
+                "to run in its place: add --takeover",
+                where=Where(job=job.name),
+            )
+        sleep(LOOK_EVERY_S)
+
+
+def check_from(name: str, job: joblog.Job | None, savepoint: str) -> None:
+    """Refuse a start from a savepoint that is not the newest checkpoint: going back undoes output."""
+    found = None if job is None else job.savepoint(savepoint)
+    if found is not None and job is not None and found.epoch == job.base_epoch:
+        return
+    if found is None:
+        known = ", ".join(each.name for each in job.savepoints) if job is not None else ""
+        what = f"job {name!r} has no savepoint {savepoint!r}"
+        next_step = f"use one of {known}" if known else "it has none; run it without --from"
+    else:
+        what = f"savepoint {savepoint!r} is epoch {found.epoch}, and job {name!r} has moved on since"
+        next_step = f"go back to it first: holdfast rewind {name} --to-savepoint {savepoint}; or run it without --from"
+    raise ConfigError(
+        what,
+        not_done="the job was not started; state and output are untouched",
+        next_step=next_step,
+        where=Where(job=name),
+    )
+
+
+def refuse_private_memory(plan: Plan, root: str) -> None:
+    """Refuse places in the memory of one process: workers are separate processes and cannot read them."""
+    places = [("the root", root)]
+    places += [(f"source {s.name!r}", path) for s in plan.sources for path in s.source.traits.local_paths]
+    places += [(f"sink {s.name!r}", path) for s in plan.sinks for path in s.sink.traits.local_paths]
+    for name, path in places:
+        if path.startswith("memory://"):
+            raise ConfigError(
+                f"{name} is {path}, which is in the memory of one process; workers are separate processes and cannot "
+                "read it",
+                not_done="the job was not started, and nothing was opened",
+                next_step="use a folder that all workers reach, or an object store (s3://bucket/prefix); "
+                "for a test without files use hf.testing.TestDriver",
+                where=Where(job=plan.app),
+            )
+
+
+def check_has_end(job: str, name: str, source: Source) -> None:
+    """Refuse to read to the end of a source that has none."""
+    if (endless := source.traits.endless) is not None:
+        raise ConfigError(
+            f"source {name!r} is {endless.what}: it has no end to read to",
+            not_done="the job was not started; state and output are untouched",
+            next_step=f"{endless.instead}, or run without --once",
+            where=Where(job=job, source=name),
+        )
+
+
+def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
+    """Create or check a target. The job runs even if a target it has used before is unreachable or locked, perhaps by
+    a stopped process of an older run: only deliveries to that target wait (P24)."""
+    try:
+        spec.sink.prepare(spec.schema, spec.upsert_key)
+        if (sink := owned(spec.sink)) is not None:
+            sink.check_owner(None if job is None else job.uuid, spec.name)
+    except Unavailable:
+        if job is None or not job.completed:
+            raise
+
+
+def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -> None:
+    """Refuse to run after a rewind unless the code has all written sinks: their targets are repaired first."""
+    known = {s.name for s in plan.sinks if s.sink.traits.repairs or f"{s.name}:impossible" in accepted}
+    if missing := sorted(written - known):
+        raise ConfigError(
+            f"the job was rewound and sink {missing[0]!r} may hold output to undo, but the app no longer has this sink "
+            "or has one that cannot undo output",
+            not_done="the job was not started; state and output are untouched",
+            next_step=f"put the sink {missing[0]!r} back as it was and run the job: it repairs its targets first",
+            where=Where(job=plan.app),
+        )
+
+
+def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[joblog.Record]]) -> GoneSinks:
+    """Refuse to abandon committed output whose sink the code no longer has.
+
+    Args:
+        records: Reads the job log; called only if the manifest names output of such a sink.
+
+    Returns:
+        Sinks that the code no longer has, with all output in the manifest delivered: the run stopped after it.
+
+    Raises:
+        ConfigError: such output is not known to be delivered.
+    """
+    gone = sorted({item.writer.sink for item in before.pending} - {sink.name for sink in plan.sinks})
+    if gone and not delivered_through(records(), before.epoch):
+        raise ConfigError(
+            f"the app no longer has the sink {gone[0]!r}, but output for it is committed and not delivered yet",
+            not_done="the job was not started; state and output are untouched",
+            next_step=f"put the sink {gone[0]!r} back, run the job and end it with holdfast stop, which waits for "
+            "delivery; then remove the sink",
+            where=Where(job=plan.app),
+        )
+    return GoneSinks(tuple(gone), before.epoch)
+
+
+def delivered_through(records: Iterable[joblog.Record], epoch: Epoch) -> bool:
+    """Return whether a run stopped at this epoch, the job's last: a run stops only after all output is delivered (P13).
+
+    The record that ends a rewind proves less: a target that cannot undo output may have been accepted as it is.
+    """
+    delivered = rewound = False
+    for record in records:
+        match record.body:
+            case joblog.Rewound():
+                delivered, rewound = False, True
+            case joblog.CheckpointCompleted():
+                rewound = False
+            case joblog.Stopped(epoch=stopped):
+                delivered = stopped == epoch and not rewound
+    return delivered
+
+
+def _live_driver(store: ObjectStore) -> DriverProcess | None:
+    """Return the driver that `live.json` names if it may be alive; None also if the file cannot be understood."""
+    try:
+        live = understood(store.get("live.json"))
+    except NotFound:
+        return None
+    if live is None or live.driver is None or live.state in ("stopped", "finished", "failed"):
+        return None
+    age_ms = (time.time_ns() // 1000 - live.driver.at) / 1000
+    return None if age_ms > status.STALE_AFTER_MS or is_gone(live.driver) else live.driver
+
+
+def with_identities(
+    plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str]
+) -> tuple[Plan, tuple[OperatorState, ...]]:
+    """Give every operator its former number; numbers of dropped operators stay reserved."""
+    alive = {operator.name: operator for operator in known if not operator.dropped}
+    unknown = sorted(set(drop_state) - {name for name in alive if not is_part(name)})
+    drop_state = with_clocks(plan, alive, drop_state)
+    gone = left_operators(plan, known, drop_state)
+    if unknown or gone:
+        named = sorted(name for name in alive if not is_part(name))
+        what, next_step = _unknown_state(unknown, named) if unknown else left_state(gone)
+        raise ConfigError(
+            what,
+            not_done="the job was not started; state and output are untouched",
+            next_step=next_step,
+            where=Where(job=plan.app),
+        )
+    dropped = tuple(msgspec.structs.replace(o, dropped=True) for o in known if _is_past(o, drop_state))
+    kept = {name: operator for name, operator in alive.items() if name not in drop_state}
+    taken = {f"dropped {operator.id}": operator.id for operator in dropped}
+    plan = with_operator_ids(plan, {name: operator.id for name, operator in kept.items()} | taken)
+    check_against(plan, {name: operator.schema for name, operator in kept.items()})
+    described = describe_operators(plan)
+    return plan, (*dropped, *(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators))
+
+
+def with_clocks(plan: Plan, alive: Collection[str], drop_state: Sequence[str]) -> list[str]:
+    """Return the operators to drop, with the clocks of windows that the code no longer has.
+
+    The clock of a window that is still in the code stays: a closed window never reopens (P11).
+    """
+    kept = {operator.name for operator in plan.operators}
+    clocks = [name for name in alive if is_part(name) and operator_of(name) in drop_state]
+    return [*drop_state, *(clock for clock in clocks if clock not in kept)]
+
+
+def _unknown_state(unknown: Sequence[str], alive: Sequence[str]) -> tuple[str, str]:
+    what = f"no state is kept for {', '.join(unknown)}"
+    if not alive:
+        return what, "no operator has state: leave out --drop-state"
+    return what, f"operators with state: {', '.join(alive)}"
+
+
+def left_operators(plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str] = ()) -> list[str]:
+    """Return the operators that have state and are neither in the code nor dropped; a clock goes with its operator."""
+    named = {operator.name for operator in plan.operators} | set(drop_state)
+    return sorted(o.name for o in known if not o.dropped and not is_part(o.name) and o.name not in named)
+
+
+def left_state(gone: Sequence[str]) -> tuple[str, str]:
+    """Return the message and the next step for state whose operator the code no longer has."""
+    drop = " ".join(f"--drop-state {name}" for name in gone)
+    return (
+        f"state is kept for {', '.join(gone)}, which the app no longer has",
+        f"put the operators back, or give up their state: {drop}",
+    )
+
+
+def _is_past(operator: OperatorState, drop_state: Sequence[str]) -> bool:
+    return operator.dropped or operator.name in drop_state

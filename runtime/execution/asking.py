@@ -1,0 +1,92 @@
+"""How a run handles the requests in its inbox: check what each needs, let the loop decide, answer.
+
+Before the loop decides on a rewind, a lane of its own checks it against the code and the targets of this run; that
+reads manifests and may take a while.
+
+Invariants
+    - A request that this run cannot judge yet, or that is for a newer run, is put back unanswered.
+
+Source: DESIGN section 13 (requests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from holdfast.checkpoint.joblog import Job
+from holdfast.checkpoint.manifest import OperatorState
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.model import Generation
+from holdfast.ports import Lane
+from holdfast.runtime.driver.loop import DriverLoop
+from holdfast.runtime.job.requests import Inbox, Request
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.rewind.plan import granted
+from holdfast.runtime.rewind.sources import missing_records
+from holdfast.runtime.rewind.target import while_it_goes_on
+
+
+class Asking:
+    """The requests of one run; used by the thread of the loop.
+
+    Args:
+        first: The first generation of this run.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        loop: DriverLoop,
+        lane: Callable[[str], Lane],
+        repository: Repository,
+        plan: Plan,
+        operators: Sequence[OperatorState],
+        first: Generation,
+    ) -> None:
+        self._inbox, self._loop, self._lane, self._repository = inbox, loop, lane, repository
+        self._plan, self._operators, self._first = plan, operators, first
+
+    def found(self, result: object) -> None:
+        """Take the result of a poll of the inbox."""
+        if isinstance(result, Unavailable):
+            return  # the store is unreachable; polled again in a second
+        if isinstance(result, BaseException):
+            raise result
+        assert isinstance(result, list)
+        for request in result:
+            job = self._loop.state.log.job
+            if job is None or not self._loop.judges(request.generation, self._first):
+                self._inbox.put_back(request)
+            elif request.kind == "rewind":
+                look = partial(self._looked_at, job, request.args)
+                self._lane("targets").submit(look, partial(self._carry_out, request))
+            else:
+                self._carry_out(request, request.args)
+
+    def _looked_at(self, job: Job, args: Mapping[str, Any]) -> Mapping[str, Any] | str:
+        """Return what may be rewound, or why nothing may."""
+
+        def look(now: Job) -> Mapping[str, Any] | str:
+            missing = missing_records(self._repository, now, args.get("epoch", 0), self._plan)
+            return missing or granted(self._repository, now, args, self._plan.sinks, self._operators)
+
+        return while_it_goes_on(self._repository, job, look)
+
+    def _carry_out(self, request: Request, found: object) -> None:
+        """Let the loop carry out a request that passed its check, and answer it; else answer with the reason."""
+        why = found.what if isinstance(found, HoldfastError) else found
+        if isinstance(why, BaseException):
+            raise why
+        reply: Mapping[str, Any] | None = {"accepted": False, "generation": request.generation, "reason": why}
+        if isinstance(found, Mapping):
+            reply = self._loop.asked(request.kind, found, request.generation, self._first)
+        if reply is None:
+            self._inbox.put_back(request)
+            return
+        self._lane("requests").submit(
+            lambda: self._inbox.answer(request, reply),
+            lambda _: None,  # an answer that could not be written is written with the next poll
+        )

@@ -1,0 +1,156 @@
+"""Checks a job before it runs; what it finds out is what every execution starts with.
+
+Every check that can refuse the job runs before anything is appended to the job log: plan, settings, sources, targets,
+another run of the same job.
+
+Source: DESIGN sections 2 to 4; API.md (exit statuses).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Manifest, OperatorState
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import ConfigError, Where
+from holdfast.ports import ObjectStore
+from holdfast.runtime.config.settings import Settings
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.repair import writers_of
+from holdfast.runtime.execution.admission import (
+    check_from,
+    check_has_end,
+    check_repairable,
+    check_sinks,
+    prepare_sink,
+    refuse_private_memory,
+    refuse_second_run,
+    with_identities,
+)
+from holdfast.runtime.execution.exposed import check_written_at_once, exposed
+from holdfast.runtime.execution.holdings import check_targets
+from holdfast.runtime.execution.results import with_places
+from holdfast.runtime.job import dlq_places
+from holdfast.runtime.job.log_end import read_whole_log
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.sources.reading import refuse_other_sources
+from holdfast.storage.objects import open_objects
+from holdfast.storage.paths import join
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that passed all checks and may run; nothing was appended yet."""
+
+    plan: Plan
+    settings: Settings
+    root: str
+    """Absolute URL or path of the job's folder."""
+    store: ObjectStore
+    repository: Repository
+    job: joblog.Job | None
+    operators: tuple[OperatorState, ...]
+    partitions: Mapping[str, tuple[int, ...]]
+    until: Mapping[str, Mapping[int, int]] | None = None
+    """With `once`: the end offsets of every source at the start."""
+    warnings: tuple[str, ...] = ()
+    """Warnings for the user about what this run cannot guarantee."""
+    gone_sinks: master.GoneSinks | None = None
+    adopted: tuple[str, ...] = ()
+    """Owners of other histories whose targets may be taken over."""
+
+
+def prepare(
+    plan: Plan,
+    settings: Settings,
+    drop_state: Sequence[str] = (),
+    *,
+    once: bool = False,
+    takeover: bool = False,
+    savepoint: str | None = None,
+    adopt_targets: Sequence[str] = (),
+    note: Callable[[str], None] = lambda _: None,
+) -> Prepared:
+    """Run all checks that do not need Spark, and create missing targets.
+
+    Args:
+        drop_state: Operators whose kept state is dropped, because they were removed or have changed.
+        once: Read no further than the present ends of the sources, then stop.
+        takeover: Do not check whether another run is alive: the start of this one fences it.
+        savepoint: Where to start; it has to be the last checkpoint.
+        adopt_targets: Sinks whose targets are moved to this job, although another history of it took them over.
+        note: Called with a line for the user when there is something to wait for.
+
+    Raises:
+        ConfigError: the job, a setting, a source or a target does not fit.
+        Damaged: the job log lacks records, or a target is ahead of the last epoch that the log completed.
+        Fenced: another run of this job is alive.
+    """
+    plan = with_places(replace(plan, key_groups=settings.key_groups), settings.root)
+    refuse_private_memory(plan, settings.root)
+    root = join(settings.root, plan.app)
+    store = open_objects(root)
+    repository = Repository(store)
+    job = read_whole_log(plan.app, store, repository)
+    if savepoint is not None:
+        check_from(plan.app, job, savepoint)
+    if job is not None and job.finished:
+        return Prepared(plan, settings, root, store, repository, job, (), {})
+    if job is not None:
+        _check_job(job, plan, settings)
+        if not takeover:
+            refuse_second_run(store, job, note)
+    before = None if job is None else _last_manifest(repository, job)
+    gone_sinks: master.GoneSinks | None = None
+    if before is not None:
+        gone_sinks = check_sinks(plan, before, repository.records)
+        check_written_at_once(plan, before)
+    if job is not None and before is not None and job.repair_due:
+        written = {writer.sink for writer in writers_of(repository, job, before, ())}
+        check_repairable(plan, written, job.rewinds[-1].accepted)
+    plan, operators = with_identities(plan, before.operators if before is not None else (), drop_state)
+    partitions, until = _look_at_sources(plan, before, once)
+    for sink in plan.sinks:
+        prepare_sink(sink, job)
+    adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
+    dlq_places.write(store, plan)
+    warnings = exposed(plan, job, before)
+    return Prepared(
+        plan, settings, root, store, repository, job, operators, partitions, until, warnings, gone_sinks, adopted
+    )
+
+
+def _look_at_sources(
+    plan: Plan, before: Manifest | None, once: bool
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Mapping[int, int]] | None]:
+    """Check every source; return its partitions and, with `once`, its end offsets."""
+    partitions: dict[str, tuple[int, ...]] = {}
+    until: dict[str, Mapping[int, int]] | None = {} if once else None
+    for spec in plan.sources:
+        spec.source.check()
+        if once:
+            check_has_end(plan.app, spec.name, spec.source)
+        opened = spec.source.open()
+        refuse_other_sources(plan.app, () if before is None else before.positions, {spec.name: opened})
+        partitions[spec.name] = tuple(opened.partitions())
+        if until is not None:
+            until[spec.name] = opened.end_offsets()
+        opened.close()
+    return partitions, until
+
+
+def _last_manifest(repository: Repository, job: joblog.Job) -> Manifest | None:
+    return repository.load_manifest(job.completed[-1].body.manifest) if job.completed else None
+
+
+def _check_job(job: joblog.Job, plan: Plan, settings: Settings) -> None:
+    if job.key_groups != plan.key_groups:
+        raise ConfigError(
+            f"job {job.name!r} was created with key_groups={job.key_groups}, but now has key_groups={plan.key_groups} "
+            f"(origin: {settings.origin('key_groups')})",
+            not_done="the job was not started; state and output are untouched",
+            next_step=f"set key_groups={job.key_groups} (it is fixed for the job's life), or give the job a new name",
+            where=Where(job=job.name),
+        )

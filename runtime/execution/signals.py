@@ -1,0 +1,52 @@
+"""SIGINT and SIGTERM as a request to stop a run: the first is counted, the second interrupts.
+
+Python runs a signal handler in the main thread between any two instructions, even inside `Event.wait`, which holds a
+lock that is not reentrant. A handler that posted to a mailbox there would deadlock with its own thread. So the handler
+only counts, and the loop polls the count.
+
+Invariants
+    - The handler takes no lock and calls nothing that takes one.
+
+Source: signal(7); the `signal` and `threading` modules of the standard library.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Handles the signals that end a process for the duration of the run.
+
+    Python delivers signals to the main thread only: a run in another thread leaves them to the program.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._noticed = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._on_signal) for number in NUMBERS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def arrived(self) -> bool:
+        """Return whether a signal has arrived since the last call."""
+        noticed, self._noticed = self._noticed, self._count
+        return self._noticed > noticed
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._count > 1:
+            raise KeyboardInterrupt

@@ -1,0 +1,291 @@
+"""Why a job makes no progress: findings derived from its status, each with the next step.
+
+The status is read from outside, from the log and the driver's last report; unknown values are not guessed. Causes come
+before symptoms: first a lost driver, then missing workers, then whatever holds up the epoch, then sinks, then sources.
+
+Pure: a status in, findings out.
+Source: API.md, `holdfast explain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.runtime.job.live import Activity, Failures, Status, Waiting
+from holdfast.runtime.job.status import LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED, time_held
+from holdfast.runtime.wire.vitals import FUNCTION, INTERPRETER, SOURCE, described
+
+SLOW_EPOCHS = 3
+"""An epoch is slow if it is open for longer than this many intervals and longer than SLOW_MIN_MS."""
+SLOW_MIN_MS = 2_000
+SILENT_MIN_MS = 2_000
+LAUNCH_SLOW_MS = 10_000
+GOOD = frozenset({"progress", "finished", "stopped", "caught_up", "dead_letters", "draining"})
+"""Codes of findings that are not problems."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One reason why a job is held up, or a normal state that looks like one."""
+
+    code: str
+    what: str
+    next: str | None
+    """What to do about it; None if nothing needs to be done."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as JSON-able values."""
+        return {"code": self.code, "what": self.what, "next": self.next, "problem": self.code not in GOOD}
+
+
+def findings(shown: Status) -> list[Finding]:
+    """Return at least one finding, causes first."""
+    job, state, now = shown.job, shown.state, shown.activity or Activity()
+    if state in ("finished", "stopped", "failed", "unreachable"):
+        return [_ended(job, state, shown), *_event_time(shown)]
+    found = [
+        *_repairs(shown),
+        *_workers(shown, now),
+        *_local(shown),
+        *_epoch(shown, now),
+        *_delivery(shown, now),
+        *_event_time(shown),
+        *_sources(shown, now),
+        *_letters(shown),
+    ]
+    if all(each.code in GOOD for each in found):
+        checkpoint = shown.checkpoint
+        last = "no checkpoint yet" if checkpoint is None else f"last checkpoint {_span(checkpoint.age_ms)} ago"
+        found.insert(0, Finding("progress", f"nothing holds the job up: it is {state}, {last}", None))
+    return found
+
+
+def _repairs(shown: Status) -> Iterator[Finding]:
+    for each in shown.repairing:
+        yield Finding(
+            "repairing",
+            f"the job was rewound, and sink {each.sink} is not repaired yet: {each.error or 'repair is running'}",
+            "make its target reachable; the repair is retried automatically, and nothing runs before it is complete",
+        )
+
+
+def _ended(job: str, state: str, shown: Status) -> Finding:
+    reason = f": {shown.reason}" if shown.reason else ""
+    problem = shown.problems[0] if shown.problems else None
+    advice = None if problem is None else problem.next
+    match state:
+        case "finished":
+            return Finding("finished", "the job has finished: all input is read and delivered", None)
+        case "stopped":
+            next_step = "run it again: it resumes from its last checkpoint"
+            return Finding("stopped", f"the job is stopped{reason}", next_step)
+        case "failed":
+            next_step = advice or f"see holdfast events {job}"
+            return Finding("failed", f"the run failed{reason}", next_step)
+        case _:
+            next_step = advice or "check whether its driver is alive; if not, run the job again"
+            if problem is not None and problem.code == ROOT_REFUSED:
+                return Finding(ROOT_REFUSED, problem.what, next_step)
+            return Finding("driver_silent", f"the job's driver is silent{reason}", next_step)
+
+
+def _workers(shown: Status, now: Activity) -> Iterator[Finding]:
+    wanted, waiting, launching = now.parallelism, now.waiting, now.launching
+    last_failure = None if now.failures is None else now.failures.last
+    missing = None if wanted is None else wanted - sum(each.subtask is not None for each in waiting)
+    if missing and wanted is not None:
+        came = f"{wanted - missing} of {wanted} subtasks have a worker"
+        if now.next_launch_ms:
+            yield Finding(
+                "backoff",
+                f"{came}; after {_failures(now.failures)} the next worker starts in {_span(now.next_launch_ms)}",
+                f"remove the cause: {last_failure or 'see holdfast events ' + shown.job}",
+            )
+        elif any(each.since_ms > LAUNCH_SLOW_MS for each in launching):
+            longest = max(each.since_ms for each in launching)
+            yield Finding(
+                "no_slots",
+                f"{came}; {len(launching)} requested a slot from Spark up to {_span(longest)} ago and have not started",
+                "check whether Spark has free slots: its UI, or holdfast doctor; lower --parallelism or add executors",
+            )
+        else:
+            last = f"; last failure: {last_failure}" if last_failure else ""
+            yield Finding("workers_coming", f"{came}, {len(launching)} are starting{last}", "wait a few seconds")
+    for each in waiting:
+        if each.silent_ms > SILENT_MIN_MS:
+            yield Finding(
+                "worker_silent",
+                f"worker {each.worker} ({_subtask(each)}) was last heard from {_span(each.silent_ms)} ago",
+                "check whether its process and host are alive; a worker that stays silent is replaced",
+            )
+        elif each.subtask is not None and not each.ready and not missing:
+            yield Finding(
+                "restoring",
+                f"worker {each.worker} ({_subtask(each)}) is not ready: it is restoring its state",
+                f"wait; if this lasts, check that the root can be read: holdfast checkpoints verify {shown.job}",
+            )
+
+
+def _local(shown: Status) -> Iterator[Finding]:
+    for problem in shown.problems:
+        if problem.code in (LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED):
+            yield Finding(problem.code, problem.what, problem.next)
+
+
+def _epoch(shown: Status, now: Activity) -> Iterator[Finding]:
+    every, open_ = now.checkpoint_every_ms or 0, now.open_epoch
+    slow_ms = max(SLOW_MIN_MS, SLOW_EPOCHS * every)
+    if open_ is not None and open_.open_ms > slow_ms:
+        since = f"epoch {open_.epoch} has been open for {_span(open_.open_ms)}"
+        if open_.missing:
+            workers = {each.subtask: each.worker for each in now.waiting}
+            who = ", ".join(f"{subtask} (worker {workers.get(subtask, 'unknown')})" for subtask in open_.missing)
+            refused = [f": {each.refused}" for each in shown.workers if each.refused]
+            yield Finding(
+                "not_acked",
+                f"{since}: subtask {who} has not reported its part as durable{refused[0] if refused else ''}",
+                "check these workers: their load, their log, and whether they can write to the root; "
+                f"the epoch is given up after {_span(open_.deadline_ms)} and merged into the next",
+            )
+        else:
+            yield Finding(
+                "log_slow",
+                f"{since}: every subtask is done; the driver is writing the manifest or the record",
+                "check that the root can be written to; the driver retries until it knows the outcome",
+            )
+    elif now.appending and open_ is None and shown.state != "running":
+        yield Finding(
+            "log_slow",
+            f"the record {now.appending} is being appended to the job log",
+            "wait a few seconds; if this lasts, check that the root can be written to",
+        )
+    if now.epochs_given_up:
+        yield Finding(
+            "epochs_given_up",
+            f"{now.epochs_given_up} epochs of this run missed their deadline; no rows were lost",
+            "if the number grows: checkpoint less often (--checkpoint-every), or find out which subtask is late",
+        )
+    if now.older_output_left:
+        yield Finding(
+            "older_output",
+            "output of the writers from before the change of parallelism is not delivered yet; no epoch commits before "
+            "it is",
+            "check the sinks; epochs resume as soon as their output is delivered",
+        )
+
+
+def _delivery(shown: Status, now: Activity) -> Iterator[Finding]:
+    backlog = {each.sink: each for each in now.backlog}
+    for sink in shown.sinks:
+        left = backlog.get(sink.name)
+        behind = ""
+        if left is not None:
+            behind = f"; {left.rows:,} rows of {left.epochs} epochs wait, the oldest is {left.oldest_epoch}"
+        if sink.error:
+            what = f"sink {sink.name} cannot deliver: {sink.error}"
+            told = next((each.next for each in shown.problems if each.what == what), None)
+            retried = "make its target reachable; delivery is retried automatically, and nothing is skipped"
+            yield Finding("sink_error", f"{what}{behind}", told or retried)
+        elif left is not None and left.epochs > SLOW_EPOCHS:
+            yield Finding(
+                "sink_backlog",
+                f"sink {sink.name} falls behind{behind}",
+                "find out what slows its target down; or checkpoint less often, for fewer, larger transactions",
+            )
+
+
+def _event_time(shown: Status) -> Iterator[Finding]:
+    for row, furthest in time_held(shown.sources):
+        at = "has not begun" if row.watermark is None else f"is at {_moment(row.watermark)}"
+        silent = "" if row.idle_ms is None else f" and has had no records for {_span(row.idle_ms)}"
+        yield Finding(
+            "event_time_held",
+            f"event time of source {row.name} {at}: partition {row.partition} holds it back{silent}; another "
+            f"partition is at {_moment(furthest)}",
+            "windows close when this partition gets newer records. Without --once, a partition that gets none for "
+            "idle_after (app.source(..., idle_after=)) holds nothing back while others have records",
+        )
+
+
+def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
+    held = {reason for each in now.waiting for reason in each.held_by}
+    lag = [row.lag for row in shown.sources]
+    for mark in sorted(reason for reason in held if reason.startswith((FUNCTION, SOURCE)) or reason == INTERPRETER):
+        yield Finding(
+            "slow_source" if mark.startswith(SOURCE) else "slow_function",
+            f"a worker is busy with {described(mark)}, which takes seconds for one row or batch",
+            "find out what it computes or waits for; a worker that is busy with it for longer than hung_after_ms is "
+            "replaced",
+        )
+    if "delivery" in held:
+        yield Finding(
+            "delivery_full", "sources are not read, because too much output waits for its sink", "check the sink first"
+        )
+    if "last barrier" in held:
+        yield Finding(
+            "ending",
+            f"sources are no longer read: the run is ending ({now.ending or 'all input is read'})",
+            "wait until its last epoch is delivered",
+        )
+    if now.ending == "finish" and (left := sum(each for each in lag if each)):
+        yield Finding(
+            "draining",
+            f"the job finishes after reading what its sources held at the time of the request: up to {left:,} records",
+            f"wait; to skip them: holdfast stop {shown.job} --finish --drop-unread",
+        )
+    if "channel" in held:
+        sources = {row.name for row in shown.sources}
+        slow = ", ".join(row.name for row in shown.operators if row.name not in sources) or "later operators"
+        yield Finding(
+            "backpressure",
+            "sources wait for room: a subtask takes records more slowly than they are read",
+            f"check the load of the workers; the operators downstream are {slow}; raise --parallelism",
+        )
+    if "throttle" in held and any(lag):
+        yield Finding(
+            "throttled", "sources are read as fast as --max-records-per-second allows", "raise or remove the limit"
+        )
+    ended = {(each.source, each.partition) for each in now.ended}
+    rows = [row for row in shown.sources if row.place not in ended]
+    if shown.sources and not rows:
+        yield Finding("caught_up", "every source is read to its end", None)
+    elif rows and all(row.lag == 0 for row in rows):
+        names = ", ".join(sorted({row.name for row in rows}))
+        yield Finding("caught_up", f"all existing records are read; {names} has no new ones", None)
+
+
+def _letters(shown: Status) -> Iterator[Finding]:
+    refused = {row.name: row.dlq for row in shown.operators if row.dlq}
+    if refused:
+        where = ", ".join(f"{count:,} at {name}" for name, count in refused.items())
+        yield Finding(
+            "dead_letters",
+            f"{sum(refused.values()):,} records became dead letters since the last start: {where}",
+            f"see holdfast dlq list {shown.job}; when the cause is removed, holdfast dlq redrive {shown.job}",
+        )
+
+
+def _moment(at_us: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_us:,} us"
+
+
+def _failures(failures: Failures | None) -> str:
+    if failures is None:
+        return "some failures"
+    return f"{failures.count} failures (the run gives up at {failures.max})"
+
+
+def _subtask(each: Waiting) -> str:
+    return "no subtask" if each.subtask is None else f"subtask {each.subtask}"
+
+
+def _span(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return "an unknown time"
+    return f"{milliseconds:.0f} ms" if milliseconds < 1_000 else f"{milliseconds / 1_000:,.1f} s"

@@ -1,0 +1,345 @@
+"""Makes the status of a job, from its log and from what the master of a run knows.
+
+Every report takes it from here: `live.json`, `holdfast status`, `holdfast explain`, progress lines. Unknown is None,
+never zero.
+
+Pure: values in, values out.
+Source: API.md, JSON `status`; DESIGN section 13 (`live.json`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from holdfast.checkpoint import joblog
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import HoldfastError
+from holdfast.model import LAST_US, NEVER_US, DriverProcess
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.rewinding import no_way_back
+from holdfast.runtime.job import waiting
+from holdfast.runtime.job.live import (
+    Checkpoint,
+    Horizon,
+    Late,
+    OperatorRow,
+    Problem,
+    RestartRow,
+    SinkRow,
+    SourceRow,
+    State,
+    Status,
+    Worker,
+)
+from holdfast.runtime.wire.vitals import FUNCTION, SOURCE
+
+ENDED_NOW = "it was ended immediately, without a last checkpoint"
+LOCAL_STATE_REFUSED = "local_state_refused"
+"""Code of the problem that a worker's disk refuses writes; the job continues all the same."""
+MERGE_REFUSED = "merge_refused"
+REQUEST_UNREADABLE = "request_unreadable"
+SINK_REFUSED = "sink_refused"
+ROOT_REFUSED = "root_refused"
+BEHIND_MIN_US = 1_000_000
+"""A partition is reported as holding back event time only if it is at least this far behind another one."""
+STALE_AFTER_MS = 5_000
+"""A `live.json` older than this means that its driver is unreachable."""
+
+
+def of_run(state: master.Master, root: str, mode: str, driver: DriverProcess | None) -> Status:
+    """Return the status of a job from inside its driver."""
+    job, running = state.log.job, state.running
+    status = of_log(job, state.rules.name, root) if job is not None else _empty(state.rules.name, root)
+    shown, reason = _phase(state)
+    return replace(
+        status,
+        state=shown,
+        reason=reason,
+        mode=mode,
+        driver=driver,
+        workers=_workers(state),
+        sources=_sources(state),
+        sinks=_sinks(state),
+        operators=_operators(state),
+        late=None if running is None else late_of(running.last),
+        restarts=_restarts(state),
+        problems=_problems(state),
+        activity=waiting.of(state),
+    )
+
+
+def _workers(state: master.Master) -> tuple[Worker, ...]:
+    return tuple(
+        Worker(
+            id=worker,
+            host=hosted.host,
+            pid=hosted.pid,
+            role="worker",
+            subtasks=() if hosted.subtask is None else (hosted.subtask,),
+            rss_bytes=hosted.progress.rss_bytes or None,
+            lag_epochs=hosted.progress.lag_epochs,
+            how=hosted.how,
+            first_record_at=hosted.progress.first_record_at,
+            refused=hosted.progress.refused or None,
+        )
+        for worker, hosted in state.workers.items()
+    )
+
+
+def _restarts(state: master.Master) -> tuple[RestartRow, ...]:
+    job = state.log.job
+    started_at = {start.generation: start.at for start in job.starts} if job is not None else {}
+    return tuple(
+        RestartRow(
+            at=started_at.get(restart.generation),
+            cause=restart.cause,
+            generation=restart.generation,
+            rewind=restart.rewind,
+            recovery_ms=_ms(restart.ready_after),
+            logged_ms=_ms(restart.logged_after),
+            deployed_ms=_ms(restart.deployed_after),
+        )
+        for restart in state.restarts
+    )
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _problems(state: master.Master) -> tuple[Problem, ...]:
+    if not isinstance(state.phase, master.Over):
+        return (*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state))
+    if state.phase.error is None:
+        return ()
+    return (Problem(code=state.phase.outcome, **asdict(state.phase.error)),)
+
+
+def late_of(manifest: Manifest | None) -> Late | None:
+    """Return how many records were late as of a checkpoint; None if none can be, or the number is unknown."""
+    audit = None if manifest is None else manifest.audited
+    if audit is None or audit.late is UNSET:
+        return None
+    return Late(audit.late.since, dict(sorted(audit.late.rows.items())))
+
+
+def of_log(job: joblog.Job, name: str, root: str) -> Status:
+    """Return the status of a job as far as the log alone gives it."""
+    status = replace(
+        _empty(name, root),
+        generation=job.generation,
+        timeline=job.timeline,
+        job_uuid=job.uuid,
+        key_groups=job.key_groups,
+    )
+    if job.ended is not None:
+        status = replace(status, state="finished" if job.finished else "stopped")
+    if job.completed:
+        last = job.completed[-1]
+        checkpoint = Checkpoint(last.body.epoch, last.at, None, last.body.duration_ms, last.body.bytes_total)
+        status = replace(status, checkpoint=checkpoint, epochs=len(job.completed), rewind_horizon=_horizon(job))
+    return status
+
+
+def _horizon(job: joblog.Job) -> Horizon | None:
+    """Return the oldest checkpoint that the job can be rewound to, outputs included."""
+    possible = [each for each in job.completed if no_way_back(job, each.body.epoch) is None]
+    return Horizon(possible[0].body.epoch, possible[0].at) if possible else None
+
+
+def _empty(name: str, root: str) -> Status:
+    return Status(
+        job=name,
+        root=root,
+        state="unreachable",
+        reason=None,
+        mode=None,
+        generation=None,
+        timeline=None,
+        workers=(),
+        sources=(),
+        sinks=(),
+        operators=(),
+        restarts=(),
+        problems=(),
+    )
+
+
+def _phase(state: master.Master) -> tuple[State, str | None]:
+    match state.phase:
+        case master.Over(outcome="finished"):
+            return "finished", None
+        case master.Over(outcome="stopped"):
+            return "stopped", None
+        case master.Over(outcome="ended"):
+            return "stopped", ENDED_NOW
+        case master.Over(outcome=outcome, error=error):
+            return "failed", outcome if error is None else error.what
+        case master.Running() if state.recovering_since is None:
+            ready = sum(hosted.ready for hosted in state.workers.values())
+            if ready == state.rules.parallelism:
+                return "running", None
+            return "starting", f"{ready} of {state.rules.parallelism} subtasks are ready"
+        case phase if state.recovering_since is not None:
+            cause = phase.cause if isinstance(phase, master.Interrupted) else None
+            return "recovering", state.restarts[-1].cause if state.restarts else cause
+        case _:
+            return "starting", f"{len(state.workers)} of {state.rules.parallelism} workers have started"
+
+
+def _local_refusals(state: master.Master) -> list[Problem]:
+    """Return a problem for every worker that cannot write its local state."""
+    return [
+        Problem(
+            code=LOCAL_STATE_REFUSED,
+            what=f"worker {worker} on {hosted.host} has not been able to write its local state for "
+            f"{told.for_ms / 1000:,.0f} s: {told.what}; it is {told.epochs} epochs ({told.bytes:,} bytes) behind. The "
+            "job continues, and its checkpoints hold everything; a worker that starts on that disk now may fail",
+            next=f"free space on the disk of {hosted.host}, or find out why it refuses writes; the worker retries. "
+            "To use another disk: stop the job, set TMPDIR on the executors to a folder there, run it again",
+        )
+        for worker, hosted in state.workers.items()
+        if (told := hosted.progress.local_refused) is not None
+    ]
+
+
+def _merge_refusals(state: master.Master) -> list[Problem]:
+    """Return a problem for every worker that cannot merge its stored segments."""
+    return [
+        Problem(
+            code=MERGE_REFUSED,
+            what=f"worker {worker} on {hosted.host} cannot merge its stored segments: "
+            f"{hosted.progress.merge_refused}. The job continues, and its checkpoints hold everything; until a merge "
+            "succeeds, they name ever more segments, and a restore takes longer",
+            next="make sure that the worker can read and write the root; it retries",
+        )
+        for worker, hosted in state.workers.items()
+        if hosted.progress.merge_refused
+    ]
+
+
+def _sink_refusals(state: master.Master) -> list[Problem]:
+    """Return a problem for every sink whose last attempt failed."""
+    told = {
+        sink: (what, hosted.progress)
+        for hosted in state.workers.values()
+        for sink, what in hosted.progress.sink_errors.items()
+    }
+    return [
+        Problem(code=SINK_REFUSED, what=f"sink {sink} cannot deliver: {what}", next=progress.sink_advice.get(sink))
+        for sink, (what, progress) in sorted(told.items())
+    ]
+
+
+def root_refused(error: HoldfastError) -> Problem:
+    """Return the problem of a driver whose root refuses its writes."""
+    what = f"the root refuses what the driver stores: {error.what}"
+    return Problem(code=ROOT_REFUSED, what=what, next=error.next_step)
+
+
+def refused(error: HoldfastError) -> Problem:
+    """Return the problem that is this error."""
+    return Problem(code=error.kind, what=error.what, next=error.next_step)
+
+
+def unreadable_requests(root: str, unreadable: Mapping[str, str]) -> list[Problem]:
+    """Return a problem for every request, or answer, that the store refuses to read or write."""
+    return [
+        Problem(
+            code=REQUEST_UNREADABLE,
+            what=f"the driver cannot read or answer a request: {why}. The request is not carried out; others are",
+            next=f"give the driver's user access to {root}/{path}, or remove it; the driver retries",
+        )
+        for path, why in sorted(unreadable.items())
+    ]
+
+
+def _sources(state: master.Master) -> tuple[SourceRow, ...]:
+    ends = {(at.source, at.partition): at.offset for h in state.workers.values() for at in h.progress.ends}
+    times = {(at.source, at.partition): at for h in state.workers.values() for at in h.progress.times}
+    rows = []
+    for hosted in state.workers.values():
+        for at in hosted.progress.positions:
+            time = times.get((at.source, at.partition))
+            end = ends.get((at.source, at.partition))
+            rows.append(
+                SourceRow(
+                    name=at.source,
+                    partition=at.partition,
+                    offset=at.offset,
+                    end_offset=end,
+                    lag=None if end is None else max(0, end - at.offset),
+                    watermark=at.watermark,
+                    idle_ms=None if time is None else time.silent_ms,
+                    holds_time=None if time is None else time.holds,
+                )
+            )
+    return tuple(sorted(rows, key=lambda row: row.place))
+
+
+def time_held(rows: Iterable[SourceRow]) -> Iterator[tuple[SourceRow, int]]:
+    """Yield, for every source whose event time one partition holds back, that partition's row and the newest time.
+
+    A partition that still has records to read does not count: it is read first. After a run it is unknown which
+    partitions held back event time; those without event time did not.
+    """
+    sources: dict[str, list[SourceRow]] = {}
+    for row in rows:
+        sources.setdefault(row.name, []).append(row)
+    for each in sources.values():
+        times = [row.watermark for row in each if row.watermark is not None]
+        holding = [row for row in each if _may_hold_time(row)]
+        if not times or not holding:
+            continue
+        lowest = min(holding, key=lambda row: NEVER_US if row.watermark is None else row.watermark)
+        behind_us = LAST_US if lowest.watermark is None else max(times) - lowest.watermark
+        if behind_us >= BEHIND_MIN_US and not lowest.lag:
+            yield lowest, max(times)
+
+
+def _may_hold_time(row: SourceRow) -> bool:
+    return row.watermark is not None if row.holds_time is None else row.holds_time
+
+
+def _sinks(state: master.Master) -> tuple[SinkRow, ...]:
+    delivered: dict[str, int] = {}
+    for writer, tag in state.confirmed.items():
+        delivered[writer.sink] = max(delivered.get(writer.sink, 0), tag.epoch)
+    staged: dict[str, int] = {}
+    if state.running is not None and state.running.last is not None:
+        for item in state.running.last.pending:
+            staged[item.writer.sink] = max(staged.get(item.writer.sink, 0), item.tag.epoch)
+    errors = {sink: text for h in state.workers.values() for sink, text in h.progress.sink_errors.items()}
+    names = sorted({*delivered, *staged, *errors})
+    return tuple(SinkRow(name, staged.get(name), delivered.get(name), errors.get(name)) for name in names)
+
+
+def _operators(state: master.Master) -> tuple[OperatorRow, ...]:
+    rows: dict[str, OperatorRow] = {}
+    for hosted in state.workers.values():
+        for each in hosted.progress.operators:
+            row = rows.get(each.name, OperatorRow(each.name))
+            rows[each.name] = OperatorRow(
+                name=each.name,
+                rows_in=_sum(row.rows_in, each.rows_in),
+                rows_out=_sum(row.rows_out, each.rows_out),
+                late=_sum(row.late, each.late),
+                dropped=_sum(row.dropped, each.dropped),
+                dlq=_sum(row.dlq, each.dlq),
+                blocked_by=_blocked_by(each.name, hosted.progress.held_by) or row.blocked_by,
+            )
+    return tuple(rows[name] for name in sorted(rows))
+
+
+def _sum(known: int | None, more: int | None) -> int | None:
+    return known if more is None else (known or 0) + more
+
+
+def _blocked_by(operator: str, held_by: Iterable[str]) -> str | None:
+    if SOURCE + operator in held_by:
+        return "a read"
+    return "its Python function" if FUNCTION + operator in held_by else None

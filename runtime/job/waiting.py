@@ -1,0 +1,89 @@
+"""What a running job waits for, as part of its status: the epoch being closed, workers being launched, a backlog.
+
+`holdfast explain` turns it into sentences. Times are durations since the event, by the driver's clock.
+
+Pure: values in, values out.
+Source: API.md, `holdfast explain`; DESIGN section 13 (`live.json`).
+"""
+
+from __future__ import annotations
+
+from holdfast.checkpoint import append, coordinator
+from holdfast.model import NO_EPOCH, Pending, Tag, Timeline
+from holdfast.runtime.driver.deployment import launch_allowed_at, older_output_is_left
+from holdfast.runtime.driver.state import Finishing, Master, Running, Stopping
+from holdfast.runtime.job.live import Activity, Backlog, Ended, Failures, Launching, OpenEpoch, Waiting
+
+
+def of(state: Master) -> Activity:
+    """Return what the job waits for, as part of the status of a run."""
+    now = state.looked_at or 0.0
+    running = state.running
+    asked = {Finishing: "finish", Stopping: "stop", type(None): None}[type(state.ending)]
+    return Activity(
+        records_in=sum(hosted.progress.records_in for hosted in state.workers.values()),
+        epochs_given_up=state.given_up,
+        parallelism=state.rules.parallelism,
+        checkpoint_every_ms=_ms(state.rules.checkpoint_every),
+        ending="once" if asked is None and state.rules.until is not None else asked,
+        savepoints_waiting=state.savepoints,
+        appending=state.log.record.kind if isinstance(state.log, append.InFlight) else None,
+        open_epoch=None if running is None else _open_epoch(state, running, now),
+        older_output_left=running is not None and older_output_is_left(state, running.base),
+        launching=tuple(Launching(number=n, since_ms=_ms(now - at)) for n, at in sorted(state.launching.items())),
+        next_launch_ms=max(0, _ms(launch_allowed_at(state) - now)) if state.failures else 0,
+        failures=Failures(
+            len(state.failures),
+            state.rules.restart_failures_max,
+            state.failures[-1].error.what if state.failures else None,
+        ),
+        backlog=_backlog(state, running),
+        waiting=tuple(
+            Waiting(worker, hosted.subtask, hosted.ready, hosted.ended, _ms(now - hosted.seen), hosted.progress.held_by)
+            for worker, hosted in state.workers.items()
+        ),
+        ended=tuple(
+            Ended(at.source, at.partition) for hosted in state.workers.values() for at in hosted.progress.ended
+        ),
+    )
+
+
+def _open_epoch(state: Master, phase: Running, now: float) -> OpenEpoch | None:
+    match phase.epochs:
+        case coordinator.Collecting(barrier=barrier, started=started, parts=parts):
+            missing = [subtask for subtask in range(state.rules.parallelism) if subtask not in parts]
+        case coordinator.Deciding(barrier=barrier, started=started):
+            missing = []
+        case _:
+            return None
+    return OpenEpoch(
+        epoch=barrier.epoch,
+        open_ms=_ms(now - started),
+        deadline_ms=_ms(state.rules.epoch_deadline),
+        last=barrier.last,
+        savepoint=phase.savepoint,
+        missing=tuple(missing),
+    )
+
+
+def _backlog(state: Master, phase: Running | None) -> tuple[Backlog, ...]:
+    """Return, per sink, the committed output that no worker has reported as delivered."""
+    nothing = Tag(Timeline(0), NO_EPOCH)
+    left: dict[str, list[Pending]] = {}
+    for item in phase.last.pending if phase is not None and phase.last is not None else ():
+        if state.confirmed.get(item.writer, nothing) < item.tag:
+            left.setdefault(item.writer.sink, []).append(item)
+    return tuple(
+        Backlog(
+            sink=sink,
+            epochs=len({item.tag for item in items}),
+            oldest_epoch=min(item.tag.epoch for item in items),
+            rows=sum(item.staged.rows for item in items),
+            bytes=sum(part.size for item in items for part in item.staged.parts),
+        )
+        for sink, items in sorted(left.items())
+    )
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

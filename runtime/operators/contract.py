@@ -1,0 +1,417 @@
+"""The contract of an operator: a `Step` in the plan, an `Operator` at run time.
+
+One file in this folder is one kernel operator. Its `Step` is a frozen value that answers every question of the
+compiler, the reports and the checks of state; its `Operator` takes and emits batches. Only methods of streams create
+steps; no other module names a concrete operator. So a new operator needs one file here and one method of a stream.
+
+The same operators run in resident workers, in the test driver and in the simulator. An operator reaches tables, output
+and dead letters only through its `OperatorContext`: it knows no channel, thread, file or commit.
+
+Invariants
+    - A step is comparable and can be shipped; it holds no table and no open resource.
+    - `Step.reads` alone decides which columns a step gets; other columns may be missing.
+    - An operator emits the results of an epoch before `on_barrier` returns; the tables are frozen afterwards.
+
+Pure.
+Source: docs/design/0031-operator-kernel.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.runtime.operators.turns import Turn
+from holdfast.runtime.rows.dead_letters import DeadLetter
+from holdfast.runtime.rows.windows import TIME_FIRST_US, TIME_LAST_US
+from holdfast.runtime.wire.messages import OperatorProgress
+from holdfast.sinks.contract import OP
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.spec import ColumnSpec
+from holdfast.state.tables.table import Table
+
+if TYPE_CHECKING:
+    from holdfast.runtime.operators.differences import Found
+
+INPUT = -1
+"""The input of a step that reads the fragment's input at port 0; `entry` returns the one of any port."""
+MAIN = "main"
+"""The side on which a step emits its stream; other sides have names of their own, such as "late"."""
+OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
+"""The last column of every batch of an upsert stream; schemas of streams leave it out."""
+
+Needed = Mapping[str, frozenset[str]]
+"""Columns needed behind each side that is read."""
+Function = Callable[[Any], Any]
+
+
+class Description(Protocol):
+    """Describes columns for an identity."""
+
+    def __call__(self, name: str, port: int = 0) -> dict[str, Any]:
+        """Return name, type, nullability and provenance of an input column."""
+
+
+@dataclass(frozen=True)
+class KeyGroups:
+    """The number of the job's key groups, and the range that this subtask owns: [first, end)."""
+
+    count: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where rows come from; errors name it."""
+
+    job: str | None = None
+    source: str | None = None
+    operator: str | None = None
+
+
+@dataclass
+class Arrival:
+    """The records of a source that are in the fragment now, as far as known."""
+
+    partition: int | None = None
+    offset: int | None = None
+    """Offset of the first record."""
+    following: int | None = None
+    """Offset after the last record."""
+    contiguous: bool = False
+    """Record i of the batch has the offset `offset + i`."""
+    offsets: NDArray[np.int64] | None = None
+    """The offset of every record, if some between them were left out."""
+
+    def take(self, other: Arrival) -> None:
+        """Copy the values of another arrival."""
+        self.partition, self.offset = other.partition, other.offset
+        self.following, self.contiguous, self.offsets = other.following, other.contiguous, other.offsets
+
+    def offset_of(self, row: int) -> int | None:
+        """Return the offset of the record of this number, None if unknown."""
+        if self.offsets is not None:
+            return int(self.offsets[row])
+        return self.offset + row if self.contiguous and self.offset is not None else None
+
+
+@dataclass(frozen=True)
+class TableDraft:
+    """A table of a step, not numbered yet."""
+
+    key: KeyType
+    columns: tuple[ColumnSpec, ...]
+    part: str = ""
+    """Empty for the table with the operator's name; else the name of an additional table."""
+    window: str | None = None
+    """The text by which checkpoints of older versions compare windows."""
+
+
+def entry(port: int) -> int:
+    """Return the point at which the edges of this port enter a fragment; the function is its own inverse."""
+    return INPUT - port
+
+
+def part_name(operator: str, part: str) -> str:
+    """Return the name of an additional table of an operator; no user's operator can have it."""
+    return f"{operator}.{part}" if part else operator
+
+
+def is_part(name: str) -> bool:
+    """Return whether this names an additional table of an operator."""
+    return "." in name
+
+
+def operator_of(name: str) -> str:
+    """Return the operator that a table belongs to."""
+    return name.partition(".")[0]
+
+
+class Step(ABC):
+    """All that a plan knows of an operator.
+
+    The defaults fit an operator without name, key or state, which reads all columns and makes new rows.
+    """
+
+    keeps: ClassVar[str] = ""
+    """The content of its state, for messages; a step with another text cannot read that state."""
+    merges: ClassVar[bool] = False
+    """Whether it takes any number of streams with the same columns, and returns their rows as one."""
+    row_wise: ClassVar[bool] = False
+    """Whether it has no state and its output for a row depends on that row alone."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Its kind in plans; part of the format of `holdfast plan --json`."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """Return the step as text for plans."""
+
+    @abstractmethod
+    def open(self, ctx: OperatorContext) -> Operator:
+        """Return the operator that carries out the step."""
+
+    # Names
+
+    @property
+    def name(self) -> str | None:
+        """The name under which its rows are counted; that of a stateful step also identifies its state."""
+        return None
+
+    @property
+    def counted_as(self) -> str:
+        """Its kind in audits: "keyed", "function" (one row for one) or "filter". Used if it has a name."""
+        return "filter"
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it has tables."""
+        return False
+
+    # Where it stands
+
+    @property
+    def writes_to(self) -> str | None:
+        """The sink at which a stream ends here."""
+        return None
+
+    @property
+    def sends_to(self) -> int | None:
+        """The edge over which the rows leave the fragment here."""
+        return None
+
+    @property
+    def reads_side(self) -> str:
+        """Which side of the step before it reads."""
+        return MAIN
+
+    def keyed_by(self, port: int) -> tuple[str, ...]:
+        """Return the columns of an input whose equal values have to meet in one subtask; () if any subtask will do.
+
+        Equal keys of several inputs meet too. Either all inputs have keys, or none.
+        """
+        return ()
+
+    def fuses_with(self, following: Step) -> bool:
+        """Return whether a following step runs in one operator with this one, if it is the only reader."""
+        return False
+
+    # Columns
+
+    def reads(self, port: int, given: pa.Schema, needed: Needed) -> tuple[str, ...]:
+        """Return the columns of an input that it needs, in the order in which an edge carries them.
+
+        Args:
+            given: The columns of this input.
+            needed: The columns needed behind each side that is read.
+        """
+        return tuple(given.names)
+
+    def made_from(self, name: str) -> str | pl.Expr | None:
+        """Return the input column behind an output column, or the expression that computes it; None: created here."""
+        return None
+
+    def handed_on(self, name: str) -> str | None:
+        """Return the input column whose values an output column has, row by row; None if unknown."""
+        origin = self.made_from(name)
+        return origin if isinstance(origin, str) else None
+
+    @property
+    def one_to_one(self) -> bool:
+        """Whether output row i is computed from input row i."""
+        return False
+
+    def times_held(self) -> tuple[int, int]:
+        """Return the first and the last event time that it can hold."""
+        return TIME_FIRST_US, TIME_LAST_US
+
+    # State
+
+    def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
+        """Return its tables for inputs with these columns, one schema per port."""
+        return ()
+
+    def identity(self, column: Description) -> dict[str, Any]:
+        """Return the identity of its state, as JSON-able values to store with a checkpoint."""
+        raise AssertionError(f"{self.kind} has no state")
+
+    def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        """Record the differences between the identity `now` and the one that wrote the state."""
+        raise AssertionError(f"{self.kind} has no state")
+
+    # Code
+
+    def shape(self, schema: pa.Schema) -> dict[str, Any]:
+        """Return the step as a part of a chain, as JSON-able values to store with a checkpoint.
+
+        Args:
+            schema: The columns of the output.
+        """
+        raise AssertionError(f"{self.kind} is not part of a chain")
+
+    def code(self) -> list[str] | None:
+        """Return texts that differ if the code of its functions differs; None if it calls none."""
+        return None
+
+    def busy_with(self) -> tuple[str, ...]:
+        """Return the names of its Python functions, which a worker may mark as running."""
+        return ()
+
+    def rebound(self, other: Callable[[Function], Function]) -> Step:
+        """Return the step with each of its functions replaced."""
+        return self
+
+
+class KeyedStep(Step):
+    """A step with state per key, under the name that the job's code gave."""
+
+    operator: str
+
+    @property
+    def name(self) -> str:
+        return self.operator
+
+    @property
+    def counted_as(self) -> str:
+        return "keyed"
+
+    @property
+    def stateful(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A step in its fragment, with its output stream (for sinks and exchanges: its input stream)."""
+
+    id: int
+    input: int
+    step: Step
+    schema: pa.Schema
+    upsert_key: tuple[str, ...] | None
+    also: tuple[int, ...] = ()
+    """Further inputs of a step with several."""
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """All inputs; the index is the port."""
+        return (self.input, *self.also)
+
+
+class Operator(ABC):
+    """A step at work on one subtask. One thread uses it."""
+
+    @abstractmethod
+    def on_batch(self, port: int, batch: pa.RecordBatch) -> None:
+        """Take rows, at least one.
+
+        Raises:
+            JobFailed: a row cannot be computed or kept.
+        """
+
+    def on_watermark(self, at_us: int) -> None:
+        """Advance event time to this point; emit the results that are due."""
+        return
+
+    def on_barrier(self) -> None:
+        """Emit the results of the epoch; the tables are frozen afterwards."""
+        return
+
+    def progress(self) -> OperatorProgress | None:
+        """Return the rows taken, emitted and left out since the deployment; None if it counts none."""
+        return None
+
+
+class Work(Protocol):
+    """An operator that works on rows in pieces, because a Python function may be slow."""
+
+    name: str
+    mark: str
+    """The mark of a worker that runs it."""
+
+    def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
+        """Work on rows from the row `at` on; return their number, at least one, and their output."""
+
+
+class OperatorContext(Protocol):
+    """The environment of an operator."""
+
+    job: str | None
+    """Named in errors."""
+    origin: Origin
+    placed: tuple[Placed, ...]
+    """The steps that it carries out, in order; one, unless steps were fused."""
+    given: pa.Schema
+    """The columns of the input, without `_op`."""
+    turn: Turn
+    arrival: Arrival
+    aligned: bool
+    """Whether input row i is record i of the arrival."""
+    untouched: bool
+    """Whether the input is records of a source as they were read."""
+
+    @property
+    def key_groups(self) -> KeyGroups:
+        """The key groups of the job and of this subtask."""
+
+    def table(self, name: str) -> Table:
+        """Return the table of this name."""
+
+    def needed(self, side: str = MAIN) -> frozenset[str]:
+        """Return the columns needed behind a side, without `_op`."""
+
+    def wanted(self, side: str = MAIN) -> bool:
+        """Return whether a step reads this side."""
+
+    def emit(self, batch: pa.RecordBatch, side: str = MAIN) -> None:
+        """Pass rows to all readers of a side."""
+
+    def defer(self, work: Work, batch: pa.RecordBatch) -> None:
+        """Queue rows for work in pieces, now or in later turns; the results are emitted."""
+
+    def dead_letter(self, letter: DeadLetter) -> None:
+        """Take a dead letter."""
+
+    def send(self, edge: int, batch: pa.RecordBatch) -> None:
+        """Send rows over an edge."""
+
+    def write(self, sink: str, batch: pa.RecordBatch) -> None:
+        """Pass rows to a sink."""
+
+
+def needed_behind(
+    readers: Sequence[tuple[int, Iterable[tuple[int, pa.Schema]], Step]],
+) -> dict[int, dict[str, frozenset[str]]]:
+    """Return the columns needed at each point, by side; sides without readers are absent.
+
+    Args:
+        readers: Steps in topological order: the point of the output, the points of the inputs with their columns, and
+            the step.
+    """
+    needed: dict[int, dict[str, frozenset[str]]] = {}
+    for point, inputs, step in reversed(readers):
+        behind = needed.get(point, {})
+        for port, (before, given) in enumerate(inputs):
+            sides = needed.setdefault(before, {})
+            reads = step.reads(port, given, behind)
+            sides[step.reads_side] = sides.get(step.reads_side, frozenset()) | frozenset(reads)
+    return needed
+
+
+def in_order(names: Iterable[str], given: pa.Schema) -> tuple[str, ...]:
+    """Return these columns in the order of the input; its first column if there are none.
+
+    A batch without columns has no rows.
+    """
+    wanted = set(names)
+    return tuple(name for name in given.names if name in wanted) or tuple(given.names[:1])

@@ -1,0 +1,166 @@
+"""Readers of source partitions: one that reads ahead in the background, and one that reads when it is asked.
+
+A background lane reads the batch behind the one that the worker works on, so that the operator thread seldom waits for
+a disk or a network. What it found is handed over in the operator thread, which alone touches a reader.
+
+Invariants
+    - Records are handed over in order, each once; the offsets are those that reading one after the other gives.
+    - That nothing was there, or that the source was unreachable, is an answer only if it was asked for: what reading
+      ahead found of it may be out of date. Any other error is kept, as a source may notice only once that it changed.
+    - What the source no longer stands by (`take`) is read again.
+    - The readers of a source keep at most `bytes_max` ahead of the worker, besides what the worker has asked for.
+
+Pure: the lane does the reading. Source: docs/design/0032-connectors.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from holdfast.errors import Unavailable
+from holdfast.ports import Lane
+
+AHEAD_BYTES_MAX = 64 << 20
+"""What the readers of one source may keep in memory ahead of a worker."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a reader found.
+
+    Args:
+        batch: Records, as `OpenSource.read` describes them; None: there were none.
+        following: The offset after them.
+        token: Whatever the source needs in order to know whether it still stands by them.
+    """
+
+    batch: pa.RecordBatch | None
+    following: int
+    token: object = None
+
+
+class InlineLane:
+    """A lane that does the work before `submit` returns."""
+
+    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        """Do the work, and hand over its result."""
+        result: object
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - handed to the reader, which raises it
+            result = error
+        done(result)
+
+
+class Ahead:
+    """How the readers of one source read in the background, and how many bytes they may keep.
+
+    Args:
+        lane: Does the reading.
+        bytes_max: 0 reads nothing before it is asked for.
+    """
+
+    def __init__(self, lane: Lane, bytes_max: int = AHEAD_BYTES_MAX) -> None:
+        self.lane, self._left = lane, bytes_max
+
+    def reserve(self, size: int) -> bool:
+        """Return whether so many bytes may be read ahead; if so, they are taken."""
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+    def release(self, size: int) -> None:
+        """Give back what was taken."""
+        self._left += size
+
+
+def inline() -> Ahead:
+    """Return a way to read without a background: for tests, the simulator, and readers of a whole range."""
+    return Ahead(InlineLane(), 0)
+
+
+class DirectReader:
+    """Reads when it is asked: for records that are computed, or in memory already."""
+
+    def __init__(self, read: Callable[[int, int], Read], offset: int) -> None:
+        self._read, self._offset = read, offset
+
+    def poll(self, bytes_max: int) -> Read | None:
+        """See PartitionReader.poll."""
+        found = self._read(self._offset, bytes_max)
+        self._offset = found.following
+        return found
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ReaderAhead:
+    """Reads the next batch while the worker is busy with the last one.
+
+    Args:
+        read: Reads from an offset, at most so many bytes; called in the lane.
+        take: Called in the operator thread when records are about to be handed over; returns whether the source still
+            stands by them. May raise.
+        offset: Where to begin.
+    """
+
+    def __init__(
+        self, read: Callable[[int, int], Read], take: Callable[[int, Read], bool], offset: int, ahead: Ahead
+    ) -> None:
+        self._read, self._take, self._offset, self._ahead = read, take, offset, ahead
+        self._answer: Read | BaseException | None = None
+        self._pending = self._closed = False
+        self._reserved = 0
+
+    def poll(self, bytes_max: int) -> Read | None:
+        """See PartitionReader.poll."""
+        if self._answer is None and not self._pending:
+            self._ask(bytes_max)
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return None
+        self._release()
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer.batch is None:
+            return answer
+        if not self._take(self._offset, answer):
+            return self.poll(bytes_max)  # asked for again, so the answer is up to date
+        self._offset = answer.following
+        if self._ahead.reserve(bytes_max):
+            self._reserved = bytes_max
+            self._ask(bytes_max)
+        return answer
+
+    def close(self) -> None:
+        """Drop what was read ahead, and what is still being read."""
+        self._closed, self._answer = True, None
+        self._release()
+
+    def _ask(self, bytes_max: int) -> None:
+        offset, ahead, self._pending = self._offset, self._reserved > 0, True
+
+        def work() -> Read | None:
+            return None if self._closed else self._read(offset, bytes_max)
+
+        def done(result: object) -> None:
+            self._pending = False
+            if self._closed:
+                return
+            assert isinstance(result, Read | BaseException), "a source gives records or fails"
+            nothing = isinstance(result, Unavailable) or (isinstance(result, Read) and result.batch is None)
+            if ahead and nothing:
+                self._release()
+            else:
+                self._answer = result
+
+        self._ahead.lane.submit(work, done)
+
+    def _release(self) -> None:
+        self._ahead.release(self._reserved)
+        self._reserved = 0

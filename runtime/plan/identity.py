@@ -1,0 +1,173 @@
+"""Operators keep their identity when the code changes: their number in storage and the meaning of their state.
+
+Keys in storage begin with an operator's number. The number belongs to the name: moving, adding or removing operators
+in the code does not change the numbers of others, and the number of a removed operator is not reused, because its state
+may still exist.
+
+The identity of an operator's state is kept with every checkpoint. It holds, per key column, name, type, nullability and
+provenance; per aggregate, function, result type and input column, with the same four; the window's size, offset, event
+time, lateness and emission. All of it is structured; display text is never compared. The provenance of a column
+(provenance.py) is the original column before renames, or the expression that computes it.
+
+Checkpoints of older versions hold key columns and state columns only. The missing parts are reported as not known; the
+next checkpoint has them all.
+
+Invariants
+    - Two names never share a number, not even at different times of one job.
+    - An operator reads only state that its own identity wrote, or that docs/design/0024 allows it to read.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError, Where
+from holdfast.runtime.operators.contract import Placed
+from holdfast.runtime.operators.differences import Difference, Found, kept_by, way_out
+from holdfast.runtime.plan.model import OperatorSpec, Plan
+from holdfast.runtime.plan.provenance import provenance_of
+from holdfast.runtime.rows.forms import POLARS
+from holdfast.state.tables.spec import OPERATORS_END
+
+FIRST_OPERATOR_ID = 1
+
+
+def assign_operator_ids(names: Sequence[str], previous: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of every operator, with those of `previous` unchanged.
+
+    Args:
+        names: The plan's operators, in order.
+        previous: Every operator that the job ever had, including those no longer in the code.
+
+    Returns:
+        All of `previous`, and the new names.
+
+    Raises:
+        ConfigError: there are no numbers left.
+    """
+    ids = dict(previous)
+    following = max(ids.values(), default=FIRST_OPERATOR_ID - 1) + 1
+    for name in names:
+        if name in ids:
+            continue
+        if following >= OPERATORS_END:
+            raise ConfigError(
+                f"there is no number left for operator {name!r}; a job can have {OPERATORS_END - 1} in its lifetime",
+                not_done="the job was not started",
+                next_step="start a new job under another name",
+            )
+        ids[name] = following
+        following += 1
+    return ids
+
+
+def describe_operators(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the identity of each operator's state, as JSON-able values to store with a checkpoint."""
+    steps = _stateful(plan)
+    return {operator.name: _described(plan, operator, steps.get(operator.name)) for operator in plan.operators}
+
+
+def check_against(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a plan whose operators cannot read the existing state.
+
+    Args:
+        previous: The result of `describe_operators` for the job's last run.
+
+    Raises:
+        ConfigError: for the first difference that is refused.
+    """
+    for found in differences(plan, previous):
+        if found.effect is None:
+            raise ConfigError(
+                found.what,
+                not_done="the job was not started; its state is unchanged",
+                next_step=found.next_step,
+                where=Where(job=plan.app, operator=found.operator),
+            )
+
+
+def differences(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
+    """Return every difference between the plan's operators and those that wrote the state, allowed ones included."""
+    now, steps = describe_operators(plan), _stateful(plan)
+    return [
+        each for name in now if name in previous for each in _compared(name, steps.get(name), previous[name], now[name])
+    ]
+
+
+def not_known(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the operators whose state was written by a version that kept no complete identity."""
+    now = describe_operators(plan)
+    return [name for name in now if name in previous and "identity" in now[name] and "identity" not in previous[name]]
+
+
+def _stateful(plan: Plan) -> dict[str, Placed]:
+    """Return the steps with state, by name; tables beside an operator's own are none."""
+    steps = (placed for fragment in plan.fragments for placed in fragment.steps)
+    return {placed.step.name: placed for placed in steps if placed.step.stateful and placed.step.name is not None}
+
+
+def _described(plan: Plan, operator: OperatorSpec, placed: Placed | None) -> dict[str, Any]:
+    table = operator.table
+    described: dict[str, Any] = {
+        "id": operator.id,
+        "key": [[name, str(kind)] for name, kind in zip(table.key.names, table.key.types, strict=True)],
+        "columns": [[column.name, column.dtype.name] for column in table.columns],
+    }
+    if operator.window is not None:
+        described["window"] = operator.window
+    if placed is not None:
+        fragment = plan.fragments[operator.fragment]
+
+        def column(name: str, port: int = 0) -> dict[str, Any]:
+            made = provenance_of(plan, fragment.index, placed.inputs[port], name)
+            return _column(fragment.entering(port).field(name)) | {"from": made}
+
+        described["identity"] = {"v": 1, "polars": POLARS} | placed.step.identity(column)
+    return described
+
+
+def _column(field: pa.Field) -> dict[str, Any]:
+    return {"column": field.name, "type": str(field.type), "nullable": field.nullable}
+
+
+def _compared(name: str, placed: Placed | None, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    old, new = before.get("identity"), now.get("identity")
+    if placed is None or old is None or new is None:
+        return [*_windows_by_text(name, before, now), *_tables(name, before, now)]
+    found = Found(name, old.get("polars") == new["polars"])
+    if (kept := kept_by(old)) != placed.step.keeps:
+        found.refuse(f"kept {kept} and now keeps {placed.step.keeps}")
+        return found.differences
+    placed.step.compare(found, old, new)
+    return found.differences or _tables(name, before, now)
+
+
+def _tables(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Compare key and state columns, the only ones that checkpoints of older versions record."""
+    found = []
+    for part, called in (("key", "key"), ("columns", "state columns")):
+        if [list(column) for column in before[part]] != now[part]:
+            what = (
+                f"operator {name!r} had the {called} {_listed(before[part])} and now has {_listed(now[part])}, "
+                "so it cannot read its state"
+            )
+            found.append(Difference(name, what, None, way_out(name)))
+    return found
+
+
+def _windows_by_text(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Compare windows by the text that checkpoints of older versions record."""
+    old, new = before.get("window"), now.get("window")
+    if old == new:
+        return []
+    what = f"operator {name!r} had the windows {old} and now has {new}; windows that are already closed would reopen"
+    return [Difference(name, what, None, way_out(name))]
+
+
+def _listed(columns: Sequence[Sequence[str]]) -> str:
+    return "(" + ", ".join(f"{name}: {kind}" for name, kind in columns) + ")"

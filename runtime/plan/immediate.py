@@ -1,0 +1,96 @@
+"""Which sinks are written immediately, and the identity of the code before them.
+
+A sink that keeps the tag of every row is written immediately if its rows come from one source without a shuffle, and
+every key of the target comes from one partition of that source: the sink's key must contain all columns that partition
+the source, as they were read. Such a column may be renamed on the way; a column that is computed, or that a Python
+function returns, is not known to be the source's. United streams have no order, so a tag cannot order them: they are
+written at the commit. So are all other sinks.
+
+By the identity of the path, a later run can see whether the code has changed. It covers the steps with their
+expressions and columns, and the compiled code of Python functions, but not what these functions call or read.
+
+Pure.
+Source: PROTOCOL P22; DESIGN section 13 (immediate idempotent mode); docs/design/0012.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from holdfast.runtime.operators.contract import INPUT, Placed
+from holdfast.runtime.plan.model import Fragment, Plan, SinkSpec
+from holdfast.runtime.plan.report import describe
+from holdfast.sinks.immediate import ImmediateSink, idempotent
+
+
+def with_immediate_sinks(plan: Plan, partitioned_by: Mapping[str, tuple[str, ...]]) -> Plan:
+    """Return the plan, with every sink marked that may be written immediately.
+
+    Args:
+        partitioned_by: Columns that partition a source, by source; sources without known columns are absent.
+    """
+    described = describe(plan)
+    return replace(plan, sinks=tuple(_decided(plan, spec, partitioned_by, described) for spec in plan.sinks))
+
+
+def path_of(fragment: Fragment, sink: str) -> tuple[Placed, ...] | None:
+    """Return the steps from the fragment's input to the sink, in order; None unless all are stateless, in one line."""
+    steps = {placed.id: placed for placed in fragment.steps}
+    path = [next(placed for placed in fragment.steps if placed.step.writes_to == sink)]
+    while path[0].input != INPUT:
+        placed = steps[path[0].input]
+        if not placed.step.row_wise:
+            return None
+        path.insert(0, placed)
+    return tuple(path)
+
+
+def columns_as_read(fragment: Fragment, path: tuple[Placed, ...]) -> dict[str, str]:
+    """Return the columns at the end of the path that are unchanged columns of the source: final name to source name."""
+    known = {name: name for name in fragment.schema.names}
+    for placed in path:
+        origins = {name: placed.step.handed_on(name) for name in placed.schema.names}
+        known = {name: known[origin] for name, origin in origins.items() if origin is not None and origin in known}
+    return known
+
+
+def _decided(
+    plan: Plan, spec: SinkSpec, partitioned_by: Mapping[str, tuple[str, ...]], described: Mapping[str, Any]
+) -> SinkSpec:
+    fragment = plan.fragments[spec.fragment]
+    by = partitioned_by.get(fragment.source) if fragment.source is not None else None
+    sink = idempotent(spec.sink)
+    if not by or sink is None or sink.key is None:
+        return spec
+    path = path_of(fragment, spec.name)
+    if path is None:
+        return spec
+    as_read = columns_as_read(fragment, path)
+    if not set(by) <= {as_read[name] for name in sink.key if name in as_read}:
+        return spec
+    return replace(spec, sink=sink.at_once(), path=_identity(described["fragments"][fragment.index], path))
+
+
+def is_immediate(spec: SinkSpec) -> bool:
+    """Return whether the sink is written immediately."""
+    return spec.path is not None and spec.sink.traits.immediate
+
+
+def immediate_sink(spec: SinkSpec) -> ImmediateSink | None:
+    """Return the sink if it is written immediately."""
+    return cast(ImmediateSink, spec.sink) if is_immediate(spec) else None
+
+
+def _identity(fragment: Mapping[str, Any], path: tuple[Placed, ...]) -> str:
+    """Return a hash of what the steps do, without their numbers, which change with other branches."""
+    shown = {step["id"]: step for step in fragment["steps"]}
+    parts: list[Any] = [fragment["source"]]
+    for placed in path:
+        parts.append([shown[placed.id]["text"], shown[placed.id]["columns"]])
+        if (code := placed.step.code()) is not None:
+            parts.append(code)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,153 @@
+"""The parts of a plan: fragments of steps, joined by edges.
+
+A fragment is the part of the dataflow between two shuffles; every worker runs one subtask of it. Its steps form a tree
+that begins at the fragment's input, a source or edges. A plan consists of plain values, so that the driver can send it
+to its workers and compare two plans.
+
+Invariants
+    - Fragments of sources come first; an edge leads from a fragment to one with a higher number.
+    - Steps are in topological order: a step's input is `INPUT` or a step before it.
+    - The input of a step with keys is always `INPUT` of a fragment that begins at an edge with these keys: all rows of
+      one key meet in one subtask, even if there is only one subtask.
+    - Batches of an upsert stream carry the int8 column `_op` last; the schemas here omit it.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from holdfast.model import ChannelId, Subtask
+from holdfast.runtime.operators.contract import Placed
+from holdfast.runtime.plan.source import Source
+from holdfast.runtime.rows.dead_letters import OnError
+from holdfast.sinks.contract import Sink
+from holdfast.state.tables.spec import TableSpec
+
+ANY_FRAGMENT = -1
+"""The fragment of the sink of dead letters, which every fragment may write to."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Steps without a shuffle between them. A fragment has either a `source` or edges that lead to it."""
+
+    index: int
+    source: str | None
+    input_edges: tuple[int, ...]
+    """Shuffles by key, one per port, or one edge without key from each fragment whose streams are united here."""
+    schema: pa.Schema
+    """Schema of the input."""
+    steps: tuple[Placed, ...]
+    further: tuple[pa.Schema, ...] = ()
+    """Schemas of the ports after the first, if the fragment begins at a step with several keyed inputs."""
+
+    def entering(self, port: int) -> pa.Schema:
+        """Return the schema of a port."""
+        return (self.schema, *self.further)[port]
+
+    def calls(self) -> list[str]:
+        """Return the names of the Python functions among its steps."""
+        return [name for placed in self.steps for name in placed.step.busy_with()]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A shuffle by key from every subtask of one fragment to every subtask of another.
+
+    Without a key, rows stay in the memory of their subtask: a union of streams of several fragments needs no shuffle.
+    """
+
+    index: int
+    from_fragment: int
+    to_fragment: int
+    key: tuple[str, ...]
+    schema: pa.Schema
+    port: int = 0
+    """The input of the receiving step that it leads to."""
+
+    def channels(self, subtasks: Iterable[Subtask]) -> list[ChannelId]:
+        """Return the channels between any two of these subtasks."""
+        both = [(s, s) for s in subtasks] if not self.key else itertools.product(subtasks, repeat=2)
+        return [ChannelId(self.index, sender, receiver) for sender, receiver in both]
+
+
+@dataclass(frozen=True, eq=False)
+class SourceSpec:
+    """A source by its stable name."""
+
+    name: str
+    source: Source
+    fragment: int
+    event_time: str | None = None
+    out_of_orderness_us: int = 0
+    idle_after_s: float = 30.0
+    on_error: OnError = "fail"
+    """What happens to a record that cannot be decoded."""
+
+
+@dataclass(frozen=True, eq=False)
+class SinkSpec:
+    """A sink by its stable name, with the stream that reaches it."""
+
+    name: str
+    sink: Sink
+    fragment: int
+    schema: pa.Schema
+    upsert_key: tuple[str, ...] | None
+    path: str | None = None
+    """Identity of the code between the source and a sink that is written immediately; None if written at the commit."""
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """A stateful operator by its stable name; `id` (u16) begins its keys in storage."""
+
+    name: str
+    id: int
+    fragment: int
+    table: TableSpec
+    window: str | None = None
+    """Description of its windows; state of other windows cannot be read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The whole job, which any number of workers can run."""
+
+    app: str
+    key_groups: int
+    sources: tuple[SourceSpec, ...]
+    sinks: tuple[SinkSpec, ...]
+    operators: tuple[OperatorSpec, ...]
+    fragments: tuple[Fragment, ...]
+    edges: tuple[Edge, ...]
+
+    def operator(self, name: str) -> OperatorSpec:
+        """Return the operator of this name; it exists."""
+        return next(operator for operator in self.operators if operator.name == name)
+
+    def event_times_held(self) -> tuple[int, int]:
+        """Return the first and the last event time that all windows and targets of the job can hold."""
+        held = [placed.step.times_held() for fragment in self.fragments for placed in fragment.steps]
+        return max(first for first, _ in held), min(last for _, last in held)
+
+    def read_together(self) -> dict[int, int]:
+        """Return, for every fragment that reads a source, the first of the fragments united with it, or itself.
+
+        A union waits for the input that is behind in event time, so that input is read first.
+        """
+        first = {fragment.index: fragment.index for fragment in self.fragments if fragment.source is not None}
+        begins = {index: {index} for index in first}
+        for fragment in self.fragments:
+            edges = [self.edges[index] for index in fragment.input_edges if not self.edges[index].key]
+            for edge in edges:
+                begins.setdefault(fragment.index, set()).update(begins.get(edge.from_fragment, ()))
+            joined = {first[index] for index in begins.get(fragment.index, ())}
+            first |= {index: min(joined) for index, group in first.items() if group in joined}
+        return first

@@ -1,0 +1,159 @@
+"""The source contract: a configuration that is sent to workers, and the open connection that a worker reads.
+
+A `Source` is created in the user's program, pickled to the workers and opened there. Offsets are per partition and name
+the next record to read; only checkpoints hold them, so an open source keeps no position of its own.
+
+Invariants
+    - Reading the same partition at the same offset always returns the same records, or an error. If records may be
+      compacted away (the trait `sparse`), it returns those that are left.
+    - `ended` is true only when no record can ever follow; reaching `end_offsets` is not enough.
+    - Neither `read` nor a reader waits for records that are not there yet.
+    - Two histories of a source that differ in a record before an offset have different identities there.
+
+Source: DESIGN section 6; PROTOCOL P12: only the master discovers partitions. docs/design/0022-source-identity.md: a
+log that was recreated, or restored from an older copy, is not the log that the job has read.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import pyarrow as pa
+
+from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
+from holdfast.traits import SourceTraits
+
+OFFSETS = "_holdfast_offset"
+"""Last column of a batch whose records are not contiguous in their offsets; no user's column has this name."""
+
+
+class Source(Protocol):
+    """Configuration of a source; picklable, and cheap to create. Nothing is opened before `check` or `open`."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of every batch that is read. Raises ConfigError if they are unknown."""
+
+    @property
+    def row_type(self) -> type | None:
+        """The dataclass that describes the rows; None if there is none."""
+
+    @property
+    def where(self) -> str:
+        """How messages name it."""
+
+    @property
+    def traits(self) -> SourceTraits:
+        """What it can do."""
+
+    def check(self) -> None:
+        """Check the outside system at plan time. Raises ConfigError, Unavailable."""
+
+    def open(self) -> OpenSource:
+        """Connect. Raises ConfigError, Damaged, Unavailable."""
+
+
+class PartitionReader(Protocol):
+    """Reads one partition from one offset on, for the operator thread; it ends with the generation."""
+
+    def poll(self, bytes_max: int) -> Read | None:
+        """Return the records that follow those returned before, as `OpenSource.read` describes them; never waits.
+
+        None: it is not known yet whether there are any; ask again later. A `Read` without a batch: there are none now.
+
+        Raises:
+            Damaged, Unavailable, JobFailed: nothing was taken; asking again reads again.
+        """
+
+    def close(self) -> None:
+        """Drop what was not returned."""
+
+
+class OpenSource(Protocol):
+    """A connection of one worker; used by one thread, and by the lane of its readers."""
+
+    def identity(self, partition: int, offset: int) -> str:
+        """Return the identity of the history of the records before this offset, which is above 0.
+
+        Called at every barrier; right after records were read, it makes no request. Raises Damaged, Unavailable.
+        """
+
+    def changed(self, identity: str) -> str | None:
+        """Return why the source no longer has the history with this identity; None if it has.
+
+        Checks the present state of the source. Raises Damaged, Unavailable.
+        """
+
+    def partitions(self) -> list[int]:
+        """Return the partitions that exist now; more may appear, none disappears."""
+
+    def end_offsets(self) -> dict[int, int]:
+        """Return, per partition, the offset after the last record that exists now."""
+
+    def retention_start(self, partition: int) -> int:
+        """Return the lowest offset that can still be read."""
+
+    def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
+        """Return a reader that begins at the offset.
+
+        Where reading waits for a disk or a network it reads ahead (`ReaderAhead`); else `direct_reader` will do.
+        """
+
+    def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
+        """Return records from the offset on and the offset after them; None and the same offset if there are none.
+
+        They include undecodable records, either as runtime/rows/dead_letters.py describes (`with_refused`) or with a
+        null where `schema` allows none. The source does not decide what happens to those.
+
+        If the offsets of the records have gaps, they are the last column, `OFFSETS`.
+
+        At most max_bytes are returned, but at least one record. Raises Damaged, Unavailable, JobFailed.
+        """
+
+    def ended(self, partition: int, offset: int) -> bool:
+        """Return whether no record can ever appear at this offset or after it."""
+
+    def close(self) -> None:
+        """Release connections and files. Batches that were read stay valid."""
+
+
+class SparseSource(OpenSource, Protocol):
+    """With the trait `sparse`: single records may disappear while others before and behind them stay."""
+
+    def whole_from(self, partition: int) -> int:
+        """Return the lowest offset from which on no record has ever been removed."""
+
+
+class TellingSource(OpenSource, Protocol):
+    """With the trait `tells_time`: it knows more about event time than its records show."""
+
+    def watermark(self, partition: int, offset: int) -> int | None:
+        """Return a time, in microseconds since 1970, up to which no record follows at or after the offset."""
+
+
+class PacedSource(Source, Protocol):
+    """With the trait `paced`: records appear over time at a rate."""
+
+    def unpaced(self) -> Source:
+        """Return the source without its rate, for reading again records that exist already."""
+
+
+def direct_reader(opened: OpenSource, partition: int, offset: int) -> PartitionReader:
+    """Return a reader that calls `read` on every poll."""
+    return DirectReader(lambda at, bytes_max: Read(*opened.read(partition, at, bytes_max)), offset)
+
+
+def same_from(source: Source, opened: OpenSource, partition: int) -> int:
+    """Return the lowest offset from which on reading again returns the same records as the first time."""
+    start = opened.retention_start(partition)
+    return max(start, cast(SparseSource, opened).whole_from(partition)) if source.traits.sparse else start
+
+
+def telling(source: Source, opened: OpenSource) -> TellingSource | None:
+    """Return the open source if it knows of event time."""
+    return cast(TellingSource, opened) if source.traits.tells_time else None
+
+
+def unpaced(source: Source) -> Source:
+    """Return the source for reading records again, which are there already."""
+    return cast(PacedSource, source).unpaced() if source.traits.paced else source

@@ -1,0 +1,182 @@
+"""Convert Python rows and columns to record batches strictly: a value of the wrong type is an error, never a guess.
+
+pyarrow alone would accept 1.0 as an integer, a string as bytes, a datetime as a date, and a naive datetime as UTC.
+
+Invariants
+    - A returned batch has exactly the requested schema, and no null in a column that is not nullable.
+    - An error names the column and, if one value is at fault, its row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from numbers import Integral, Real
+from operator import attrgetter, itemgetter
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+
+class WrongRow(Exception):
+    """Rows or columns that do not fit a schema; the caller, which knows their origin, turns it into its own error."""
+
+    def __init__(self, what: str, *, column: str | None = None, row: int | None = None) -> None:
+        self.what, self.column, self.row = what, column, row
+        super().__init__(what)
+
+
+def batch_of_rows(schema: pa.Schema, rows: Sequence[object]) -> pa.RecordBatch:
+    """Return a batch of dataclass instances, mappings or tuples.
+
+    A mapping may leave out nullable columns; a tuple has the columns in order. Raises WrongRow.
+    """
+    values = _uniform(schema, rows)
+    if values is None:
+        values = [[] for _ in schema]
+        for index, row in enumerate(rows):
+            for column, value in zip(values, _values(schema, row, index), strict=True):
+                column.append(value)
+    arrays = [_array(column, found) for column, found in zip(schema, values, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def batch_of_columns(schema: pa.Schema, columns: Mapping[str, Any] | pa.RecordBatch, rows: int) -> pa.RecordBatch:
+    """Return a batch of whole columns: Arrow or NumPy arrays, Polars series, or sequences. Raises WrongRow."""
+    given = dict(columns) if isinstance(columns, Mapping) else _columns_of(columns)
+    if unknown := [name for name in given if name not in schema.names]:
+        raise WrongRow(f"column {unknown[0]!r} is not in the schema", column=str(unknown[0]))
+    arrays = []
+    for column in schema:
+        if column.name not in given:
+            raise WrongRow(f"column {column.name!r} is missing", column=column.name)
+        array = _whole_array(column, given[column.name])
+        if len(array) != rows:
+            raise WrongRow(f"column {column.name!r} has {len(array)} values instead of {rows}", column=column.name)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _uniform(schema: pa.Schema, rows: Sequence[object]) -> list[list[Any]] | None:
+    """Return the values by column, the fast way; None if rows have to be converted one by one."""
+    kinds = set(map(type, rows))
+    if len(kinds) != 1:
+        return None
+    kind, names = kinds.pop(), schema.names
+    try:
+        if dataclasses.is_dataclass(kind):
+            return [list(map(attrgetter(name), rows)) for name in names]
+        if kind is dict:
+            mappings = cast(Sequence[dict[str, Any]], rows)
+            if all(len(row) == len(names) for row in mappings):
+                return [list(map(itemgetter(name), mappings)) for name in names]
+    except (AttributeError, KeyError):
+        pass  # row by row, the error names the row
+    return None
+
+
+def _values(schema: pa.Schema, row: object, index: int) -> Sequence[object]:
+    if isinstance(row, tuple) and hasattr(row, "_asdict"):
+        row = row._asdict()  # match named values by name, in any order
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        if missing := [name for name in schema.names if not hasattr(row, name)]:
+            raise WrongRow(f"{type(row).__name__} has no field {missing[0]!r}", column=missing[0], row=index)
+        return [getattr(row, name) for name in schema.names]
+    if isinstance(row, Mapping):
+        if unknown := [name for name in row if name not in schema.names]:
+            raise WrongRow(f"column {unknown[0]!r} is not in the schema", row=index)
+        for column in schema:
+            if column.name not in row and not column.nullable:
+                raise WrongRow(f"column {column.name!r} is missing", column=column.name, row=index)
+        return [row.get(name) for name in schema.names]
+    if isinstance(row, tuple):
+        if len(row) != len(schema):
+            raise WrongRow(f"a tuple has {len(row)} values for {len(schema)} columns", row=index)
+        return row
+    raise WrongRow(f"{type(row).__name__} is not a row; give a dataclass instance, a dict or a tuple", row=index)
+
+
+def _array(column: pa.Field, values: list[object]) -> pa.Array:
+    for kind in set(map(type, values)):
+        if kind is type(None):
+            if not column.nullable:
+                raise WrongRow(f"column {column.name!r} is null", column=column.name, row=values.index(None))
+        elif not _takes(column.type, kind):
+            row = next(index for index, value in enumerate(values) if type(value) is kind)
+            raise WrongRow(
+                f"column {column.name!r} takes {column.type}, not {kind.__name__} {values[row]!r:.80}",
+                column=column.name,
+                row=row,
+            )
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        for row, value in enumerate(values):
+            if isinstance(value, datetime) and value.utcoffset() is None:
+                raise WrongRow(
+                    f"column {column.name!r} is a datetime without a time zone: {value}", column=column.name, row=row
+                )
+    try:
+        return pa.array(values, column.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError) as error:
+        raise _unfit(column, values, error) from error
+
+
+def _takes(wanted: pa.DataType, kind: type) -> bool:
+    """Return whether a column takes values of a Python type; pyarrow checks column types not listed here."""
+    if pa.types.is_integer(wanted):
+        return issubclass(kind, Integral) and not issubclass(kind, bool)
+    if pa.types.is_floating(wanted):
+        return issubclass(kind, Real) and not issubclass(kind, bool)
+    if pa.types.is_boolean(wanted):
+        return issubclass(kind, bool | np.bool_)
+    if pa.types.is_string(wanted) or pa.types.is_large_string(wanted):
+        return issubclass(kind, str)
+    if pa.types.is_binary(wanted) or pa.types.is_large_binary(wanted):
+        return issubclass(kind, bytes | bytearray | memoryview)
+    if pa.types.is_timestamp(wanted):
+        return issubclass(kind, datetime)
+    if pa.types.is_date(wanted):
+        return issubclass(kind, date) and not issubclass(kind, datetime)
+    if pa.types.is_decimal(wanted):
+        return issubclass(kind, Decimal | int) and not issubclass(kind, bool)
+    return True
+
+
+def _unfit(column: pa.Field, values: list[object], error: Exception) -> WrongRow:
+    """Find the value that cannot be converted, for the message."""
+    for row, value in enumerate(values):
+        try:
+            pa.array([value], column.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError):
+            return WrongRow(
+                f"column {column.name!r} takes {column.type}, which cannot hold {value!r:.80}",
+                column=column.name,
+                row=row,
+            )
+    return WrongRow(f"column {column.name!r}: {error}", column=column.name)
+
+
+def _whole_array(column: pa.Field, values: Any) -> pa.Array:
+    try:
+        if hasattr(values, "to_arrow"):
+            values = values.to_arrow()
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if isinstance(values, pa.Array):
+            array = values if values.type == column.type else values.cast(column.type)
+        elif isinstance(values, np.ndarray):
+            array = pa.array(values) if column.type == pa.null() else pa.array(values, column.type)
+        else:
+            array = _array(column, list(values))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+        raise WrongRow(f"column {column.name!r} takes {column.type}: {error}", column=column.name) from error
+    if array.null_count and not column.nullable:
+        row = array.is_null().index(True).as_py()
+        raise WrongRow(f"column {column.name!r} is null", column=column.name, row=row)
+    return array
+
+
+def _columns_of(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -1,0 +1,196 @@
+"""Windows over event time: assign each record to a window.
+
+A tumbling window is the interval [start, start + size). Starts are multiples of the size, counted from 1970 and shifted
+by the offset. Every record is in exactly one window.
+
+Invariants
+    - start <= time < end, also for times before 1970.
+    - Targets can hold the bounds of every window that a record is assigned to; other event times are refused first
+      (intake.py by the source's policy, window.py for times that a function returned).
+
+Pure.
+Source: API.md (windows); docs/design/0006-watermarks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.arguments import checked
+from holdfast.errors import ConfigError
+from holdfast.model import NEVER_US
+from holdfast.runtime.config.settings import duration_ms
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.spec import ColumnSpec
+
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+TIME = pa.timestamp("us", tz="UTC")
+"""The only type of event time; without a time zone it would not be a point in time."""
+
+END_COLUMN = ColumnSpec(WINDOW_END, np.dtype(np.int64))
+"""The end of the window, repeated beside the values so that a scan finds it without decoding keys."""
+CLOCK_KEY = KeyType(("key_group",), (pa.int64(),))
+CLOCK_COLUMNS = (ColumnSpec("at", np.dtype(np.int64), NEVER_US),)
+"""One row per key group: the watermark up to which its windows are closed."""
+_UNITS_US = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
+
+
+TIME_FIRST_US, TIME_LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""Years 1 to 9999, which every target can hold."""
+LENGTH_MAX_US = 365_000 * 86_400_000_000
+"""Limit on a window with its lateness: a thousand years, so that bounds are far from the ends of int64."""
+
+
+@runtime_checkable
+class Windows(Protocol):
+    """A way to divide event time into windows of one size. State identifies a window by its end."""
+
+    kind: ClassVar[str]
+    """A part of the identity of state."""
+    merging: ClassVar[bool]
+    """Whether windows of one key that touch become one, with merged aggregates."""
+
+    @property
+    def size_us(self) -> int:
+        """The size of every window in microseconds."""
+
+    def assign(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+        """Return every pair of a record and a window that it belongs to, in the order of the records.
+
+        Args:
+            times: Event time of every record.
+
+        Returns:
+            The numbers of the records and the ends of the windows. None instead of numbers means that every record is
+            in exactly one window, so no row has to be copied.
+        """
+
+    def identity(self) -> dict[str, Any]:
+        """Return the kind of the windows and its parameters as JSON-able values."""
+
+    def shown(self) -> str:
+        """Return the windows as text for messages."""
+
+
+@dataclass(frozen=True)
+class Tumbling:
+    """Windows of one size without gaps or overlaps; microseconds."""
+
+    size_us: int
+    offset_us: int = 0
+
+    kind: ClassVar[str] = "tumbling"
+    merging: ClassVar[bool] = False
+
+    def assign(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+        return None, self.ends(times)
+
+    def ends(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the end of the window of each time."""
+        since = np.mod(times - self.offset_us, self.size_us)  # never negative
+        ends: NDArray[np.int64] = times - since + self.size_us
+        return ends
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": self.kind, "size_us": self.size_us, "offset_us": self.offset_us}
+
+    def shown(self) -> str:
+        return window_text(self.identity())
+
+    def __str__(self) -> str:
+        """Return the text that checkpoints of older versions compare windows by."""
+        return f"tumbling({self.size_us}us, offset={self.offset_us}us)"
+
+
+def window_text(window: Mapping[str, Any]) -> str:
+    """Return the windows of an identity as text for messages."""
+    offset = f", offset={span(window['offset_us'])}" if window["offset_us"] else ""
+    return f"{window['kind']}({span(window['size_us'])}{offset})"
+
+
+def span(us: int) -> str:
+    """Return a duration exactly, in the form that a job's code gives: "90s", "1h", "250ms"."""
+    for unit, size_us in _UNITS_US.items():
+        if us % size_us == 0 and us:
+            return f"{us // size_us}{unit}"
+    return f"{us}us" if us else "0s"
+
+
+def event_times_held(windows: Iterable[tuple[Windows, int]]) -> tuple[int, int]:
+    """Return the first and the last event time whose window, with its lateness, targets can hold.
+
+    Args:
+        windows: The windows that the times are assigned to, each with its lateness in microseconds.
+    """
+    lengths = [(window.size_us, window.size_us + lateness_us) for window, lateness_us in windows]
+    before, behind = (max(each, default=0) for each in ([a for a, _ in lengths], [b for _, b in lengths]))
+    return TIME_FIRST_US + before, TIME_LAST_US - behind
+
+
+def outside(times: NDArray[np.int64], held: tuple[int, int]) -> NDArray[np.bool_] | None:
+    """Return which times lie outside the range; None if none do, the common case, which is cheap to check."""
+    if not times.size or (held[0] <= times.min() and times.max() <= held[1]):
+        return None
+    found: NDArray[np.bool_] = (times < held[0]) | (times > held[1])
+    return found
+
+
+def micros_of(times: pa.Array) -> NDArray[np.int64]:
+    """Return event times as microseconds since 1970, without a copy; nulls have arbitrary values."""
+    buffer = times.buffers()[1]
+    return np.zeros(0, np.int64) if buffer is None else np.frombuffer(buffer, np.int64, len(times), times.offset * 8)
+
+
+def not_held(at_us: int) -> str:
+    """Return why an event time is refused."""
+    return (
+        f"event time {at_us:,} us since 1970, or its window, lies outside the years 1 to 9999 (were seconds, "
+        "milliseconds or nanoseconds taken for microseconds?)"
+    )
+
+
+@checked("hf.tumbling", '("1h", offset="15m")')
+def tumbling(size: str, offset: str = "0s") -> Tumbling:
+    """Windows of this size, aligned to 1970 plus the offset: `tumbling("1h", offset="15m")`.
+
+    Raises:
+        ConfigError: the size is not positive, or the offset is negative or not below the size.
+    """
+    size_us, offset_us = 1_000 * duration_ms(size, "size"), 1_000 * duration_ms(offset, "offset")
+    if size_us <= 0 or not 0 <= offset_us < size_us:
+        raise ConfigError(
+            f"tumbling({size!r}, offset={offset!r}): the size must be above 0 and the offset below the size",
+            not_done="the job was not planned",
+            next_step='use, for example, tumbling("10s") or tumbling("1d", offset="6h")',
+        )
+    return Tumbling(size_us, offset_us)
+
+
+def hopping(*given: object, **named: object) -> NoReturn:
+    """Overlapping windows. Not supported yet: always raises ConfigError."""
+    _unsupported("hopping", given, named)
+
+
+def session(*given: object, **named: object) -> NoReturn:
+    """Windows that end after a gap without records. Not supported yet: always raises ConfigError."""
+    _unsupported("session", given, named)
+
+
+def calendar(*given: object, **named: object) -> NoReturn:
+    """Days, weeks or months of a time zone. Not supported yet: always raises ConfigError."""
+    _unsupported("calendar", given, named)
+
+
+def _unsupported(called: str, given: tuple[object, ...], named: Mapping[str, object]) -> NoReturn:
+    arguments = [*map(repr, given), *(f"{name}={value!r}" for name, value in named.items())]
+    raise ConfigError(
+        f"{called}({', '.join(arguments)}) is not supported in this version; only tumbling windows are",
+        not_done="the job was not planned",
+        next_step='use hf.tumbling(size), for example hf.tumbling("10s")',
+    )

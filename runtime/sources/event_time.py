@@ -1,0 +1,138 @@
+"""Event time of one source in one subtask: a watermark per partition, and the watermarks sent to the channels.
+
+The clock decides idleness: a partition without new records for half of `idle_after` is quiet, and idle after the other
+half, until its next record. A long gap between two polls does not skip a stage: a partition is quiet before it is idle.
+A partition read to its sealed end never holds time back again. A partition that the run reads no further holds time at
+its watermark, because records may follow in the next run; if it never had a record, it holds nothing back.
+
+Invariants
+    - A watermark sent after a batch covers the batch; a partition that wakes is announced before its rows.
+    - Partitions that have records are read lowest watermark first, so none runs ahead of the others.
+
+Source: DESIGN sections 6 and 13; PROTOCOL P11, P13; docs/design/0006-watermarks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
+from holdfast.ports import Clock
+from holdfast.runtime.plan.model import SourceSpec
+from holdfast.runtime.plan.source import OpenSource, telling
+from holdfast.runtime.rows import watermark
+from holdfast.runtime.wire.messages import PartitionTime
+
+_ALIVE, _QUIET = Watermark(NEVER_US), Watermark(NEVER_US, quiet=True)
+_IDLE, _OVER = Watermark(NEVER_US, idle=True), Watermark(NEVER_US, idle=True, over=True)
+POLL_S = 0.05
+"""How long an empty partition yields to others before it is polled again: a poll may cost a request."""
+
+
+class EventTime:
+    """The partitions of one source that one subtask reads.
+
+    Args:
+        positions: These partitions, with the watermarks of the checkpoint.
+        send: Sends a watermark after everything that the source has emitted.
+    """
+
+    def __init__(
+        self,
+        spec: SourceSpec,
+        opened: OpenSource,
+        positions: list[SourcePosition],
+        clock: Clock,
+        send: Callable[[Watermark], None],
+    ) -> None:
+        assert spec.event_time is not None
+        self._spec, self._clock, self._send = spec, clock, send
+        self._told = telling(spec.source, opened)
+        self._column = spec.source.schema.get_field_index(spec.event_time)
+        self._at = {p.partition: NEVER_US if p.watermark is None else p.watermark for p in positions}
+        self._silent_since: dict[int, float] = {}
+        self._looked_at: dict[int, float] = {}
+        self._minimum = watermark.begin(self._at)
+        for partition, at_us in self._at.items():
+            self._minimum, _ = watermark.told(self._minimum, partition, Watermark(at_us))
+        send(self._minimum.now)
+
+    def turn(self, partition: int) -> tuple[bool, int]:
+        """Return the sort key of a partition: lowest watermark is read first, partitions just found empty last."""
+        looked_at = self._looked_at.get(partition)
+        rests = looked_at is not None and self._clock.monotonic() - looked_at < POLL_S
+        return rests, self._at[partition]
+
+    def known(self, partition: int) -> int | None:
+        """Return the partition's watermark, None if it has none yet."""
+        at_us = self._at[partition]
+        return None if at_us == NEVER_US else at_us
+
+    def woke(self, partition: int) -> bool:
+        """Announce that the partition has records, before they are emitted; return whether anything was sent."""
+        self._silent_since.pop(partition, None)
+        self._looked_at.pop(partition, None)
+        return self._tell(partition, _ALIVE)
+
+    def emitted(self, partition: int, batch: pa.RecordBatch, following: int) -> None:
+        """Raise the watermark by an emitted batch; the partition is read up to `following`."""
+        if batch.num_rows:  # else none of the records could be decoded
+            times = batch.column(self._column)
+            micros = np.frombuffer(times.buffers()[1], np.int64, len(times), times.offset * 8)
+            self._raise_to(partition, int(micros.max()) - self._spec.out_of_orderness_us)
+        self._ask(partition, following)
+        self._tell(partition, _ALIVE)
+
+    def found_nothing(self, partition: int, offset: int, ended: bool) -> bool:
+        """Record that a poll found no records; return whether anything was sent."""
+        now = self._looked_at[partition] = self._clock.monotonic()
+        if self._ask(partition, offset):
+            self._silent_since.pop(partition, None)
+        silent = now - self._silent_since.setdefault(partition, now)
+        if ended:
+            return self._tell(partition, _OVER)
+        idle_after, told = self._spec.idle_after_s, self._minimum.parts[partition]
+        if silent >= idle_after and (told.quiet or told.idle):
+            return self._tell(partition, _IDLE)
+        return self._tell(partition, _QUIET if silent >= idle_after / 2 else _ALIVE)
+
+    def at_end(self, partition: int, ended: bool) -> None:
+        """Record that this run reads the partition no further: it is sealed there, or the next run may read more."""
+        if ended or self._at[partition] == NEVER_US:
+            self._tell(partition, _OVER)
+
+    def times(self) -> list[PartitionTime]:
+        """Return how long each partition has been without records, and whether it may hold time back."""
+        now, parts = self._clock.monotonic(), self._minimum.parts
+        silent = {p: None if (at := self._silent_since.get(p)) is None else round(1000 * (now - at)) for p in parts}
+        name = self._spec.name
+        return [PartitionTime(name, p, silent[p], not (each.idle or each.over)) for p, each in parts.items()]
+
+    def finish(self) -> None:
+        """Send the last watermark: no partition has further records (P13)."""
+        for partition in self._at:
+            self._minimum, _ = watermark.told(self._minimum, partition, Watermark(LAST_US))
+        self._send(Watermark(LAST_US))
+
+    def _ask(self, partition: int, offset: int) -> bool:
+        """Ask the source for its watermark; return whether that advances the partition's."""
+        before = self._at[partition]
+        if self._told is not None and (at_us := self._told.watermark(partition, offset)) is not None:
+            self._raise_to(partition, at_us)
+        return self._at[partition] > before
+
+    def _raise_to(self, partition: int, at_us: int) -> None:
+        self._at[partition] = max(self._at[partition], at_us)
+
+    def _tell(self, partition: int, how: Watermark) -> bool:
+        part = replace(how, at_us=self._at[partition])
+        if self._minimum.parts[partition] == part:
+            return False
+        self._minimum, changed = watermark.told(self._minimum, partition, part)
+        if changed:
+            self._send(self._minimum.now)
+        return changed

@@ -1,0 +1,91 @@
+"""Connectors by name: our own, and those of installed packages.
+
+A package names its connectors in the entry point group `holdfast.connectors`. Code normally imports the class itself; a
+name is for code that takes it from configuration, and for `holdfast connectors`.
+
+Invariants
+    - A package cannot take a name of ours, nor one that another package has: neither is loaded.
+    - Nothing is imported before a connector is asked for by its name.
+
+Source: docs/design/0032-connectors.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from holdfast.errors import ConfigError
+
+GROUP = "holdfast.connectors"
+OWN = {"generator": "holdfast:Generator", "log": "holdfast:Log", "sqlite": "holdfast:SQLite"}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A connector that can be had by its name."""
+
+    name: str
+    target: str
+    """Where it is, as `module:name`."""
+    package: str
+    version: str | None
+
+
+def installed() -> list[Installed]:
+    """Return all connectors, by name; a name that two packages use comes twice."""
+    own = [Installed(name, target, "holdfast", None) for name, target in OWN.items()]
+    return sorted([*own, *map(_described, _others())], key=lambda each: (each.name, each.package))
+
+
+def connector(name: str, *args: Any, **options: Any) -> Any:
+    """Make a connector by the name under which its package registers it, for `app.source` or `stream.sink`.
+
+    Args:
+        name: As `holdfast connectors` lists it.
+        args: What the connector's class takes.
+        options: What the connector's class takes by name.
+
+    Raises:
+        ConfigError: no installed package registers the name, two do, or its module cannot be imported.
+    """
+    known = [each for each in installed() if each.name == name]
+    if len(known) != 1:
+        packages = " and ".join(each.package for each in known)
+        names = ", ".join(dict.fromkeys(each.name for each in installed()))
+        raise ConfigError(
+            f"the connector {name!r} is registered by {packages}" if known else f"there is no connector {name!r}",
+            not_done="no connector was created",
+            next_step="import its class from the package that you mean"
+            if known
+            else f"use one of {names}; or install the package that has it, here and on every worker",
+        )
+    module, _, attribute = known[0].target.partition(":")
+    try:
+        found = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the connector {name!r} of package {known[0].package} cannot be loaded from {known[0].target}: {error}",
+            not_done="no connector was created",
+            next_step="install the package again, in a version that fits this version of Holdfast",
+        ) from error
+    return found(*args, **options)  # type: ignore[operator]
+
+
+def _others() -> Iterable[EntryPoint]:
+    return entry_points(group=GROUP)
+
+
+def _described(point: EntryPoint) -> Installed:
+    package = point.dist
+    return Installed(
+        point.name,
+        point.value,
+        "an unknown package" if package is None else package.name,
+        None if package is None else package.version,
+    )

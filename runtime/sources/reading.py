@@ -1,0 +1,243 @@
+"""The source partitions that one subtask reads: the position of each, and how fast it may be read.
+
+Invariants
+    - A partition with an `until` is read no further than that if a record lies before it. If the next record lies
+      behind a gap that holds `until`, the batch is taken whole: no position may lie inside a gap.
+    - A partition is read only in the history that its position belongs to.
+    - At most one second of unused rate is saved up for a burst.
+
+Source: DESIGN sections 6 and 13; PROTOCOL P12; docs/design/0008, 0022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.errors import Damaged, Where
+from holdfast.model import SourcePosition
+from holdfast.ports import Clock
+from holdfast.runtime.operators.contract import Arrival
+from holdfast.runtime.plan.ahead import Ahead, Read, inline
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader
+
+
+@dataclass
+class Reading:
+    """One source partition of this subtask."""
+
+    source: str
+    fragment: int
+    partition: int
+    opened: OpenSource
+    offset: int
+    ended: bool = False
+    watermark: int | None = None
+    """As of the checkpoint; after that, see the source's EventTime."""
+    until: int | None = None
+    """Read no further than this offset, unless only a gap lies before it."""
+    identity: str | None = None
+    """Identity of the records before `identified`; None: nothing was read."""
+    identified: int = 0
+    ends_there: bool = False
+    """The input ends at `until`, rather than only this run's reading of it."""
+    ahead: Ahead = field(default_factory=inline)
+    rest: Read | None = None
+    """Records from `offset` on that were read and not taken yet."""
+    reader: PartitionReader | None = None
+    """None before the first poll."""
+
+    def poll(self, bytes_max: int) -> Read | None:
+        """Return the next records, as PartitionReader.poll does; `arrived` keeps those that are not taken."""
+        if self.rest is not None:
+            read, self.rest = self.rest, None
+            return read
+        if self.reader is None:
+            self.reader = self.opened.reader(self.partition, self.offset, self.ahead)
+        return self.reader.poll(bytes_max)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self.reader is not None:
+            self.reader.close()
+
+    def caught_up(self) -> bool:
+        """Return whether this run has read everything that it has to read."""
+        return self.ended or (self.until is not None and self.offset >= self.until)
+
+    def identify(self) -> str | None:
+        """Return the identity of the history that was read from; None before the first record."""
+        if self.offset != self.identified:
+            self.identity = self.opened.identity(self.partition, self.offset) if self.offset > 0 else None
+            self.identified = self.offset
+        return self.identity
+
+    def look_for_end(self) -> None:
+        """Update whether the partition is read to its end; called when it may be."""
+        at_end = self.ends_there and self.until is not None and self.offset >= self.until
+        self.ended = self.ended or at_end or self.opened.ended(self.partition, self.offset)
+
+    def found_nothing(self) -> None:
+        """Lower `until` to the present end: records before it may have been taken back since it was set."""
+        if self.until is not None and self.offset < self.until:
+            end = self.opened.end_offsets().get(self.partition, self.until)
+            self.until = max(self.offset, min(self.until, end))
+
+    def end_at(self, offset: int) -> None:
+        """End the input at this offset."""
+        self.until, self.ends_there = max(offset, self.offset), True
+        self.look_for_end()
+
+
+@dataclass
+class Throttle:
+    """A token bucket: how many records a subtask may take from its sources per second."""
+
+    rate: float | None
+    clock: Clock
+    _since: float = field(init=False)
+    _taken: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._since = self.clock.monotonic()
+
+    def wait_s(self) -> float:
+        """Return how long to wait before the next read, 0 if reading is allowed."""
+        if self.rate is None:
+            return 0.0
+        elapsed = self.clock.monotonic() - self._since
+        if elapsed > 1.0 and self._taken < self.rate * (elapsed - 1.0):
+            # At most one second of unused rate is saved up for a burst.
+            self._since, self._taken = self._since + elapsed - 1.0, 0
+        return max(0.0, self._taken / self.rate - (self.clock.monotonic() - self._since))
+
+    def rows_max(self) -> int | None:
+        """Return how many rows to take at most in one read, a twentieth of a second's worth."""
+        return None if self.rate is None else max(1, int(self.rate / 20))
+
+    def took(self, rows: int) -> None:
+        """Count rows that were read."""
+        self._taken += rows
+
+
+def no_further(reading: Reading, batch: pa.RecordBatch, following: int) -> tuple[pa.RecordBatch, int]:
+    """Cut off the rows from `until` on if offsets count rows; if they have gaps, take the batch whole."""
+    if reading.until is None or following <= reading.until or following - reading.offset != batch.num_rows:
+        return batch, following
+    return batch.slice(0, reading.until - reading.offset), reading.until
+
+
+def arrived(
+    reading: Reading, batch: pa.RecordBatch, following: int, rows_max: int | None
+) -> tuple[pa.RecordBatch, Arrival]:
+    """Return which of the rows read to take, at most rows_max, and which records they are.
+
+    The next poll returns the others.
+    """
+    taken, arrival = _to_take(reading, batch, following, rows_max)
+    reading.rest = Read(batch.slice(taken.num_rows), following) if taken.num_rows < batch.num_rows else None
+    return taken, arrival
+
+
+def _to_take(
+    reading: Reading, batch: pa.RecordBatch, following: int, rows_max: int | None
+) -> tuple[pa.RecordBatch, Arrival]:
+    records, offsets = split(batch)
+    if offsets is not None:
+        return _placed(reading, records, offsets, rows_max)
+    if rows_max is not None and batch.num_rows > rows_max:
+        following -= batch.num_rows - rows_max
+        batch = batch.slice(0, rows_max)
+    batch, following = no_further(reading, batch, following)
+    contiguous = following - reading.offset == batch.num_rows
+    return batch, Arrival(reading.partition, reading.offset, following, contiguous)
+
+
+def split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64] | None]:
+    """Return the records and the offset of each; None: they are contiguous, and the batch has no such column."""
+    if batch.schema.names[-1] != OFFSETS:
+        return batch, None
+    schema = pa.schema(list(batch.schema)[:-1])
+    return pa.RecordBatch.from_arrays(batch.columns[:-1], schema=schema), np.asarray(batch.columns[-1])
+
+
+def _placed(
+    reading: Reading, records: pa.RecordBatch, offsets: NDArray[np.int64], rows_max: int | None
+) -> tuple[pa.RecordBatch, Arrival]:
+    """Do the same if every row carries its offset. If all rows lie behind `until`, take them whole."""
+    rows = len(offsets) if reading.until is None else int(np.searchsorted(offsets, reading.until)) or len(offsets)
+    rows = rows if rows_max is None else min(rows, rows_max)
+    offsets = offsets[:rows]
+    arrival = Arrival(reading.partition, int(offsets[0]), int(offsets[-1]) + 1, False, offsets)
+    return records.slice(0, rows), arrival
+
+
+def open_readings(
+    plan: Plan,
+    positions: tuple[SourcePosition, ...],
+    opened: Mapping[str, OpenSource],
+    until: tuple[SourcePosition, ...] = (),
+    ahead: Callable[[str], Ahead] = lambda _source: inline(),
+) -> list[Reading]:
+    """Return the partitions to read; an unknown position (-1) is the partition's first record.
+
+    Args:
+        ahead: How the readers of a source read in the background.
+
+    Raises:
+        Damaged: a source is not the one whose records were read up to these positions.
+    """
+    refuse_other_sources(plan.app, positions, opened)
+    fragments = {spec.name: spec.fragment for spec in plan.sources}
+    ends = {(at.source, at.partition): at.offset for at in until}
+    readings, shared = [], {name: ahead(name) for name in opened}
+    for at in positions:
+        source = opened[at.source]
+        offset = source.retention_start(at.partition) if at.offset < 0 else at.offset
+        end = ends.get((at.source, at.partition))
+        ended = end is not None and offset >= end and source.ended(at.partition, offset)
+        known = at.identity if at.offset > 0 else None
+        reading = Reading(
+            at.source,
+            fragments[at.source],
+            at.partition,
+            source,
+            offset,
+            ended,
+            at.watermark,
+            end,
+            known,
+            identified=0 if known is None else offset,
+            ahead=shared[at.source],
+        )
+        reading.identify()  # a checkpoint of an older version has no identity: take the present one
+        readings.append(reading)
+    return readings
+
+
+def refuse_other_sources(job: str, positions: Iterable[SourcePosition], opened: Mapping[str, OpenSource]) -> None:
+    """Refuse to continue in a source other than the one whose records were read up to these positions.
+
+    Raises:
+        Damaged: a source was recreated, or restored from a copy that lacks records that were read.
+    """
+    identities: dict[tuple[str, str], SourcePosition] = {}
+    for at in positions:
+        if at.identity is not None and at.offset > 0 and at.source in opened:
+            identities.setdefault((at.source, at.identity), at)
+    for (source, identity), at in identities.items():
+        if (why := opened[source].changed(identity)) is not None:
+            raise Damaged(
+                f"source {source!r}: {why}",
+                not_done=f"no record was read; job {job!r} is at its last checkpoint, at offset {at.offset} of "
+                f"partition {at.partition}, and its state and output are untouched",
+                next_step="restore the source as it was; or, if it was restored from an older copy, rewind to before "
+                f"the end of that copy: holdfast rewind JOB.py --to-offset {source}:{at.partition}:OFFSET; or, to read "
+                "the present records from the first one, give the job another name",
+                where=Where(job=job, source=source, partition=at.partition, offset=at.offset),
+            )

@@ -1,0 +1,356 @@
+"""What every sink promises, as tests that a connector of any package runs against itself.
+
+    @pytest.fixture
+    def sink_kit(tmp_path):
+        return SinkKit(lambda: Numbers(tmp_path / "numbers"), rows=lambda: read(tmp_path / "numbers"))
+
+    @sink_conformance
+    def test_numbers(promise, sink_kit):
+        promise(sink_kit)
+
+The rows have the columns of `SCHEMA`; those of a sink with a key are told apart by `user`.
+
+Source: sinks/contract.py; PROTOCOL P17, P21, P24; docs/design/0032-connectors.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
+from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.audited import Asked, auditable
+from holdfast.sinks.contract import (
+    DELETE,
+    OP,
+    PUT,
+    AlreadyDelivered,
+    Delivered,
+    EpochOutput,
+    Fault,
+    FaultPoint,
+    Rewinding,
+    Sink,
+    Target,
+    held,
+    merging,
+    repairable,
+)
+from holdfast.sinks.owners import NEVER, Claim
+from holdfast.traits import not_a
+
+SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
+KEY = ("user",)
+JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
+ANN, BEA, CAT = (1, "ann"), (2, "bea"), (3, "cat")
+Row = tuple[Any, ...]
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@dataclass(frozen=True)
+class SinkKit:
+    """A sink to be tested.
+
+    Args:
+        sink: Makes the sink; each call names the same target, which is missing or empty at first. Its key is `user`,
+            or it has none.
+        rows: Reads the visible rows of the target, each as (user, name); in any order.
+        open: Opens a target that calls a fault at every point of a delivery (`contract.FaultPoint`), for the tests of
+            crashes inside of one; None: the target has no such points.
+        travels: Whether it can be used by another process; not if its target is memory.
+    """
+
+    sink: Callable[[], Sink]
+    rows: Callable[[], list[Row]]
+    open: Callable[[Sink, Writer, Fault], Target] | None = None
+    travels: bool = True
+
+    @property
+    def upsert_key(self) -> tuple[str, ...] | None:
+        """The key of the stream that the sink is tested with."""
+        return KEY if self.sink().traits.keyed else None
+
+    def prepared(self) -> Sink:
+        """Return the sink, its target prepared."""
+        sink = self.sink()
+        sink.prepare(SCHEMA, self.upsert_key)
+        return sink
+
+    def target(self, writer: Writer = LEFT, job: str = JOB, claim: Claim | None = None) -> closing[Target]:
+        """Open a writer's target, as a restarted worker would."""
+        return closing(self.prepared().open(job, writer, claim))
+
+    def deliver(self, epoch: int, *rows: Row, timeline: int = 1, writer: Writer = LEFT) -> object:
+        """Deliver one epoch by a target of its own."""
+        with self.target(writer) as target:
+            return target.deliver(tag(epoch, timeline), [self.batch(*rows)] if rows else [])
+
+    def batch(self, *rows: Row) -> pa.RecordBatch:
+        """Return rows as the stream has them; a name of None deletes, where there are keys."""
+        columns = [pa.array([row[0] for row in rows], pa.int64()), pa.array([row[1] for row in rows], pa.string())]
+        batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        if self.upsert_key is None:
+            return batch
+        ops = pa.array([DELETE if row[1] is None else PUT for row in rows], pa.int8())
+        return batch.append_column(OP, ops)
+
+    def shows(self, *rows: Row) -> bool:
+        """Return whether exactly these rows are visible."""
+        return sorted(self.rows()) == sorted(rows)
+
+
+Promise = Callable[[SinkKit], None]
+
+
+def tag(epoch: int, timeline: int = 1) -> Tag:
+    """Return a tag."""
+    return Tag(Timeline(timeline), Epoch(epoch))
+
+
+def _needs(kit: SinkKit, trait: str) -> Sink:
+    sink = kit.prepared()
+    if not getattr(sink.traits, trait):
+        pytest.skip(f"missing: the trait {trait!r}")
+    return sink
+
+
+def states_what_it_can_do(kit: SinkKit) -> None:
+    """It has what a sink has, and what its traits name."""
+    assert not_a("sink", kit.sink()) is None
+    assert kit.sink().where
+    assert kit.sink().key == KEY or not kit.sink().traits.keyed, "the kit's rows have the key `user`"
+
+
+def travels(kit: SinkKit) -> None:
+    """A copy that was taken apart and put together again, as for a worker, writes to the same target."""
+    if not kit.travels:
+        pytest.skip("missing: a target outside of this process")
+    shipped = deepcopy(kit.prepared())
+    with closing(shipped.open(JOB, LEFT)) as target:
+        target.deliver(tag(1), [kit.batch(ANN)])
+    assert kit.shows(ANN)
+
+
+def refuses_rows_to_replace_without_a_key(kit: SinkKit) -> None:
+    """A stream that replaces rows needs a sink with its key."""
+    if kit.sink().traits.keyed:
+        pytest.skip("missing: a sink without a key")
+    with pytest.raises(ConfigError):
+        kit.sink().check(SCHEMA, KEY)
+
+
+def prepares_again_without_a_change(kit: SinkKit) -> None:
+    """A restarted driver finds the target as it was."""
+    kit.deliver(1, ANN)
+    kit.prepared()
+    assert kit.shows(ANN)
+
+
+def shows_rows_and_tag_together(kit: SinkKit) -> None:
+    """What was delivered is there, and so is its tag."""
+    with kit.target() as target:
+        assert target.delivered() is None
+        assert target.deliver(tag(1), [kit.batch(ANN, BEA)]) == Delivered(2)
+        assert target.delivered() == tag(1)
+    assert kit.shows(ANN, BEA)
+
+
+def moves_the_tag_for_an_empty_epoch(kit: SinkKit) -> None:
+    """An epoch without rows is delivered too."""
+    kit.deliver(1, ANN)
+    assert kit.deliver(2) == Delivered(0)
+    with kit.target() as target:
+        assert target.delivered() == tag(2)
+    assert kit.shows(ANN)
+
+
+def replaces_and_deletes_by_key(kit: SinkKit) -> None:
+    """The last row of a key wins, also within one delivery."""
+    _needs(kit, "keyed")
+    kit.deliver(1, ANN, BEA, (1, "anna"))
+    kit.deliver(2, (2, None), (7, None), CAT)
+    assert kit.shows((1, "anna"), CAT)
+
+
+def keeps_equal_rows_without_a_key(kit: SinkKit) -> None:
+    """Rows that are only added are all there."""
+    if kit.sink().traits.keyed:
+        pytest.skip("missing: a sink without a key")
+    kit.deliver(1, ANN, ANN)
+    assert kit.shows(ANN, ANN)
+
+
+def changes_nothing_when_it_is_delivered_again(kit: SinkKit) -> None:
+    """A repeated delivery meets its own tag, and reads no row."""
+    kit.deliver(1, ANN)
+    unread = iter([kit.batch(ANN)])
+    with kit.target() as target:
+        assert target.deliver(tag(1), unread) == AlreadyDelivered(tag(1))
+    assert kit.shows(ANN) and len(list(unread)) == 1
+
+
+def keeps_writers_and_jobs_apart(kit: SinkKit) -> None:
+    """Every writer of every job has a tag of its own."""
+    kit.deliver(3, ANN)
+    assert kit.deliver(1, BEA, writer=RIGHT) == Delivered(1)
+    with kit.target(job="another") as target:
+        assert target.deliver(tag(1), [kit.batch(CAT)]) == Delivered(1)
+    assert kit.shows(ANN, BEA, CAT)
+
+
+def shows_nothing_of_a_delivery_that_cannot_be_read(kit: SinkKit) -> None:
+    """Rows that cannot all be had are none."""
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield kit.batch(ANN)
+        raise Unavailable("the store is unreachable", next_step="nothing")
+
+    with kit.target() as target:
+        with pytest.raises(Unavailable):
+            target.deliver(tag(1), broken())
+        assert kit.shows() and target.delivered() is None
+        assert target.deliver(tag(1), [kit.batch(BEA)]) == Delivered(1)
+    assert kit.shows(BEA)
+
+
+def refuses_what_is_older(kit: SinkKit) -> None:
+    """A zombie's epoch changes nothing, and one of an older timeline ends it; a newer timeline goes on."""
+    kit.deliver(5, ANN)
+    assert kit.deliver(4, BEA) == AlreadyDelivered(tag(5))
+    assert kit.deliver(2, BEA, timeline=2) == Delivered(1)
+    with pytest.raises(Fenced):
+        kit.deliver(9, CAT, timeline=1)
+    assert kit.shows(ANN, BEA)
+
+
+def continues_only_what_its_writer_knows(kit: SinkKit) -> None:
+    """A target that was restored from a backup, or that a copy of the job wrote to, is noticed (P24)."""
+    with kit.target() as target:
+        assert target.deliver(tag(1), [kit.batch(ANN)], NEVER) == Delivered(1)
+        with pytest.raises(Damaged):
+            target.deliver(tag(3), [kit.batch(BEA)], tag(2))
+        with pytest.raises(Unavailable):
+            target.deliver(tag(3), [kit.batch(BEA)], NEVER)
+        assert target.deliver(tag(3), [kit.batch(CAT)], tag(1)) == Delivered(1)
+    assert kit.shows(ANN, CAT)
+
+
+def survives_a_crash_at_every_point(kit: SinkKit) -> None:
+    """Before the commit nothing is there; after it all is, and nothing comes twice."""
+    if kit.open is None:
+        pytest.skip("missing: a target that calls a fault at the points of a delivery")
+    kit.deliver(1, ANN)
+    points: tuple[FaultPoint, ...] = ("before_begin", "after_tag", "before_commit", "after_commit")
+    for number, point in enumerate(points, 2):
+        row, before = (10 + number, point), kit.rows()
+        target = kit.open(kit.prepared(), LEFT, _crash_at(point))
+        with pytest.raises(Crash):
+            target.deliver(tag(number), [kit.batch(row)])
+        target.close()
+        assert kit.shows(*before, *([row] if point == "after_commit" else []))
+        kit.deliver(number, row)
+        assert kit.shows(*before, row)
+
+
+def _crash_at(point: FaultPoint) -> Fault:
+    def fault(reached: FaultPoint) -> None:
+        if reached == point:
+            raise Crash
+
+    return fault
+
+
+def takes_several_epochs_together(kit: SinkKit) -> None:
+    """With `merges`: all rows come with the last tag, and no prefix that is there comes again."""
+    sink = _needs(kit, "merges")
+    with closing(sink.open(JOB, LEFT)) as opened:
+        target = merging(sink, opened)
+        assert target is not None
+        epochs = [EpochOutput(tag(1), [kit.batch(ANN)]), EpochOutput(tag(2), [kit.batch(BEA)])]
+        assert target.deliver_together(epochs) == Delivered(2)
+        again = [EpochOutput(tag(2), [kit.batch(BEA)]), EpochOutput(tag(3), [kit.batch(CAT)])]
+        assert target.deliver_together(again) == AlreadyDelivered(tag(2))
+    assert kit.shows(ANN, BEA)
+
+
+def takes_output_back(kit: SinkKit) -> None:
+    """With `repairs`: the target is as it was after the base epoch, and nothing older is delivered any more (P21)."""
+    repairs = repairable(_needs(kit, "repairs"))
+    assert repairs is not None
+    kit.deliver(1, ANN)
+    kit.deliver(2, BEA)
+    kit.deliver(2, CAT, writer=RIGHT)
+    back = Rewinding(JOB, "out", tag(1, 2), (LEFT, RIGHT))
+    planned = repairs.plan_repair(back, SCHEMA, kit.upsert_key)
+    assert planned.delete == 2 and kit.shows(ANN, BEA, CAT), "planning changes nothing"
+    assert repairs.repair(back, SCHEMA, kit.upsert_key).delete == 2
+    assert kit.shows(ANN)
+    assert repairs.repair(back, SCHEMA, kit.upsert_key).delete == 0, "done again, it changes nothing"
+    with pytest.raises(Fenced):
+        kit.deliver(9, BEA)
+    assert kit.deliver(2, CAT, timeline=2) == Delivered(1) and kit.shows(ANN, CAT)
+
+
+def can_be_read_back(kit: SinkKit) -> None:
+    """With `audits`: it tells which rows each delivery wrote."""
+    audits = auditable(_needs(kit, "audits"))
+    assert audits is not None
+    kit.deliver(1, ANN, BEA)
+    kit.deliver(2, CAT)
+    shown = audits.shown(Asked(JOB, "out", SCHEMA, kit.upsert_key, Epoch(0)))
+    assert shown.standing == {LEFT.subtask: tag(2)} and not shown.wrong
+    assert {at: rows.rows for at, rows in shown.rows.items()} == {
+        (LEFT.subtask, tag(1)): 2,
+        (LEFT.subtask, tag(2)): 1,
+    }
+
+
+def remembers_who_took_it_over(kit: SinkKit) -> None:
+    """With `remembers_owner`: a driver that its job's log does not know changes nothing."""
+    holds = held(_needs(kit, "remembers_owner"))
+    assert holds is not None
+    first = Claim("first", Generation(1))
+    second = Claim("second", Generation(2), frozenset({"first"}))
+    with kit.target(claim=first) as target:
+        target.deliver(tag(1), [kit.batch(ANN)])
+    with kit.target(claim=second) as target:
+        target.deliver(tag(2), [kit.batch(BEA)])
+    holding = holds.holding(JOB, "out")
+    assert holding.held is not None and (holding.held.owner, holding.newest) == ("second", tag(2))
+    with kit.target(claim=first) as target, pytest.raises(Fenced):
+        target.deliver(tag(3), [kit.batch(CAT)])
+    assert kit.shows(ANN, BEA)
+
+
+PROMISES: tuple[Promise, ...] = (
+    states_what_it_can_do,
+    travels,
+    refuses_rows_to_replace_without_a_key,
+    prepares_again_without_a_change,
+    shows_rows_and_tag_together,
+    moves_the_tag_for_an_empty_epoch,
+    replaces_and_deletes_by_key,
+    keeps_equal_rows_without_a_key,
+    changes_nothing_when_it_is_delivered_again,
+    keeps_writers_and_jobs_apart,
+    shows_nothing_of_a_delivery_that_cannot_be_read,
+    refuses_what_is_older,
+    continues_only_what_its_writer_knows,
+    survives_a_crash_at_every_point,
+    takes_several_epochs_together,
+    takes_output_back,
+    can_be_read_back,
+    remembers_who_took_it_over,
+)
+sink_conformance = pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+"""Makes of a test with the arguments `promise` and `sink_kit` one test per promise."""

@@ -1,0 +1,230 @@
+"""What every source promises, as tests that a connector of any package runs against itself.
+
+    @pytest.fixture
+    def source_kit(tmp_path):
+        return SourceKit(lambda: Numbers(tmp_path / "numbers"), append=...)
+
+    @source_conformance
+    def test_numbers(promise, source_kit):
+        promise(source_kit)
+
+Source: runtime/plan/source.py; docs/design/0032-connectors.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.runtime.plan.ahead import Ahead, Read, inline
+from holdfast.runtime.plan.source import OpenSource, Source, same_from, telling
+from holdfast.runtime.sources.reading import split
+from holdfast.traits import not_a
+
+ANY_BYTES = 1 << 20
+READS_MAX = 10_000
+
+Job = tuple[Callable[[], object], Callable[[object], None]]
+
+
+@dataclass(frozen=True)
+class SourceKit:
+    """A source to be tested.
+
+    Args:
+        source: Makes the source; each call names the same records. Some partition has three records or more.
+        append: Adds records behind those that are there; None: records are never added.
+    """
+
+    source: Callable[[], Source]
+    append: Callable[[], None] | None = None
+
+
+Promise = Callable[[SourceKit], None]
+
+
+class _SlowLane:
+    """A lane that works when it is told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        self.jobs.append((work, done))
+
+    def step(self) -> None:
+        work, done = self.jobs.pop(0)
+        done(work())
+
+
+@contextmanager
+def _opened(kit: SourceKit) -> Iterator[OpenSource]:
+    source = kit.source()
+    source.check()
+    opened = source.open()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _rows(opened: OpenSource, partition: int, offset: int, max_bytes: int = ANY_BYTES) -> dict[int, dict[str, Any]]:
+    """Return the records from an offset on, by their own offsets; checks that they advance and agree."""
+    found: dict[int, dict[str, Any]] = {}
+    for _ in range(READS_MAX):
+        batch, following = opened.read(partition, offset, max_bytes)
+        if batch is None:
+            assert following == offset, "a read without records stays where it is"
+            return found
+        _put(found, batch, offset, following)
+        offset = following
+    raise AssertionError(f"partition {partition} has no end after {READS_MAX} reads")
+
+
+def _put(found: dict[int, dict[str, Any]], batch: pa.RecordBatch, offset: int, following: int) -> None:
+    assert batch.num_rows > 0, "a batch has at least one record; None means none"
+    records, given = split(batch)
+    offsets = list(range(offset, following)) if given is None else given.tolist()
+    assert len(offsets) == records.num_rows, "without an offset per record, offsets count records"
+    assert offsets == sorted(set(offsets)) and offset <= offsets[0] and offsets[-1] < following, "offsets advance"
+    found.update(zip(offsets, records.to_pylist(), strict=True))
+
+
+def _all(opened: OpenSource) -> dict[int, dict[int, dict[str, Any]]]:
+    return {each: _rows(opened, each, opened.retention_start(each)) for each in opened.partitions()}
+
+
+def states_what_it_can_do(kit: SourceKit) -> None:
+    """It has what a source has, and what its traits name."""
+    assert not_a("source", kit.source()) is None
+    assert kit.source().where
+
+
+def travels(kit: SourceKit) -> None:
+    """A copy that was taken apart and put together again, as for a worker, reads the same."""
+    shipped = deepcopy(kit.source())
+    with _opened(kit) as here, _opened(SourceKit(lambda: shipped)) as there:
+        assert _all(there) == _all(here)
+
+
+def has_the_columns_that_it_names(kit: SourceKit) -> None:
+    """Every batch has the columns of `schema`, in order."""
+    names = kit.source().schema.names
+    with _opened(kit) as opened:
+        for partition in opened.partitions():
+            batch, _ = opened.read(partition, opened.retention_start(partition), ANY_BYTES)
+            assert batch is None or split(batch)[0].schema.names[: len(names)] == names
+
+
+def has_enough_records_to_be_tested(kit: SourceKit) -> None:
+    """Some partition has three records."""
+    with _opened(kit) as opened:
+        assert max(len(rows) for rows in _all(opened).values()) >= 3
+
+
+def reads_the_same_again_from_every_offset(kit: SourceKit) -> None:
+    """Recovery goes back to an offset: the records behind it are those of before."""
+    with _opened(kit) as first, _opened(kit) as second:
+        for partition, rows in _all(first).items():
+            for offset in [*rows][:20]:
+                assert _rows(second, partition, offset) == {at: row for at, row in rows.items() if at >= offset}
+
+
+def cuts_batches_without_losing_a_record(kit: SourceKit) -> None:
+    """With room for one byte a read gives at least one record, and all reads together give all."""
+    with _opened(kit) as opened:
+        for partition, rows in _all(opened).items():
+            assert _rows(opened, partition, opened.retention_start(partition), 1) == rows
+
+
+def ends_where_it_says(kit: SourceKit) -> None:
+    """`end_offsets` lies behind every record that is there, and `ended` is not said before."""
+    with _opened(kit) as opened:
+        found, ends = _all(opened), opened.end_offsets()
+        assert sorted(ends) == sorted(opened.partitions())
+        for partition, rows in found.items():
+            assert all(offset < ends[partition] for offset in rows)
+            assert not any(opened.ended(partition, offset) for offset in rows)
+
+
+def reads_in_the_background_what_it_reads_at_once(kit: SourceKit) -> None:
+    """A reader gives the same records, inline and ahead, and says so when there are no more."""
+    with _opened(kit) as opened:
+        for partition, rows in _all(opened).items():
+            for slow in (None, _SlowLane()):
+                ahead = inline() if slow is None else Ahead(slow)
+                reader = opened.reader(partition, opened.retention_start(partition), ahead)
+                found, offset = dict[int, dict[str, Any]](), opened.retention_start(partition)
+                while (read := _next(reader.poll, slow)).batch is not None:
+                    _put(found, read.batch, offset, read.following)
+                    offset = read.following
+                reader.close()
+                assert found == rows
+
+
+def _next(poll: Callable[[int], Read | None], slow: _SlowLane | None) -> Read:
+    for _ in range(READS_MAX):
+        if (read := poll(ANY_BYTES)) is not None:
+            return read
+        assert slow is not None and slow.jobs, "a reader that does not know yet has asked its lane"
+        slow.step()
+    raise AssertionError("a reader never answers")
+
+
+def knows_itself_again(kit: SourceKit) -> None:
+    """What was read is recognised by another opening, and another source is not."""
+    with _opened(kit) as first, _opened(kit) as second:
+        for partition, rows in _all(first).items():
+            for offset in [at + 1 for at in rows][:20]:
+                identity = first.identity(partition, offset)
+                assert second.identity(partition, offset) == identity and second.changed(identity) is None
+        assert second.changed("of-no-source at-all") is not None
+
+
+def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
+    """`sparse` has `whole_from`, `tells_time` has `watermark`."""
+    source = kit.source()
+    with _opened(kit) as opened:
+        for partition in opened.partitions():
+            assert same_from(source, opened, partition) >= opened.retention_start(partition)
+            if (told := telling(source, opened)) is not None:
+                at = told.watermark(partition, opened.retention_start(partition))
+                assert at is None or isinstance(at, int)
+
+
+def takes_more_records_behind_those_it_has(kit: SourceKit) -> None:
+    """Records that are added change nothing before them: not the records, and not what tells the source."""
+    if kit.append is None:
+        pytest.skip("missing: a source to which records are added while it is open")
+    with _opened(kit) as opened:
+        before = _all(opened)
+        known = {p: opened.identity(p, max(rows) + 1) for p, rows in before.items() if rows}
+        kit.append()
+        after = _all(opened)
+        assert sum(map(len, after.values())) > sum(map(len, before.values()))
+        for partition, rows in before.items():
+            assert {at: row for at, row in after[partition].items() if at in rows} == rows
+            assert partition not in known or opened.changed(known[partition]) is None
+
+
+PROMISES: tuple[Promise, ...] = (
+    states_what_it_can_do,
+    travels,
+    has_the_columns_that_it_names,
+    has_enough_records_to_be_tested,
+    reads_the_same_again_from_every_offset,
+    cuts_batches_without_losing_a_record,
+    ends_where_it_says,
+    reads_in_the_background_what_it_reads_at_once,
+    knows_itself_again,
+    has_what_its_traits_name_when_it_is_open,
+    takes_more_records_behind_those_it_has,
+)
+source_conformance = pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+"""Makes of a test with the arguments `promise` and `source_kit` one test per promise."""

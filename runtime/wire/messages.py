@@ -1,0 +1,288 @@
+"""The messages between driver and workers on the control stream.
+
+Messages are small typed values, encoded with msgspec, never pickled. Every message of a running
+generation carries its number; a receiver in another generation ignores it (P2). Messages may be lost,
+repeated or late. Heartbeats are cumulative, so the newest one is enough.
+
+Pure: values only.
+Source: PROTOCOL P2, P9; DESIGN section 3 (control plane).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
+from holdfast.errors import ErrorReport
+from holdfast.model import (
+    NO_EPOCH,
+    Barrier,
+    Epoch,
+    Generation,
+    JobUuid,
+    Pending,
+    SnapshotHandle,
+    SourcePosition,
+    Subtask,
+    Tag,
+    Timeline,
+    WorkerId,
+)
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Any message on the control stream."""
+
+
+class Register(Message, frozen=True):
+    """A worker has started and can take a subtask."""
+
+    worker: WorkerId
+    launch: int
+    """Number of the Spark job that hosts it."""
+    host: str
+    pid: int
+    boot_id: str
+    data_address: tuple[str, int]
+
+
+class Companion(Message, frozen=True):
+    """A companion process reports for this worker when the worker cannot."""
+
+    worker: WorkerId
+
+
+class OperatorProgress(msgspec.Struct, frozen=True):
+    """Counters of one operator in this generation."""
+
+    name: str
+    rows_in: int
+    rows_out: int
+    state_bytes: int
+    dropped: int | None = None
+    """Rows left out because a function failed; None if the operator drops none."""
+    late: int | None = None
+    """Records that arrived after their windows were over; None for operators without windows."""
+    dlq: int | None = None
+    """Records that became dead letters; None if the operator makes none."""
+
+
+class LocalRefusal(msgspec.Struct, frozen=True):
+    """A worker's local state has accepted no committed values for a while."""
+
+    what: str
+    """The reason, from the first refused attempt."""
+    for_ms: int
+    epochs: int
+    """How far it is behind the committed epochs."""
+    bytes: int
+
+
+class PartitionTime(msgspec.Struct, frozen=True):
+    """The part of a source partition in event time."""
+
+    source: str
+    partition: int
+    silent_ms: int | None
+    """How long polls have found no record; None if the last poll found one, or the partition is no longer polled."""
+    holds: bool
+    """The source's event time waits for this partition."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What a worker has done in this generation, for display."""
+
+    records_in: int = 0
+    rss_bytes: int = 0
+    lag_epochs: int = 0
+    positions: tuple[SourcePosition, ...] = ()
+    ends: tuple[SourcePosition, ...] = ()
+    operators: tuple[OperatorProgress, ...] = ()
+    sink_errors: dict[str, str] = {}
+    sink_advice: dict[str, str] = {}
+    """What to do, for each sink with an error."""
+    ended: tuple[SourcePosition, ...] = ()
+    """Partitions that have ended."""
+    times: tuple[PartitionTime, ...] = ()
+    """For the partitions of sources with event time."""
+    held_by: tuple[str, ...] = ()
+    """What keeps sources from being read now: throttle, delivery, channel, last barrier, or a mark of
+    runtime/wire/vitals.py, such as that of a Python function that has been running for a while."""
+    first_record_at: int | None = None
+    """When the first record of this generation was read; microseconds since 1970, UTC."""
+    merge_refused: str = ""
+    """Why a merge of stored segments could not be read or stored, at the last attempt."""
+    refused: str = ""
+    """Why the root refused this worker's last attempt to store; empty if it did not."""
+    local_refused: LocalRefusal | None = None
+
+
+class Heartbeat(Message, frozen=True):
+    """The worker is alive; with everything that it has to report."""
+
+    worker: WorkerId
+    generation: Generation
+    ended: bool
+    """Every source partition of this subtask is read to its end."""
+    broken: bool
+    """A data channel of this generation broke; the subtask takes no more records in it."""
+    delivered: tuple[Confirmed, ...]
+    progress: Progress
+    caught_up: bool = False
+    """Every source partition is read to its end, or as far as the deployment allows."""
+    quiet: Epoch = NO_EPOCH
+    """The last epoch that the sources closed, if a later one would record nothing new; else 0."""
+
+
+class Ready(Message, frozen=True):
+    """The subtask has its state and takes records."""
+
+    worker: WorkerId
+    generation: Generation
+    how: str
+    """`rolled back` (in place), `restored` or `empty`."""
+    took_ms: int
+
+
+class Ack(Message, frozen=True):
+    """The subtask's part of an epoch is durable."""
+
+    worker: WorkerId
+    generation: Generation
+    epoch: Epoch
+    part: SubtaskPart
+
+
+class Failed(Message, frozen=True):
+    """The worker cannot continue in this generation."""
+
+    worker: WorkerId
+    generation: Generation
+    error: ErrorReport
+    permanent: bool
+    """A retry would fail in the same way."""
+
+
+class Vitals(Message, frozen=True):
+    """What the companion process observed of its worker; belongs to no generation."""
+
+    worker: WorkerId
+    state: Literal["held", "hung", "ended", "lost"]
+    mark: str | None
+    """What the worker was doing, as a mark of runtime/wire/vitals.py; None: nothing that is marked."""
+    for_ms: int
+    """How long its interpreter has been held."""
+    memory: bool = False
+    """When the worker ended, the system killed a process of that machine because memory ran out."""
+
+
+class Active(msgspec.Struct, frozen=True, tag="active"):
+    """A worker that runs this subtask."""
+
+    subtask: Subtask
+
+
+class Standby(msgspec.Struct, frozen=True, tag="standby"):
+    """A worker that keeps the state of another one's subtask up to date, to take it over; not implemented yet."""
+
+    follows: Subtask
+
+
+Role = Active | Standby
+"""What a worker is for in a generation."""
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Where a subtask accepts data connections."""
+
+    subtask: Subtask
+    worker: WorkerId
+    address: tuple[str, int]
+
+
+class Deploy(Message, frozen=True):
+    """Take this role in this generation: roll back to the base, or restore it."""
+
+    job_uuid: JobUuid
+    generation: Generation
+    timeline: Timeline
+    first_epoch: Epoch
+    base_epoch: Epoch
+    role: Role
+    peers: tuple[Peer, ...]
+    handle: SnapshotHandle
+    positions: tuple[SourcePosition, ...]
+    """The offset at which reading starts, for each source partition of this subtask."""
+    pending: tuple[Pending, ...]
+    confirmed: tuple[Confirmed, ...]
+    until: tuple[SourcePosition, ...] = ()
+    """Where to stop reading; a partition without an entry is read until it ends."""
+    lineage: dict[Epoch, str] = {}
+    """Epochs at which local state may serve as a base, with the SHA-256 of their manifests (P14)."""
+    audit: str = "rows"
+    """What is digested: off, counts or rows (docs/design/0018)."""
+    owner: str = ""
+    """Token of the driver; targets record it."""
+    owners: tuple[str, ...] = ()
+    """Tokens of the owners whose targets may be taken over."""
+
+    @property
+    def subtask(self) -> Subtask:
+        """Return the subtask that an active worker is to run."""
+        assert isinstance(self.role, Active), "a standby runs no subtask"
+        return self.role.subtask
+
+
+class Trigger(Message, frozen=True):
+    """Close the epoch: sources send this barrier."""
+
+    generation: Generation
+    barrier: Barrier
+    finishing: bool = False
+    """All input is read to its sealed end: sources also send the last watermark (P13)."""
+
+
+class Committed(Message, frozen=True):
+    """The epoch is committed: a hint, except at the end of a run, when no barrier announces it (P9)."""
+
+    generation: Generation
+    epoch: Epoch
+    manifest: str
+    """SHA-256 of the epoch's manifest."""
+
+
+class EndInput(Message, frozen=True):
+    """The input of every source ends after the last record that exists when this message first arrives."""
+
+    generation: Generation
+    drop_unread: bool = False
+    """The input ends at the current positions instead; unread records stay unread."""
+
+
+class Expired(Message, frozen=True):
+    """No rewind can reach this tag any more: before-images up to it are no longer needed."""
+
+    generation: Generation
+    through: Tag
+
+
+class Pulse(Message, frozen=True):
+    """The driver is alive."""
+
+
+class Exit(Message, frozen=True):
+    """Leave: the run is over, or this worker was replaced."""
+
+    reason: str
+
+
+FromWorker = Register | Heartbeat | Ready | Ack | Failed | Vitals
+FromDriver = Deploy | Trigger | Committed | EndInput | Expired | Pulse | Exit
+
+# Built here, before any thread starts: msgspec resolves a type when it first decodes one, and two threads that do so
+# at the same time crash the process.
+HELLO: msgspec.msgpack.Decoder[Register | Companion] = msgspec.msgpack.Decoder(Register | Companion)
+FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+FROM_DRIVER: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)

@@ -1,0 +1,32 @@
+"""Other processes of this machine: whether one has ended, and signals to one and all its descendants.
+
+Invariant
+    - A process that has ended in the meantime is no error; a signal never reaches another process with its old number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from typing import Any
+
+import psutil
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Return whether the process has ended, including a zombie that waits to be reaped."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def signal_all(process: subprocess.Popen[Any], number: int) -> None:
+    """Send a signal to a child of this process and to all the child's descendants."""
+    if process.poll() is not None:
+        return  # reaped: the system may have reused its number
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(process.pid)
+        for each in [top, *top.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(number)

@@ -1,0 +1,98 @@
+"""What a companion process observes of its worker, and what it concludes.
+
+A worker whose Python function holds the interpreter sends no heartbeat; a killed worker cannot report what it was
+doing. So a small process beside it reads a board in shared memory, where the worker counts beats and marks what it is
+about to call, and reports for the worker when the worker cannot.
+
+Invariants
+    - The companion does not report for a worker that beats.
+    - It does not report for a worker stopped by a signal: to the driver that worker is as silent as a partitioned host.
+    - Time in which the companion itself did not run, or the worker was stopped, does not count towards a limit.
+    - A worker that holds its interpreter for too long is killed, and sooner if the driver has dismissed it.
+
+Pure: no clock, thread or I/O. Driven by runtime/spark/companion.py.
+Source: docs/design/0026-vitals.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+FUNCTION = "function: "
+"""Prefix of the mark for the Python function of a step; the step's name follows."""
+SOURCE = "source: "
+"""Prefix of the mark for a read of a source; the source's name follows."""
+INTERPRETER = "interpreter"
+"""The mark for code that holds the interpreter while nothing is marked."""
+SPEAKS_AFTER_BEATS = 1.5
+"""The companion reports for a worker that has not beaten for this many intervals."""
+
+State = Literal["held", "hung", "ended", "lost"]
+
+
+def described(mark: str | None) -> str:
+    """Return a mark in words, to follow "while it ran"."""
+    if mark is not None and mark.startswith(FUNCTION):
+        return f"the Python function of step {mark.removeprefix(FUNCTION)!r}"
+    if mark is not None and mark.startswith(SOURCE):
+        return f"a read of source {mark.removeprefix(SOURCE)!r}"
+    return "code outside Python functions"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One observation of the worker."""
+
+    at: float
+    """Time of the observation, in seconds."""
+    beats: int
+    """How often the worker has shown that its threads run."""
+    alive: bool
+    stopped: bool = False
+    """A signal has stopped the process."""
+    linked: bool = True
+    """The companion's stream to the driver is open."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Settings of a companion, in seconds."""
+
+    every: float
+    """Interval between two beats of a healthy worker."""
+    hung_after: float
+    session_timeout: float
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is known of the worker after the last observation."""
+
+    looked: float
+    beats: int = -1
+    held: float = 0.0
+    """How long the worker has not beaten although it could run."""
+
+
+def look(watch: Watch, seen: Seen, limits: Limits) -> tuple[Watch, State | None]:
+    """Take one observation.
+
+    Returns:
+        What to report of the worker, None if it reports itself: `held`, it is alive and its interpreter is held; `hung`
+        and `lost`, it must also be killed, after `hung_after` or because the driver has dismissed it; `ended`.
+    """
+    passed = min(seen.at - watch.looked, 2 * limits.every)
+    watch = replace(watch, looked=seen.at)
+    if not seen.alive:
+        return watch, "ended"
+    if seen.beats != watch.beats:
+        return replace(watch, beats=seen.beats, held=0.0), None
+    if seen.stopped:
+        return watch, None
+    watch = replace(watch, held=watch.held + passed)
+    if watch.held > limits.hung_after:
+        return watch, "hung"
+    if not seen.linked and watch.held > limits.session_timeout:
+        return watch, "lost"
+    return watch, "held" if watch.held > SPEAKS_AFTER_BEATS * limits.every else None

@@ -1,0 +1,62 @@
+"""How a worker reads the stored pieces of a subtask's state: to restore them, and to merge them.
+
+A merge reads stored objects alone, so it needs nothing from the operator thread, and its output can be checked against
+its input.
+
+Source: DESIGN section 5; PROTOCOL P14, P16; docs/design/0007.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.checkpoint.bases import Merge, pieces
+from holdfast.checkpoint.repository import read_verified
+from holdfast.model import NO_EPOCH, Cut, ObjectRef, SegmentRef, WorkerId
+from holdfast.ports import ObjectStore
+from holdfast.runtime.wire.messages import Deploy
+from holdfast.runtime.worker.local import Opened
+from holdfast.state.changelog import SegmentHeader
+from holdfast.state.compact import compact
+from holdfast.state.store import Piece
+
+
+@dataclass(frozen=True)
+class CompactJob:
+    """One merge. `run` may be repeated after an unknown outcome: name and bytes are the same each time."""
+
+    deploy: Deploy
+    worker: WorkerId
+    merge: Merge
+
+    def run(self, store: ObjectStore) -> SegmentRef:
+        """Read the pieces, store their merge, and return the reference by which a handle names it."""
+        deploy, merge = self.deploy, self.merge
+        header = SegmentHeader(
+            deploy.job_uuid, deploy.generation, deploy.timeline, merge.through, merge.follows, self.worker
+        )
+        owned = deploy.handle.key_groups
+        ordered = sorted(merge.pieces, key=lambda piece: piece.epoch)
+        data = compact(header, ((read_verified(store, piece.object), piece.key_groups or owned) for piece in ordered))
+        folder = "base" if merge.follows == NO_EPOCH else "merged"
+        path = f"{folder}/{deploy.generation:08d}/{merge.through:012d}/{self.worker}.segment"
+        store.put(path, data)
+        ref = ObjectRef(path, len(data), hashlib.sha256(data).hexdigest())
+        return SegmentRef(merge.through, merge.follows, ref)
+
+
+def restore(opened: Opened, deploy: Deploy, store: ObjectStore) -> None:
+    """Bring an opened store to the deployment's base: the state in the folder, then the pieces above it.
+
+    A folder older than a base is not used: the base does not record what was deleted in between.
+    """
+    owned, found, applied = deploy.handle.key_groups, pieces(deploy.handle), opened.applied
+    if applied is not None and any(p.follows == NO_EPOCH and p.epoch > applied for p in found):
+        applied = None
+    if applied is not None and opened.key_groups == owned:
+        found = tuple(piece for piece in found if piece.epoch > applied)
+    read: Iterable[Piece] = (Piece(read_verified(store, p.object), p.key_groups or owned) for p in found)
+    opened.store.restore(deploy.base_epoch, read, applied, None if applied is None else opened.key_groups)
+    opened.store.completed(Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, "")))

@@ -1,0 +1,245 @@
+"""One fragment at run time: it takes batches, and emits batches at its exchanges and sinks.
+
+Between two barriers rows flow through the operators batch by batch. At a barrier every operator emits the results of
+the epoch, before the loop freezes the tables, and these rows take the same path.
+
+Steps that fuse run as one operator. The input of several steps is computed once. Python functions see only rows; if a
+turn ends before a function completes, the remaining rows wait in `backlog`.
+
+Invariants
+    - Rows of one input batch leave in their order; an epoch's results leave at its barrier, never later.
+    - Only columns that a later step needs are computed or sent.
+    - A batch without rows changes nothing and sends nothing.
+    - While `backlog` holds rows, nothing else enters; the owner calls `backlog.go_on` until it is empty.
+
+Pure: the caller owns the tables and handles the output.
+Source: DESIGN section 4 (steps 2 to 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from holdfast.runtime.operators.backlog import Backlog
+from holdfast.runtime.operators.contract import (
+    MAIN,
+    Arrival,
+    KeyGroups,
+    Operator,
+    Origin,
+    Placed,
+    Work,
+    entry,
+    needed_behind,
+)
+from holdfast.runtime.operators.turns import Turn
+from holdfast.runtime.plan.model import Fragment
+from holdfast.runtime.rows.dead_letters import DeadLetter, Letters
+from holdfast.runtime.wire.messages import OperatorProgress
+from holdfast.state.tables.table import Table
+
+Consumer = Callable[[pa.RecordBatch], None]
+
+
+Send = Callable[[int, pa.RecordBatch], None]
+"""send(edge, rows): takes all rows of an edge, for whichever subtask."""
+Write = Callable[[str, pa.RecordBatch], None]
+"""write(sink, rows)."""
+
+
+class FragmentRuntime:
+    """The steps of one fragment, ready to run on the operator thread.
+
+    Args:
+        tables: The tables of the fragment's steps, by name.
+        job: Named in errors.
+        key_groups: The job's key groups, and which of them this subtask owns.
+        letters: Takes the dead letters of functions.
+    """
+
+    def __init__(
+        self,
+        fragment: Fragment,
+        tables: Mapping[str, Table],
+        send: Send,
+        write: Write,
+        job: str | None = None,
+        key_groups: KeyGroups | None = None,
+        letters: Letters | None = None,
+        turn: Turn | None = None,
+    ) -> None:
+        self.letters, self._arrival = letters or Letters(), Arrival()
+        self._turn = turn or Turn()
+        self.backlog = Backlog(self._turn)
+        self._shared = _Shared(tables, send, write, job, key_groups, self.letters, self._turn, self._arrival)
+        self._begins: list[list[Consumer]] = [[], *([] for _ in fragment.further)]
+        """By port."""
+        self._operators: list[Operator] = []
+        self._open(fragment)
+
+    def on_batch(self, batch: pa.RecordBatch, arrival: Arrival | None = None, port: int = 0) -> None:
+        """Take rows from the source or an edge.
+
+        Args:
+            arrival: Which records of a source these are, for errors.
+            port: That of the edge.
+
+        Raises:
+            JobFailed: an expression cannot be computed, a sum overflows, or a function fails.
+        """
+        if batch.num_rows:
+            assert not self.backlog
+            self._arrival.take(arrival or Arrival())
+            for consumer in self._begins[port]:
+                consumer(batch)
+            self.backlog.go_on()
+
+    def on_barrier(self) -> None:
+        """Emit the results of the epoch; the tables are not frozen yet.
+
+        Raises:
+            JobFailed: an expression cannot be computed, or a function fails.
+        """
+        assert not self.backlog, "a barrier must not overtake a row"
+        self._arrival.take(Arrival())
+        for operator in self._operators:
+            operator.on_barrier()
+
+    def on_watermark(self, at_us: int) -> None:
+        """Close windows: event time has reached this point.
+
+        Raises:
+            JobFailed: an expression cannot be computed, or a function fails.
+        """
+        self._arrival.take(Arrival())
+        for operator in self._operators:
+            operator.on_watermark(at_us)
+        self.backlog.go_on()
+
+    def progress(self) -> list[OperatorProgress]:
+        """Return what every operator has taken, emitted and left out since it was deployed."""
+        return [told for operator in self._operators if (told := operator.progress()) is not None]
+
+    def _open(self, fragment: Fragment) -> None:
+        """Open the operators in topological order, and connect them."""
+        readers: dict[int, list[Placed]] = {}
+        for placed in fragment.steps:
+            for point in placed.inputs:
+                readers.setdefault(point, []).append(placed)
+        schemas = {entry(port): fragment.entering(port) for port in range(len(self._begins))}
+        schemas |= {placed.id: placed.schema for placed in fragment.steps}
+        needed = needed_behind([(p.id, [(at, schemas[at]) for at in p.inputs], p.step) for p in fragment.steps])
+        begin = Origin(self._shared.job, fragment.source)
+        outputs = {
+            entry(port): _Output(begin, aligned=True, untouched=begin.source is not None, sides={MAIN: consumers})
+            for port, consumers in enumerate(self._begins)
+        }
+        fused: set[int] = set()
+        for placed in fragment.steps:
+            if placed.id in fused:
+                continue
+            together = _fused(placed, readers)
+            fused.update(each.id for each in together)
+            before, last = outputs[placed.input], together[-1]
+            behind = outputs[last.id] = _behind(before, together, self._shared.job)
+            ctx = _Context(
+                self._shared, self.backlog, together, schemas[placed.input], before, behind, needed.get(last.id, {})
+            )
+            operator = placed.step.open(ctx)
+            self._operators.append(operator)
+            for port, point in enumerate(placed.inputs):
+                outputs[point].sides.setdefault(placed.step.reads_side, []).append(_into(operator, port))
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """The parts that all operators of a fragment share."""
+
+    tables: Mapping[str, Table]
+    send: Send
+    write: Write
+    job: str | None
+    key_groups: KeyGroups | None
+    letters: Letters
+    turn: Turn
+    arrival: Arrival
+
+
+@dataclass(frozen=True)
+class _Output:
+    """The output of a point, and its consumers by side."""
+
+    origin: Origin
+    aligned: bool
+    untouched: bool
+    sides: dict[str, list[Consumer]] = field(default_factory=dict)
+
+
+class _Context:
+    """The OperatorContext of one operator."""
+
+    def __init__(
+        self,
+        shared: _Shared,
+        backlog: Backlog,
+        placed: tuple[Placed, ...],
+        given: pa.Schema,
+        before: _Output,
+        behind: _Output,
+        needed: Mapping[str, frozenset[str]],
+    ) -> None:
+        self._shared, self._backlog, self._sides, self._needed = shared, backlog, behind.sides, needed
+        self.placed, self.given = placed, given
+        self.job, self.turn, self.arrival = shared.job, shared.turn, shared.arrival
+        self.origin, self.aligned, self.untouched = before.origin, before.aligned, before.untouched
+
+    @property
+    def key_groups(self) -> KeyGroups:
+        assert self._shared.key_groups is not None
+        return self._shared.key_groups
+
+    def table(self, name: str) -> Table:
+        return self._shared.tables[name]
+
+    def needed(self, side: str = MAIN) -> frozenset[str]:
+        return self._needed.get(side, frozenset())
+
+    def wanted(self, side: str = MAIN) -> bool:
+        return side in self._needed
+
+    def emit(self, batch: pa.RecordBatch, side: str = MAIN) -> None:
+        for consumer in self._sides.get(side, ()):
+            consumer(batch)
+
+    def defer(self, work: Work, batch: pa.RecordBatch) -> None:
+        self._backlog.add(work, self.emit, batch)
+
+    def dead_letter(self, letter: DeadLetter) -> None:
+        self._shared.letters.add(letter)
+
+    def send(self, edge: int, batch: pa.RecordBatch) -> None:
+        self._shared.send(edge, batch)
+
+    def write(self, sink: str, batch: pa.RecordBatch) -> None:
+        self._shared.write(sink, batch)
+
+
+def _fused(first: Placed, readers: Mapping[int, list[Placed]]) -> tuple[Placed, ...]:
+    """Return the steps that are opened together, beginning with this one."""
+    together = [first]
+    while len(behind := readers.get(together[-1].id, [])) == 1 and together[-1].step.fuses_with(behind[0].step):
+        together.append(behind[0])
+    return tuple(together)
+
+
+def _behind(before: _Output, together: tuple[Placed, ...], job: str | None) -> _Output:
+    last = together[-1].step
+    origin = Origin(job, None, last.name) if last.stateful else before.origin
+    return _Output(origin, before.aligned and all(each.step.one_to_one for each in together), untouched=False)
+
+
+def _into(operator: Operator, port: int) -> Consumer:
+    return lambda batch: operator.on_batch(port, batch)

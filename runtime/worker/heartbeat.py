@@ -1,0 +1,75 @@
+"""What a worker reports with every heartbeat: how far it is, and what holds it up.
+
+The report is for display and for `holdfast explain`. Only `quiet` drives a decision: whether to close an epoch.
+
+Source: DESIGN section 13 (status).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from holdfast.model import NO_EPOCH, Epoch, Generation, WorkerId
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.metrics import rss_bytes
+from holdfast.runtime.worker import protocol as worker
+from holdfast.runtime.worker.deliveries import Deliveries
+from holdfast.runtime.worker.subtask import Active, SubtaskRun
+
+
+def heartbeat_of(
+    worker_id: WorkerId,
+    active: Active | None,
+    deliveries: Deliveries,
+    refused: Mapping[str, str],
+    local_refused: m.LocalRefusal | None,
+) -> m.Heartbeat:
+    """Return the worker's heartbeat.
+
+    Args:
+        refused: Why the store refused the last attempt of a lane, "upload" or "merge"; empty if it did not.
+        local_refused: Why the local disk takes no state, and since when; None if it does.
+
+    Raises:
+        HoldfastError: a source can no longer be read; sources of a broken generation are not queried.
+    """
+    delivered = deliveries.confirmed()
+    if active is None:
+        return m.Heartbeat(worker_id, Generation(0), False, False, delivered, m.Progress())
+    run = active.run
+    progress = msgspec.structs.replace(
+        run.progress(),
+        ends=() if active.broken else run.ends(),
+        rss_bytes=rss_bytes(),
+        lag_epochs=worker.durable_epochs(active.machine),
+        sink_errors={sink: error.what for sink, error in deliveries.errors().items()},
+        sink_advice={sink: error.next_step for sink, error in deliveries.errors().items()},
+        first_record_at=active.first_record_at,
+        held_by=_held_by(run, active.machine, deliveries),
+        refused=refused.get("upload", ""),
+        merge_refused=refused.get("merge", ""),
+        local_refused=local_refused,
+    )
+    return m.Heartbeat(
+        worker_id,
+        active.deploy.generation,
+        run.ended(),
+        active.broken,
+        delivered,
+        progress,
+        run.caught_up(),
+        quiet_of(active),
+    )
+
+
+def quiet_of(active: Active) -> Epoch:
+    """Return the last closed epoch if a later one would record nothing new of this subtask, else 0 (design/0025)."""
+    return NO_EPOCH if active.machine.merged is not None else active.run.quiet
+
+
+def _held_by(run: SubtaskRun, machine: worker.Worker, deliveries: Deliveries) -> tuple[str, ...]:
+    if machine.halted:
+        return ("last barrier",)
+    return (*run.held_by(), *(("delivery",) if deliveries.full() else ()))

@@ -1,0 +1,275 @@
+"""Writes the immediate sinks of one worker, before the commit: off the operator thread, in order, in bounded queues.
+
+The operator thread collects the rows from one arrival of a source and queues them per sink and partition. A lane per
+sink first fences the partitions of the subtask, then writes: all rows queued for one partition go into one transaction,
+with the offset they reach. A write with an unknown outcome is retried later, unchanged.
+
+An epoch is acked only after all rows queued before it are written, so output of these sinks is never pending.
+
+Invariants
+    - Nothing is written before the fence of this generation is stored.
+    - Writes of one partition are applied in order, one at a time.
+    - A worker that was overtaken, or that cannot write, never reports an epoch as written.
+    - Work that an older generation left in the queue or in a lane changes nothing here.
+
+Source: PROTOCOL P22; DESIGN section 4, step 4; docs/design/0012.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from holdfast.errors import Fenced, HoldfastError, Unavailable
+from holdfast.model import Epoch, SourcePosition
+from holdfast.runtime.plan.compiler import Plan, SinkSpec
+from holdfast.runtime.plan.immediate import immediate_sink, is_immediate
+from holdfast.runtime.wire.messages import Deploy
+from holdfast.runtime.worker.ports import Ports
+from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
+from holdfast.sinks.owners import Claim, NotOurs
+
+QUEUE_BYTES_MAX = 32 << 20
+"""Bytes of one sink that may wait; then sources stop."""
+WRITE_ROWS_MAX = 65_536
+"""Rows after which one write takes no more arrivals."""
+RETRY_FIRST_S, RETRY_MAX_S = 0.05, 5.0
+
+
+@dataclass
+class Arrived:
+    """Rows from one arrival of a source for one sink."""
+
+    number: int
+    origin: Origin
+    offset: int
+    batches: list[pa.RecordBatch]
+    bytes: int
+
+
+@dataclass
+class Writing:
+    """One sink of this worker in one generation."""
+
+    spec: SinkSpec
+    owner: Owner
+    starts: dict[Origin, int]
+    target: ImmediateTarget
+    collected: list[pa.RecordBatch] = field(default_factory=list)
+    queue: deque[Arrived] = field(default_factory=deque)
+    under_way: tuple[Arrived, ...] = ()
+    busy: bool = False
+    """The lane is working, or a retry is scheduled."""
+    fenced: bool = False
+    over: bool = False
+    """A newer generation was deployed, or a write was refused permanently."""
+    failures: int = 0
+    buried: bool = True
+    """There may be tombstones; those of an older generation, or of a write without a reply, are not known."""
+    forget: dict[Origin, int] | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in (*self.under_way, *self.queue))
+
+
+class ImmediateWrites:
+    """All sinks of one worker that are written immediately."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        ports: Ports,
+        after: Callable[[float, Callable[[], object]], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._ports, self._after, self._fail = ports, after, fail
+        self._specs = [spec for spec in plan.sinks if is_immediate(spec)]
+        self._sources = {spec.name: plan.fragments[spec.fragment].source for spec in self._specs}
+        self._writing: dict[str, Writing] = {}
+        self._numbered = 0
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+        self._positions: dict[Epoch, tuple[SourcePosition, ...]] = {}
+        self._errors: dict[str, HoldfastError] = {}
+
+    def deploy(self, deploy: Deploy) -> None:
+        """Begin a generation: drop the work of an older one, and fence the partitions of this subtask."""
+        for old in self._writing.values():
+            self._end(old)
+        self._writing, self._waiting, self._positions, self._errors = {}, [], {}, {}
+        for spec in self._specs:
+            sink = immediate_sink(spec)
+            assert sink is not None and spec.path is not None
+            mine = [at for at in deploy.positions if at.source == self._sources[spec.name]]
+            starts = {Origin(at.source, at.partition): max(0, at.offset) for at in mine}
+            claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners))
+            owner = Owner(deploy.job_uuid, spec.name, deploy.generation, deploy.timeline, spec.path, claim)
+            self._writing[spec.name] = Writing(spec, owner, starts, sink.open_at_once(owner))
+            if starts:
+                self._go_on(self._writing[spec.name])
+
+    def takes(self, sink: str) -> bool:
+        """Return whether the sink is written immediately."""
+        return sink in self._writing
+
+    def collect(self, sink: str, batch: pa.RecordBatch) -> None:
+        """Take rows of the arrival that the fragment is processing.
+
+        Raises:
+            ConfigError: the target can never accept one of them.
+        """
+        if batch.num_rows:
+            self._writing[sink].spec.sink.accept(batch)
+            self._writing[sink].collected.append(batch)
+
+    def arrived(self, source: str, partition: int, offset: int) -> None:
+        """Queue the collected rows: they come from records of the partition below this offset."""
+        for writing in self._writing.values():
+            if writing.collected:
+                batches, writing.collected = writing.collected, []
+                self._numbered += 1
+                size = sum(batch.nbytes for batch in batches)
+                writing.queue.append(Arrived(self._numbered, Origin(source, partition), offset, batches, size))
+                self._go_on(writing)
+
+    def full(self) -> bool:
+        """Return whether sources must stop until more rows are written."""
+        return any(writing.bytes >= QUEUE_BYTES_MAX for writing in self._writing.values())
+
+    def when_in(self, then: Callable[[], None]) -> None:
+        """Call this once all rows queued now are written; never, if a write fails permanently."""
+        self._waiting.append((self._numbered, then))
+        self._wake()
+
+    def noted(self, epoch: Epoch, positions: tuple[SourcePosition, ...]) -> None:
+        """Note the positions of the sources when the epoch was closed."""
+        if self._writing:
+            self._positions[epoch] = (*self._positions.get(epoch, ()), *positions)
+
+    def committed(self, through: Epoch) -> None:
+        """Drop tombstones below the offsets of a committed epoch: they are no longer needed."""
+        at = self._positions.get(through, ())
+        self._positions = {epoch: known for epoch, known in self._positions.items() if epoch > through}
+        offsets = {Origin(position.source, position.partition): position.offset for position in at}
+        for writing in self._writing.values():
+            mine = {origin: offset for origin, offset in offsets.items() if origin in writing.starts}
+            if writing.buried and mine:
+                writing.forget = mine
+                self._go_on(writing)
+
+    def errors(self) -> dict[str, HoldfastError]:
+        """Return why the last write of each sink failed; a sink is left out once it succeeds."""
+        return dict(self._errors)
+
+    def close(self) -> None:
+        """Close every target, after the current work of its lane."""
+        for writing in self._writing.values():
+            self._end(writing)
+
+    def _end(self, writing: Writing) -> None:
+        writing.over = True
+        writing.queue.clear()
+        self._lane(writing, writing.target.close, lambda _result: None)
+
+    def _go_on(self, writing: Writing) -> None:
+        """Give the lane its next piece of work, if it has none."""
+        if writing.busy or writing.over:
+            return
+        if not writing.fenced:
+            self._work(writing, lambda: writing.target.fence(writing.starts), self._is_fenced)
+        elif writing.under_way or writing.queue:
+            writing.under_way = writing.under_way or _taken(writing.queue)
+            parts = writing.under_way
+            batches = [batch for part in parts for batch in part.batches]
+            origin, offset = parts[-1].origin, parts[-1].offset
+            self._work(writing, lambda: writing.target.write(origin, offset, batches), self._is_written)
+        elif writing.forget is not None:
+            committed, writing.forget = writing.forget, None
+            self._work(writing, lambda: writing.target.forget(committed), self._has_forgotten)
+
+    def _work(self, writing: Writing, work: Callable[[], object], done: Callable[[Writing, object], None]) -> None:
+        writing.busy = True
+
+        def unless_over() -> object:
+            return None if writing.over else work()
+
+        def ended(result: object) -> None:
+            writing.busy = False
+            if writing.over:
+                return
+            if isinstance(result, BaseException):
+                self._failed(writing, result)
+                return
+            writing.failures = 0
+            self._errors.pop(writing.spec.name, None)
+            done(writing, result)
+            self._go_on(writing)
+
+        self._lane(writing, unless_over, ended)
+
+    def _lane(self, writing: Writing, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        self._ports.lane(f"write-{writing.spec.name}").submit(work, done)
+
+    def _is_fenced(self, writing: Writing, _: object) -> None:
+        writing.fenced = True
+
+    def _is_written(self, writing: Writing, deleted: object) -> None:
+        writing.under_way = ()
+        writing.buried = writing.buried or bool(deleted)
+        self._wake()
+
+    def _has_forgotten(self, writing: Writing, left: object) -> None:
+        """Note whether tombstones are left: writes are ahead of commits, so a later commit must pass them."""
+        writing.buried = bool(left)
+
+    def _wake(self) -> None:
+        """Call every waiting function whose rows are all written."""
+        left = [part.number for each in self._writing.values() for part in (*each.under_way, *each.queue)]
+        through = min(left, default=self._numbered + 1) - 1
+        due = [then for number, then in self._waiting if number <= through]
+        self._waiting = [(number, then) for number, then in self._waiting if number > through]
+        for then in due:
+            then()
+
+    def _failed(self, writing: Writing, error: BaseException) -> None:
+        if not isinstance(error, HoldfastError):
+            raise error
+        self._errors[writing.spec.name] = error
+        if isinstance(error, Unavailable):
+            writing.buried = True  # the write may have succeeded; its retry then deletes nothing
+            writing.busy = True
+            delay = min(RETRY_FIRST_S * 2 ** min(writing.failures, 16), RETRY_MAX_S)
+            writing.failures += 1
+            self._after(delay, lambda: self._retry(writing))
+            return
+        writing.over = True
+        # Overtaken: this generation's driver learns it from the job log when it starts another generation (P5).
+        overtaken = isinstance(error, Fenced) and not isinstance(error, NotOurs)
+        self._fail(_try_again(error) if overtaken else error)
+
+    def _retry(self, writing: Writing) -> None:
+        writing.busy = False
+        self._go_on(writing)
+
+
+def _taken(queue: deque[Arrived]) -> tuple[Arrived, ...]:
+    """Take the arrivals queued for the partition of the first, up to WRITE_ROWS_MAX rows."""
+    first, rows = queue[0].origin, 0
+    taken: list[Arrived] = []
+    for each in [each for each in queue if each.origin == first]:
+        if rows >= WRITE_ROWS_MAX:
+            break
+        taken.append(each)
+        rows += sum(batch.num_rows for batch in each.batches)
+    gone = {each.number for each in taken}
+    left = [each for each in queue if each.number not in gone]
+    queue.clear()
+    queue.extend(left)
+    return tuple(taken)
+
+
+def _try_again(error: HoldfastError) -> Unavailable:
+    return Unavailable(error.what, not_done=error.not_done, next_step=error.next_step)

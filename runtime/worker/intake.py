@@ -1,0 +1,131 @@
+"""The input of a fragment from its source: rows with exactly the planned columns. Other records are undecodable.
+
+A record is undecodable if the source could not make a row of it, if it has a null where the job's schema allows none,
+or if no window or target can hold its event time. The source's policy decides whether such a record fails the job, is
+left out, or becomes a dead letter. The records around it are processed, and all are counted.
+
+Invariants
+    - Records in = rows out + dropped + dead letters.
+    - Which records are refused depends on the records, never on how they were batched.
+
+Pure.
+Source: DESIGN section 6; API.md (a null elsewhere is an undecodable record).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.errors import JobFailed, Where
+from holdfast.runtime.operators.contract import Arrival
+from holdfast.runtime.plan.model import SourceSpec
+from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW, DeadLetter, Form, Letters, encode_row, told
+from holdfast.runtime.rows.windows import micros_of, not_held, outside
+from holdfast.runtime.wire.messages import OperatorProgress
+
+
+class Intake:
+    """The input of one source, in one subtask.
+
+    Args:
+        schema: The columns that the fragment takes.
+        letters: Where dead letters go.
+        held: First and last event time that the job's windows and targets can hold.
+    """
+
+    def __init__(
+        self, spec: SourceSpec, schema: pa.Schema, letters: Letters, held: tuple[int, int], job: str | None = None
+    ) -> None:
+        self._spec, self._schema, self._letters, self._held, self._job = spec, schema, letters, held, job
+        self._not_null = [field.name for field in schema if not field.nullable]
+        self.rows_in = self.rows_out = self.dropped = self.dlq = 0
+
+    def take(self, batch: pa.RecordBatch, arrival: Arrival) -> tuple[pa.RecordBatch, Arrival]:
+        """Return the rows to process, and which records they are.
+
+        Raises:
+            JobFailed: a record cannot be decoded, and the source's policy is "fail".
+        """
+        self.rows_in += batch.num_rows
+        refused = self._refused(batch)
+        if refused is not None:
+            self._dispose(batch, np.flatnonzero(refused), arrival)
+            kept = np.flatnonzero(~refused)
+            batch = batch.take(pa.array(kept))
+            arrival = Arrival(arrival.partition, arrival.offset, arrival.following, False, _offsets(arrival, kept))
+        self.rows_out += batch.num_rows
+        if batch.schema != self._schema:
+            columns = [batch.column(name) for name in self._schema.names]
+            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return batch, arrival
+
+    def progress(self) -> OperatorProgress:
+        """Return what was taken, emitted and refused since the deployment."""
+        policy = self._spec.on_error
+        dropped = self.dropped if policy == "drop" else None
+        dlq = self.dlq if policy == "dlq" else None
+        return OperatorProgress(self._spec.name, self.rows_in, self.rows_out, 0, dropped=dropped, dlq=dlq)
+
+    def _refused(self, batch: pa.RecordBatch) -> NDArray[np.bool_] | None:
+        """Return which records are undecodable; None if none are, the common case, which is cheap to check."""
+        found: NDArray[np.bool_] | None = None
+        if ERROR in batch.schema.names:
+            found = batch.column(ERROR).is_valid().to_numpy(zero_copy_only=False)
+        for name in self._not_null:
+            column = batch.column(name)
+            if column.null_count:
+                nulls = column.is_null().to_numpy(zero_copy_only=False)
+                found = nulls if found is None else found | nulls
+        if self._spec.event_time is not None:
+            column = batch.column(self._spec.event_time)
+            if (wrong := outside(micros_of(column), self._held)) is not None:
+                wrong &= column.is_valid().to_numpy(zero_copy_only=False)  # nulls were found above
+                found = wrong if found is None else found | wrong
+        return found if found is not None and found.any() else None
+
+    def _dispose(self, batch: pa.RecordBatch, rows: NDArray[np.intp], arrival: Arrival) -> None:
+        name, policy = self._spec.name, self._spec.on_error
+        if policy == "drop":
+            self.dropped += len(rows)
+            return
+        for row in rows.tolist():
+            error, form, raw = self._why(batch, row)
+            offset = arrival.offset_of(row)
+            if policy == "fail":
+                raise self._failed(error, arrival, offset)
+            self._letters.add(DeadLetter(name, name, arrival.partition, offset, told(error), form, raw))
+        self.dlq += len(rows)
+
+    def _why(self, batch: pa.RecordBatch, row: int) -> tuple[str, Form, bytes]:
+        if ERROR in batch.schema.names and (error := batch.column(ERROR)[row].as_py()) is not None:
+            return error, batch.column(FORM)[row].as_py(), batch.column(RAW)[row].as_py()
+        record = batch.select([name for name in batch.schema.names if name not in (ERROR, FORM, RAW)])
+        null = next((name for name in self._not_null if not record.column(name)[row].is_valid), None)
+        if null is not None:
+            return f"column {null!r} is null, which the job's schema does not allow", "record", encode_row(record, row)
+        time = self._spec.event_time
+        assert time is not None
+        return f"column {time!r}: {not_held(record.column(time)[row].value)}", "record", encode_row(record, row)
+
+    def _failed(self, error: str, arrival: Arrival, offset: int | None) -> JobFailed:
+        name = self._spec.name
+        at = f" at offset {offset}" if offset is not None else ""
+        return JobFailed(
+            f"source {name!r}: the record{at} of partition {arrival.partition} cannot be decoded: {error}",
+            not_done="the epoch was not completed; state and output stay as of the last checkpoint",
+            next_step='send such records to a dead letter queue, hf.App(..., dlq=hf.Log("data/dead")), or leave '
+            'them out with app.source(..., on_error="drop"); then run the job again, which resumes from the last '
+            "checkpoint",
+            where=Where(job=self._job, operator=name, source=name, partition=arrival.partition, offset=offset),
+        )
+
+
+def _offsets(arrival: Arrival, rows: NDArray[np.intp]) -> NDArray[np.int64] | None:
+    """Return the offset of each of these records, None if unknown."""
+    if arrival.offsets is not None:
+        return arrival.offsets[rows]
+    if not arrival.contiguous or arrival.offset is None:
+        return None
+    return (rows + arrival.offset).astype(np.int64)

@@ -1,0 +1,129 @@
+"""Where a worker keeps its state: memory, and behind it a local folder with RocksDB.
+
+A folder that a dead worker left on this machine is the best base: only the segments after its marker
+have to be read. Folders are kept below the machine's identity and its boot id, because unsynced writes
+of RocksDB are lost with the machine, not with the process, and because several machines may share the
+parent folder: `<root>/<machine>/<boot id>/<job UUID>/<worker's folder>`.
+
+Invariants
+    - Folders of another machine are never opened or removed, nor is anything where the boot is unknown.
+
+Source: DESIGN section 5 (restore); PROTOCOL P14, P15.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.errors import ConfigError, Unavailable
+from holdfast.model import Epoch, Generation, WorkerId
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.wire.messages import Deploy
+from holdfast.runtime.wire.presence import boot_id, machine_id
+from holdfast.state.directory import claim
+from holdfast.state.marker import usable
+from holdfast.state.store import Identity, StateStore
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open store, and which part of it may be used."""
+
+    store: StateStore
+    applied: Epoch | None
+    """None if no part of it may be used."""
+    key_groups: tuple[int, int] | None
+    close: Callable[[], None]
+    """Releases the folder."""
+
+
+class LocalState(Protocol):
+    """Opens the state of a subtask on the best local base."""
+
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+        """Return a store for the subtask's key groups, not restored yet."""
+
+
+class MemoryState:
+    """Keeps state in memory alone."""
+
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+        """Return an empty store."""
+        specs = [operator.table for operator in plan.operators]
+        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, deploy.handle.key_groups)
+        return Opened(store, None, None, lambda: None)
+
+
+class LocalFolders:
+    """Keeps state in RocksDB folders of this machine.
+
+    Args:
+        root: Parent of all folders; default: below the system's temporary directory.
+        machine: The identity of this machine.
+        boot: Its boot id, empty if there is none.
+    """
+
+    def __init__(self, root: Path | None = None, machine: str | None = None, boot: str | None = None) -> None:
+        self._folder: Path | None = None
+        self._root = root or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+        self._machine = machine_id() if machine is None else machine
+        self._boot = boot_id() if boot is None else boot
+
+    def discard(self) -> None:
+        """Remove the folder: the job has finished and will not need it again."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def open(self, plan: Plan, deploy: Deploy, worker: WorkerId) -> Opened:
+        """Take over the folder that leaves the least to restore, else create one."""
+        boots = self._root / self._machine
+        parent = boots / (self._boot or "unknown-boot") / deploy.job_uuid
+        lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
+        try:
+            self._root.mkdir(exist_ok=True, mode=0o700)
+            _check_owner(self._root)
+            _remove_earlier_boots(boots, self._boot)
+            parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder = claim(parent, deploy.job_uuid, lineage, target, owned)
+        except OSError as error:
+            raise Unavailable(
+                f"no local folder for state can be created below {parent}: {error}",
+                not_done="the subtask was not started on this machine",
+                next_step="free disk space, or set TMPDIR on the executors to a writable folder",
+            ) from error
+        self._folder = folder.path
+        covered = usable(folder.marker, deploy.job_uuid, lineage, target, owned)
+        specs = [operator.table for operator in plan.operators]
+        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, folder.store)
+        applied = folder.marker.applied if covered is not None and folder.marker is not None else None
+        return Opened(store, applied, covered, folder.store.close)
+
+
+def _remove_earlier_boots(boots: Path, boot: str) -> None:
+    """Remove the folders of this machine's earlier boots: they are not a usable base."""
+    for other in boots.iterdir() if boot and boots.is_dir() else ():
+        if other.name != boot:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _check_owner(root: Path) -> None:
+    """Never load state from a folder that others can write."""
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"{root} is not a folder that only this user owns and can write",
+            not_done="no state was read from it or written to it",
+            next_step="remove it, or set TMPDIR on the executors to another folder",
+        )
+
+
+def identity_of(deploy: Deploy, worker: WorkerId) -> Identity:
+    """Return the identity of a deployment's state: the job, generation, timeline and worker."""
+    return Identity(deploy.job_uuid, Generation(deploy.generation), deploy.timeline, worker)

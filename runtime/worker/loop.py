@@ -1,0 +1,436 @@
+"""The interpreter of a worker: takes events, steps the pure protocol, performs its effects.
+
+The same loop runs in production, in the test driver and in the simulator; only its ports differ. One
+thread calls `turn` and owns all state. Slow work goes to a lane, and its result comes back as an event.
+
+Invariants
+    - Events are handled one at a time, to completion.
+    - A lane's result for an older generation changes nothing (P2).
+    - An ack leaves only through `SendAck`, after the store has confirmed every object (DESIGN 4.4).
+
+Source: DESIGN sections 2 and 4; PROTOCOL P2, P9, P10, P16.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.checkpoint.bases import Thresholds, pieces
+from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
+from holdfast.model import Barrier, ChannelId, Cut, Epoch, Generation, SegmentRef, Subtask, WorkerId
+from holdfast.ports import ObjectStore
+from holdfast.runtime.operators.turns import Mark, unmarked
+from holdfast.runtime.plan.ahead import Ahead, inline
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.source import OpenSource
+from holdfast.runtime.sources.reading import Throttle, open_readings
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.channels import OpenLinks
+from holdfast.runtime.worker import protocol as worker
+from holdfast.runtime.worker.applying import Applying
+from holdfast.runtime.worker.compaction import CompactJob, restore
+from holdfast.runtime.worker.deliveries import Deliveries
+from holdfast.runtime.worker.heartbeat import heartbeat_of, quiet_of
+from holdfast.runtime.worker.local import identity_of
+from holdfast.runtime.worker.ports import Ports
+from holdfast.runtime.worker.seal import SealJob, segment_job
+from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, outputs_of
+from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
+from holdfast.state.store import StateStore
+
+PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
+"""Errors that would recur after a restart; a damaged local folder would not: a restart does not use it again."""
+SEAL_RETRY_S = 0.2
+APPLY_AFTER_IDLE_S = 0.25
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Settings of one worker."""
+
+    max_records_per_second: float | None = None
+    apply_after_idle: float = APPLY_AFTER_IDLE_S
+    """Seconds without work after which committed values are applied to the cold store."""
+    merging: Thresholds = Thresholds()
+    staged_bytes_max: int = BACKLOG_BYTES_MAX
+    """Committed output of one writer that may wait for delivery before sources stop (P18)."""
+
+
+class WorkerLoop:
+    """One worker, from registration to exit."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        plan: Plan,
+        ports: Ports,
+        limits: Limits,
+        mark: Mark = unmarked,
+        reads_ahead: bool = False,
+    ) -> None:
+        self._reads_ahead = reads_ahead
+        self.worker_id, self._plan, self._ports, self._limits, self._mark = worker_id, plan, ports, limits, mark
+        self._active: Active | None = None
+        self._state: StateStore | None = None
+        self._held: tuple[Subtask, tuple[int, int]] | None = None
+        self._release: Callable[[], None] = lambda: None
+        self._opened: dict[str, OpenSource] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_ids = itertools.count()
+        self._deliveries = Deliveries(
+            plan, ports, self._after, lambda _writer, _tag: self.beat(), self._fail, limits.staged_bytes_max
+        )
+        self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
+        self._applying, self._refused = Applying(ports.clock, limits.apply_after_idle), dict[str, str]()
+        self.exited: str | None = None
+
+    # Events
+
+    def received(self, message: m.FromDriver) -> None:
+        """Handle a message from the driver."""
+        active = self._active
+        match message:
+            case m.Deploy():
+                if active is None or message.generation > active.deploy.generation:
+                    self._deploy(message)
+                elif message.generation == active.deploy.generation and not active.broken:
+                    self._ports.send(m.Ready(self.worker_id, message.generation, "already running", 0))
+            case m.Trigger(generation) if self._is_current(generation):
+                assert active is not None
+                active.triggers.append(message)
+                self._close_epochs(active)
+            case m.Committed(generation, epoch, manifest) if active and active.deploy.generation == generation:
+                self._committed(active, Cut(epoch, manifest))
+            case m.EndInput(generation, drop_unread) if self._is_current(generation):
+                assert active is not None
+                self._end_input(active, drop_unread)
+            case m.Expired(_, through):
+                self._deliveries.forget(through)
+            case m.Exit(reason):
+                self.exited = reason
+
+    def _committed(self, active: Active, cut: Cut) -> None:
+        before = active.machine.committed
+        self._perform(*worker.committed(active.machine, cut.epoch))
+        if self._state is not None:
+            self._state.completed(cut)
+        if active.machine.committed != before and quiet_of(active):
+            self.beat()  # else the driver closes another epoch before it learns that nothing is new
+
+    def _end_input(self, active: Active, drop_unread: bool) -> None:
+        try:
+            active.run.end_input(drop_unread)
+        except HoldfastError as error:  # a source can no longer be read
+            self._fail(error)
+        self.beat()
+
+    def channel_broken(self, generation: Generation, channel: ChannelId, why: str) -> None:
+        """After a data channel broke, wait for the driver to start another generation."""
+        if self._active is not None and self._active.deploy.generation == generation:
+            self._active.broken = True
+            self.beat()
+
+    def turn(self) -> bool:
+        """Do one piece of work; return whether there was any."""
+        if self._timers and self._timers[0][0] <= self._ports.clock.monotonic():
+            heapq.heappop(self._timers)[2]()
+            return True
+        active = self._active
+        if active is None or active.broken:
+            return False
+        try:
+            taken = active.run.records_in
+            worked = active.run.advance(self._barrier_arrived, self._may_read(active))
+        except HoldfastError as error:
+            self._fail(error)
+            return True
+        self._close_epochs(active)
+        if taken == 0 and active.run.records_in and active.first_record_at is None:
+            active.first_record_at = self._ports.clock.wall_us()
+            self.beat()
+        if not worked and not active.machine.halted and active.run.caught_up() and not self._shown.caught_up:
+            self.beat()
+        self._show_news(active)
+        return self._apply_some(worked) or worked
+
+    def _close_epochs(self, active: Active) -> None:
+        while active.triggers and not active.broken and not active.run.midway():
+            trigger = active.triggers.popleft()
+            if trigger.finishing:
+                active.run.finish_time()
+            self._perform(*worker.triggered(active.machine, trigger.barrier))
+
+    def _show_news(self, active: Active) -> None:
+        """Report new records immediately: the driver closes no epoch while nothing is new."""
+        if self._shown.quiet and not quiet_of(active):
+            self.beat()
+
+    def _apply_some(self, worked: bool) -> bool:
+        try:
+            return self._applying.some(self._state, worked)
+        except LocalDamaged as error:
+            self._fail(error)
+        return False
+
+    def idle_s(self) -> float:
+        """Return how long the loop may sleep unless it is woken, in seconds."""
+        waits = [0.05]
+        if self._timers:
+            waits.append(self._timers[0][0] - self._ports.clock.monotonic())
+        if self._active is not None and (throttle := self._active.run.throttle_s()) > 0:
+            waits.append(throttle)
+        return max(0.0, min(waits))
+
+    def at_work(self) -> str | None:
+        """Return the Python function that is running, if any; safe to call from any thread."""
+        return None if (active := self._active) is None else active.run.at_work()
+
+    def heartbeat(self) -> m.Heartbeat:
+        """Return the last heartbeat; safe to call from any thread."""
+        return self._shown
+
+    def beat(self) -> None:
+        """Renew the heartbeat and send it to the driver."""
+        self.take_stock()
+        self._ports.send(self._shown)
+
+    def take_stock(self) -> None:
+        """Renew the next heartbeat."""
+        try:
+            self._shown = self._stock()
+        except HoldfastError as error:  # for example, a source learnt that records it returned were taken back
+            self._fail(error)  # from now on the sources are not read
+            self._shown = self._stock()
+
+    def leave(self, reason: str) -> None:
+        """End the loop after this turn."""
+        self.exited = self.exited or reason
+
+    def close(self) -> None:
+        """Release channels, sources, targets and state."""
+        if self._active is not None:
+            self._active.run.close()
+        self._deliveries.close()
+        self._close_state()
+
+    def state(self) -> StateStore | None:
+        """Return the state of this worker, for reads of committed values."""
+        return self._state
+
+    # Deployment
+
+    def _deploy(self, deploy: m.Deploy) -> None:
+        if isinstance(deploy.role, m.Standby):
+            self._report(deploy.generation, _no_standby(deploy.role))
+            return
+        clock = self._ports.clock
+        began = clock.monotonic()
+        machine = None if self._active is None else self._active.machine
+        if self._active is not None:
+            self._active.run.close()
+        self._active, self._refused = None, {}
+        try:
+            how = self._bring_state(deploy, machine)
+            self._active = self._start(deploy)
+        except HoldfastError as error:
+            self._report(deploy.generation, error)
+            return
+        self._deliveries.deploy(deploy)
+        took_ms = round((clock.monotonic() - began) * 1000)
+        self._ports.send(m.Ready(self.worker_id, deploy.generation, how, took_ms))
+        self.beat()
+
+    def _bring_state(self, deploy: m.Deploy, machine: worker.Worker | None) -> str:
+        """Roll back in place if the worker holds the state of the base, else restore it (P10)."""
+        owned = deploy.handle.key_groups
+        identity = identity_of(deploy, self.worker_id)
+        same = self._held == (deploy.subtask, owned) and self._holds(deploy, machine)
+        if self._state is not None and same and self._state.roll_back(deploy.base_epoch, identity):
+            self._state.completed(_cut_of(deploy))
+            return "rolled back"
+        self._close_state()
+        base = self._ports.local.open(self._plan, deploy, self.worker_id)
+        try:
+            restore(base, deploy, self._ports.store)
+        except HoldfastError:
+            base.close()  # half restored: the next generation must not take it for state to roll back to
+            raise
+        self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
+        return "restored" if pieces(deploy.handle) else "empty"
+
+    def _holds(self, deploy: m.Deploy, machine: worker.Worker | None) -> bool:
+        """Return whether the held state at the base's epoch is the base: the manifest names what this worker sealed."""
+        known = None if self._state is None else self._state.cut
+        if known is not None and known.epoch == deploy.base_epoch and known.manifest:
+            return known == _cut_of(deploy)
+        handle = None if machine is None else worker.handle_at(machine, deploy.base_epoch)
+        return handle is not None and set(pieces(handle)) == set(pieces(deploy.handle))
+
+    def _close_state(self) -> None:
+        if self._state is not None:
+            self._state, self._held = None, None
+            self._release()
+            self._applying.begin()
+
+    def _start(self, deploy: m.Deploy) -> Active:
+        plan, subtask, parallelism = self._plan, deploy.subtask, len(deploy.peers)
+        assert self._state is not None
+        for spec in plan.sources:
+            if spec.name not in self._opened:
+                self._opened[spec.name] = spec.source.open()
+        inputs = {f.index: frozenset(inputs_of(plan, f.index, subtask, parallelism)) for f in plan.fragments}
+        outputs = [c for f in plan.fragments for c in outputs_of(plan, f.index, subtask, parallelism)]
+        links = self._ports.network.open(
+            OpenLinks(
+                deploy.job_uuid,
+                deploy.generation,
+                subtask,
+                [c for channels in inputs.values() for c in channels],
+                outputs,
+                {peer.subtask: peer.address for peer in deploy.peers},
+                {edge.index: edge.schema for edge in plan.edges},
+                self.channel_broken,
+            )
+        )
+        rate = self._limits.max_records_per_second
+        throttle = Throttle(None if rate is None else rate / parallelism, self._ports.clock)
+        readings = open_readings(plan, deploy.positions, self._opened, deploy.until, self._ahead)
+        given = self._state, links, self._opened, readings, throttle, self._deliveries.immediate
+        run = SubtaskRun(plan, subtask, parallelism, *given, audit=deploy.audit, mark=self._mark)
+        sources = frozenset(f.index for f in plan.fragments if f.source is not None)
+        machine = worker.start(
+            deploy.generation,
+            deploy.timeline,
+            subtask,
+            deploy.base_epoch,
+            deploy.first_epoch,
+            {index: channels for index, channels in inputs.items() if channels},
+            sources,
+            deploy.handle,
+            self._limits.merging,
+        )
+        return Active(deploy, machine, run)
+
+    def _ahead(self, source: str) -> Ahead:
+        return Ahead(self._ports.lane(f"read-{source}")) if self._reads_ahead else inline()
+
+    # Effects
+
+    def _perform(self, machine: worker.Worker, effects: list[worker.Effect]) -> None:
+        active = self._active
+        assert active is not None and self._state is not None
+        active.machine = machine
+        try:
+            for effect in effects:
+                self._perform_one(active, effect)
+        except HoldfastError as error:
+            self._fail(error)
+
+    def _perform_one(self, active: Active, effect: worker.Effect) -> None:
+        assert self._state is not None
+        match effect:
+            case worker.Pause(channel):
+                active.run.pause(channel)
+            case worker.Resume(channels):
+                active.run.resume(channels)
+            case worker.CloseFragment(fragment, barrier):
+                noted = active.run.close_fragment(fragment, barrier)
+                active.machine = worker.positions_noted(active.machine, barrier.epoch, *noted)
+            case worker.Commit(through):
+                self._state.commit(through)
+                self._deliveries.immediate.committed(through)
+            case worker.Deliver(pending):
+                self._deliveries.queue(pending)
+            case worker.Seal(epoch):
+                job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages(epoch))
+                self._seal(active.deploy.generation, epoch, job)
+            case worker.Compact(merge):
+                self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge))
+            case worker.SendAck():
+                part = worker.part_of(active.machine, effect, self._deliveries.confirmed())
+                self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))
+
+    def _seal(self, generation: Generation, epoch: Epoch, job: SealJob) -> None:
+        def written(result: object) -> None:
+            if self._is_current(generation):
+                assert isinstance(result, worker.Sealed) and self._active is not None
+                self._perform(*worker.output_sealed(self._active.machine, epoch, result))
+
+        self._store(generation, "upload", job.run, lambda sealed: self._deliveries.when_in(lambda: written(sealed)))
+
+    def _compact(self, generation: Generation, job: CompactJob) -> None:
+        def done(result: object) -> None:
+            assert isinstance(result, SegmentRef) and self._active is not None
+            self._active.machine = worker.compacted(self._active.machine, result)
+            self._show_news(self._active)
+
+        self._store(generation, "merge", job.run, done)
+
+    def _store(
+        self, generation: Generation, lane: str, run: Callable[[ObjectStore], object], done: Callable[[object], None]
+    ) -> None:
+        """Store objects in the background. Their names are this worker's own, so a repeated put is harmless."""
+
+        def ended(result: object) -> None:
+            if not self._is_current(generation):
+                return
+            self._refused.pop(lane, None)
+            if isinstance(result, Unavailable):
+                self._refused[lane] = result.what
+                self._after(SEAL_RETRY_S, lambda: self._store(generation, lane, run, done))
+            elif isinstance(result, BaseException):
+                self._fail(result)
+            else:
+                done(result)
+
+        if self._is_current(generation):
+            store = self._ports.store
+            self._ports.lane(lane).submit(lambda: run(store), ended)
+
+    def _barrier_arrived(self, fragment: int, channel: ChannelId, barrier: Barrier) -> None:
+        assert self._active is not None
+        self._perform(*worker.barrier_arrived(self._active.machine, fragment, channel, barrier))
+
+    def _after(self, delay_s: float, action: Callable[[], object]) -> None:
+        due = self._ports.clock.monotonic() + delay_s
+        heapq.heappush(self._timers, (due, next(self._timer_ids), lambda: (action(), None)[1]))
+
+    def _may_read(self, active: Active) -> bool:
+        return not active.machine.halted and not self._deliveries.full()
+
+    def _is_current(self, generation: Generation) -> bool:
+        active = self._active
+        return active is not None and active.deploy.generation == generation and not active.broken
+
+    # Reports
+
+    def _fail(self, error: BaseException) -> None:
+        """Report to the driver why this generation cannot continue; the driver decides what happens next."""
+        if not isinstance(error, HoldfastError):
+            raise error
+        if self._active is not None:
+            self._active.broken = True
+            self._report(self._active.deploy.generation, error)
+
+    def _report(self, generation: Generation, error: HoldfastError) -> None:
+        permanent = isinstance(error, PERMANENT) and not isinstance(error, LocalDamaged)
+        self._ports.send(m.Failed(self.worker_id, generation, error.report(), permanent))
+
+    def _stock(self) -> m.Heartbeat:
+        local = None if self._state is None else self._applying.refusal(self._state)
+        return heartbeat_of(self.worker_id, self._active, self._deliveries, self._refused, local)
+
+
+def _no_standby(role: m.Standby) -> ConfigError:
+    return ConfigError(
+        f"this worker was to be a standby of subtask {role.follows}, and this version has no standbys",
+        not_done="the worker took no state, and the run ends",
+        next_step="run the job without standbys",
+    )
+
+
+def _cut_of(deploy: m.Deploy) -> Cut:
+    return Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, ""))

@@ -1,0 +1,459 @@
+"""One subtask's data plane in one generation: sources, fragments, state, stages, channels.
+
+This module carries out what runtime/worker/protocol.py decides about epochs, in the operator thread, which owns
+all state. Later fragments are served before sources, so an acyclic graph always drains; a fragment is
+served only while its output channels have room. If a turn ends before a fragment's Python functions
+complete, they resume in the next turn before the fragment takes anything else; its source is midway then.
+
+Invariants
+    - A barrier goes into an output channel after every row that its fragment emitted before it.
+    - Output of a fragment belongs to the epoch that the fragment is in; other fragments may be in other epochs.
+    - Tables are frozen after operators have emitted for the epoch, and before any later row.
+    - Source positions are noted at the barrier, by the thread that reads; never while a source is midway.
+    - A watermark goes into an output channel after the rows that it covers or that it made operators emit.
+
+Source: DESIGN sections 3 to 5; PROTOCOL P8, P9, P11, P13; docs/design/0006-watermarks.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from holdfast.checkpoint.audit import PartAudit
+from holdfast.errors import Unavailable
+from holdfast.model import NO_EPOCH, Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
+from holdfast.runtime.operators.contract import KeyGroups
+from holdfast.runtime.operators.turns import Mark, Turn, unmarked
+from holdfast.runtime.plan.compiler import Plan, SourceSpec
+from holdfast.runtime.plan.source import OpenSource
+from holdfast.runtime.rows import watermark
+from holdfast.runtime.rows.dead_letters import DLQ, Letters
+from holdfast.runtime.sources.event_time import EventTime
+from holdfast.runtime.sources.reading import Reading, Throttle, arrived
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.channels import Links
+from holdfast.runtime.wire.vitals import SOURCE
+from holdfast.runtime.worker import protocol as worker
+from holdfast.runtime.worker.digests import ROWS, Auditing
+from holdfast.runtime.worker.fragment import FragmentRuntime
+from holdfast.runtime.worker.immediate import ImmediateWrites
+from holdfast.runtime.worker.intake import Intake
+from holdfast.runtime.worker.routing import Router
+from holdfast.sinks.staging import Stage
+from holdfast.state.store import StateStore
+
+READ_BYTES_MAX = 2 << 20
+UNAVAILABLE_PAUSE_S = 0.5
+"""How long to wait before an unreachable source is retried."""
+
+
+class SubtaskRun:
+    """The subtask's running fragments, from deployment to rollback."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        subtask: Subtask,
+        parallelism: int,
+        state: StateStore,
+        links: Links,
+        opened: Mapping[str, OpenSource],
+        readings: list[Reading],
+        throttle: Throttle,
+        immediate: ImmediateWrites,
+        audit: str = ROWS,
+        mark: Mark = unmarked,
+    ) -> None:
+        self._plan, self._subtask, self._parallelism = plan, subtask, parallelism
+        self._state, self.links, self._readings, self._throttle = state, links, readings, throttle
+        self._immediate, self._audit = immediate, Auditing(plan, subtask, audit)
+        self._paused: set[ChannelId] = set()
+        self._routers = {e.index: Router(e, parallelism, plan.key_groups) for e in plan.edges if e.key}
+        self._inputs = {f.index: inputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
+        self._outputs = {f.index: outputs_of(plan, f.index, subtask, parallelism) for f in plan.fragments}
+        self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
+        self._closed: dict[Epoch, dict[str, Stage]] = {}
+        self._letters = {f.index: Letters() for f in plan.fragments}
+        self._limit = Turn(throttle.clock, mark)
+        self._paces = {f.index: self._limit.pace() for f in plan.fragments if f.calls()}
+        self._intakes = {s.fragment: self._intake(s) for s in plan.sources}
+        self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
+        self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
+        self._watermarks = {i: watermark.begin(channels) for i, channels in self._inputs.items() if channels}
+        self._times = self._event_times(opened)
+        self._together, self._turn = plan.read_together(), 0
+        self._waiting: list[Reading] = []
+        """The rest of a round over the partitions; the first has not answered yet."""
+        self._behind: dict[int, Callable[[], None]] = {}
+        """Per fragment whose functions are still running: what to do once they complete."""
+        self.records_in = 0
+        self.quiet = NO_EPOCH
+        """The last epoch that the sources closed; 0 once a source has moved. Operators change only if sources do."""
+        self._away_until = 0.0
+
+    def advance(self, arrived: Callable[[int, ChannelId, Barrier], None], may_read: bool) -> bool:
+        """Take one frame, read one batch, or resume one; return whether there was anything to do."""
+        self._limit.begin()
+        for index in self._later_first:
+            if self._has_room(index) and self._take_one(index, arrived):
+                return True
+        for index in self._intakes:
+            if index in self._behind:  # read nothing else: a sink collects the rows of one arrival
+                return self._has_room(index) and self._go_on(index)
+        return may_read and self._read_one()
+
+    def midway(self) -> bool:
+        """Return whether records of a source are still being processed: no epoch can be closed here."""
+        return any(index in self._behind for index in self._intakes)
+
+    def at_work(self) -> str | None:
+        """Return which Python function is running, if any; any thread may call this."""
+        return next((name for run in self._fragments.values() if (name := run.backlog.at_work) is not None), None)
+
+    def close_fragment(self, index: int, barrier: Barrier) -> tuple[tuple[SourcePosition, ...], PartAudit | None]:
+        """Close the fragment's epoch; return its source's positions, if it reads one, and what it took and emitted."""
+        if index in self._intakes:
+            self.quiet = barrier.epoch
+        self._fragments[index].on_barrier()
+        for operator in self._plan.operators:
+            if operator.fragment == index:
+                self._state.freeze(operator.id, barrier.epoch, barrier.committed_through)
+        self._close_stages(index, barrier.epoch)
+        positions = tuple(self._position(r, r.identify()) for r in self._readings if r.fragment == index)
+        self._immediate.noted(barrier.epoch, positions)
+        for channel in self._outputs[index]:
+            self.links.put(channel, barrier)
+        return positions, self._audit.close(index, positions, self._counts(index))
+
+    def finish_time(self) -> None:
+        """Every source is read to its sealed end: send the last watermark, before the last barrier (P13)."""
+        for time in self._times.values():
+            time.finish()
+
+    def take_stages(self, epoch: Epoch) -> dict[str, Stage]:
+        """Return what the sinks collected for an epoch that every fragment has closed."""
+        return self._closed.pop(epoch, {})
+
+    def pause(self, channel: ChannelId) -> None:
+        """Take nothing from the channel until it is resumed."""
+        self._paused.add(channel)
+
+    def resume(self, channels: frozenset[ChannelId]) -> None:
+        """Take from the channels again."""
+        self._paused -= channels
+
+    def ended(self) -> bool:
+        """Return whether every source partition was read to its end."""
+        return all(reading.ended for reading in self._readings)
+
+    def caught_up(self) -> bool:
+        """Return whether every source partition was read as far as this run reads."""
+        return all(reading.caught_up() for reading in self._readings)
+
+    def end_input(self, drop_unread: bool) -> None:
+        """End the input of every source partition after the last record that exists now.
+
+        A repeated call affects only sources that were unreachable.
+
+        Args:
+            drop_unread: End the input at the current positions.
+
+        Raises:
+            HoldfastError: a source can no longer be read.
+        """
+        if drop_unread:
+            for reading in self._readings:
+                reading.ended = True
+            return
+        open_ended = [r for r in self._readings if not r.ended and not r.ends_there]
+        ends: dict[str, Mapping[int, int]] = {}
+        for name, opened in {r.source: r.opened for r in open_ended}.items():
+            with suppress(Unavailable):  # the driver repeats the message
+                ends[name] = opened.end_offsets()
+        for reading in open_ended:
+            if reading.source in ends:
+                reading.end_at(ends[reading.source].get(reading.partition, reading.offset))
+
+    def held_by(self) -> tuple[str, ...]:
+        """Return what keeps this subtask from reading its sources now."""
+        held = ["throttle"] if self._throttle.wait_s() > 0 else []
+        return (*held, *(["channel"] if any(not self._has_room(r.fragment) for r in self._readings) else []))
+
+    def positions(self) -> tuple[SourcePosition, ...]:
+        """Return the next offset of every source partition."""
+        return tuple(self._position(reading) for reading in self._readings)
+
+    def ends(self) -> tuple[SourcePosition, ...]:
+        """Return, for every source partition, the offset after the last record that exists now.
+
+        Raises:
+            HoldfastError: a source can no longer be read.
+        """
+        opened = {r.source: r.opened for r in self._readings}
+        try:
+            ends = {name: source.end_offsets() for name, source in opened.items()}
+        except Unavailable:
+            return ()  # unknown for now
+        known = [(r.source, r.partition, ends[r.source].get(r.partition)) for r in self._readings]
+        return tuple(SourcePosition(source, partition, end) for source, partition, end in known if end is not None)
+
+    def throttle_s(self) -> float:
+        """Return for how long the throttle forbids reading."""
+        return self._throttle.wait_s()
+
+    def close(self) -> None:
+        """Close channels and sources."""
+        self.links.close()
+        for reading in self._readings:
+            reading.close()
+        for opened in {id(r.opened): r.opened for r in self._readings}.values():
+            opened.close()
+
+    def progress(self) -> m.Progress:
+        """Return the progress of fragments and sources; an operator runs in one fragment only."""
+        return m.Progress(
+            records_in=self.records_in,
+            positions=self.positions(),
+            operators=(
+                *(intake.progress() for intake in self._intakes.values()),
+                *(each for run in self._fragments.values() for each in run.progress()),
+            ),
+            ended=tuple(SourcePosition(r.source, r.partition, r.offset) for r in self._readings if r.ended),
+            times=tuple(each for time in self._times.values() for each in time.times()),
+        )
+
+    def _counts(self, index: int) -> list[m.OperatorProgress]:
+        intake = self._intakes.get(index)
+        return [*([] if intake is None else [intake.progress()]), *self._fragments[index].progress()]
+
+    def _fragment(self, index: int) -> FragmentRuntime:
+        fragment = self._plan.fragments[index]
+        tables = {o.name: self._state.table(o.id) for o in self._plan.operators if o.fragment == index}
+        groups = KeyGroups(self._plan.key_groups, *self._state.owned)
+        letters, turn = self._letters[index], self._limit
+        return FragmentRuntime(fragment, tables, self._send, self._write, None, groups, letters, turn)
+
+    def _intake(self, spec: SourceSpec) -> Intake:
+        held = self._plan.event_times_held()
+        return Intake(spec, self._plan.fragments[spec.fragment].schema, self._letters[spec.fragment], held)
+
+    def _event_times(self, opened: Mapping[str, OpenSource]) -> dict[int, EventTime]:
+        """Begin the event time of every source that has one, even if this subtask reads none of its partitions."""
+        times: dict[int, EventTime] = {}
+        for spec in self._plan.sources:
+            if spec.event_time is not None:
+                mine = [r for r in self._readings if r.source == spec.name]
+                at = [SourcePosition(r.source, r.partition, r.offset, r.watermark) for r in mine]
+                send = self._sends_to(spec.fragment)
+                time = times[spec.fragment] = EventTime(spec, opened[spec.name], at, self._throttle.clock, send)
+                for reading in mine:
+                    if reading.caught_up():
+                        time.at_end(reading.partition, reading.ended)
+        return times
+
+    def _sends_to(self, index: int) -> Callable[[Watermark], None]:
+        def send(at: Watermark) -> None:
+            self.quiet = NO_EPOCH
+            self._forward(index, at)
+
+        return send
+
+    def _forward(self, index: int, at: Watermark) -> None:
+        for channel in self._outputs[index]:
+            self.links.put(channel, at)
+
+    def _time_arrived(self, index: int, channel: ChannelId, at: Watermark) -> None:
+        state, changed = watermark.told(self._watermarks[index], channel, at)
+        if changed:
+            self._fragments[index].on_watermark(state.now.at_us)
+            self._once_through(index, lambda: self._forward(index, state.now))
+        self._watermarks[index] = state
+
+    def _position(self, reading: Reading, identity: str | None = None) -> SourcePosition:
+        time = self._times.get(reading.fragment)
+        known = None if time is None else time.known(reading.partition)
+        return SourcePosition(reading.source, reading.partition, reading.offset, known, identity)
+
+    def _close_stages(self, index: int, epoch: Epoch) -> None:
+        """Set aside the output of the fragment's sinks: what it emits from now on belongs to the next epoch."""
+        for sink in self._plan.sinks:
+            if sink.fragment == index:
+                self._closed.setdefault(epoch, {})[sink.name] = self._stages[sink.name]
+                self._stages[sink.name] = self._new_stage(sink.name)
+        if DLQ in self._stages:  # it collects the letters of all fragments, each with its own epoch
+            closed = self._closed.setdefault(epoch, {})
+            closed.setdefault(DLQ, self._new_stage(DLQ))
+            for letters in self._letters[index].take():
+                closed[DLQ].add(letters)
+
+    def _new_stage(self, sink: str) -> Stage:
+        spec = next(s for s in self._plan.sinks if s.name == sink)
+        return Stage(spec.schema, spec.upsert_key, spec.sink.accept)
+
+    def _send(self, edge: int, batch: pa.RecordBatch) -> None:
+        self._audit.sent(edge, batch.num_rows)
+        router = self._routers.get(edge)
+        for receiver, rows in [(self._subtask, batch)] if router is None else router.split(batch):
+            self.links.put(ChannelId(edge, self._subtask, receiver), rows)
+
+    def _write(self, sink: str, batch: pa.RecordBatch) -> None:
+        if self._immediate.takes(sink):
+            self._immediate.collect(sink, batch)
+            self._audit.written(sink, batch)
+        else:
+            self._stages[sink].add(batch)
+
+    def _has_room(self, index: int) -> bool:
+        return all(self.links.room(channel) for channel in self._outputs[index])
+
+    def _once_through(self, index: int, then: Callable[[], None]) -> None:
+        """Do this when the fragment's functions have completed: now, or some turns later."""
+        if self._fragments[index].backlog:
+            self._behind[index] = then
+        else:
+            then()
+
+    def _go_on(self, index: int) -> bool:
+        self._fragments[index].backlog.go_on()
+        self._once_through(index, self._behind.pop(index))
+        return True
+
+    def _take_one(self, index: int, arrived: Callable[[int, ChannelId, Barrier], None]) -> bool:
+        if index in self._behind:
+            return self._go_on(index)
+        channels = self._inputs[index]
+        self._turn += 1
+        for i in range(len(channels)):
+            channel = channels[(i + self._turn) % len(channels)]
+            if channel in self._paused or (frame := self.links.take(channel)) is None:
+                continue
+            if isinstance(frame, Barrier):
+                arrived(index, channel, frame)
+            elif isinstance(frame, Watermark):
+                self._time_arrived(index, channel, frame)
+            else:
+                self._audit.received(channel.edge, frame.num_rows)
+                self._fragments[index].on_batch(frame, port=self._plan.edges[channel.edge].port)
+                self._once_through(index, lambda: None)
+            return True
+        return False
+
+    def _read_one(self) -> bool:
+        if self._throttle.wait_s() > 0 or self._throttle.clock.monotonic() < self._away_until:
+            return False
+        time_moved = False
+        order, self._waiting = self._waiting or self._in_turn(), []
+        for place, reading in enumerate(order):
+            if reading.caught_up() or not self._has_room(reading.fragment):
+                continue
+            time = self._times.get(reading.fragment)
+            try:
+                self._limit.mark(SOURCE + reading.source)
+                read = reading.poll(READ_BYTES_MAX)
+                if read is not None and read.batch is None:
+                    reading.found_nothing()
+            except Unavailable:
+                # No record was taken: this worker retries the source a little later.
+                self._away_until = self._throttle.clock.monotonic() + UNAVAILABLE_PAUSE_S
+                return False
+            finally:
+                self._limit.mark(None)
+            if read is None:  # no other is read before it: event time and order are those of reading one by one
+                self._waiting = order[place:]
+                return time_moved
+            if read.batch is None:
+                before, reading.offset = self._position(reading), read.following
+                reading.look_for_end()
+                if time is not None:
+                    time_moved |= time.found_nothing(reading.partition, read.following, reading.ended)
+                    if reading.caught_up():  # it is no longer polled
+                        time.at_end(reading.partition, reading.ended)
+                if self._position(reading) != before:
+                    self.quiet = NO_EPOCH
+                continue
+            self._emit(reading, time, read.batch, read.following)
+            return True
+        return time_moved
+
+    def _in_turn(self) -> list[Reading]:
+        """Return the partitions in the order to try: sources take turns, and so do partitions without event time.
+
+        United sources share one turn: the partition with the lowest watermark among them is read first.
+        """
+        self._turn += 1
+        turn = self._turn % max(1, len(self._readings))
+        rotated = [*self._readings[turn:], *self._readings[:turn]]
+        if not self._times:
+            return rotated
+        place = {group: i for i, group in enumerate(dict.fromkeys(self._together[r.fragment] for r in rotated))}
+
+        def before(reading: Reading) -> tuple[int, bool, int]:
+            time = self._times.get(reading.fragment)
+            rank = (False, 0) if time is None else time.turn(reading.partition)
+            return place[self._together[reading.fragment]], *rank
+
+        return sorted(rotated, key=before)
+
+    def _emit(self, reading: Reading, time: EventTime | None, batch: pa.RecordBatch, following: int) -> None:
+        self.quiet = NO_EPOCH
+        pace, began = self._paces.get(reading.fragment), self._limit.now()
+        limits = [self._throttle.rows_max(), None if pace is None else pace.rows]
+        batch, arrival = arrived(reading, batch, following, min((n for n in limits if n is not None), default=None))
+        assert arrival.following is not None
+        self._audit.took(reading, batch)
+        reading.offset = following = arrival.following
+        if reading.caught_up():
+            reading.look_for_end()
+        taken = batch.num_rows
+        self._throttle.took(taken)
+        self.records_in += taken
+        if time is not None:
+            time.woke(reading.partition)
+        rows, arrival = self._intakes[reading.fragment].take(batch, arrival)
+
+        def through() -> None:
+            self._immediate.arrived(reading.source, reading.partition, following)
+            if time is not None:
+                time.emitted(reading.partition, rows, following)
+                if reading.caught_up():
+                    time.at_end(reading.partition, reading.ended)
+            if pace is not None:
+                pace.took(taken, self._limit.now() - began)
+
+        self._fragments[reading.fragment].on_batch(rows, arrival)
+        self._once_through(reading.fragment, through)
+
+
+@dataclass
+class Active:
+    """The subtask in its generation."""
+
+    deploy: m.Deploy
+    machine: worker.Worker
+    run: SubtaskRun
+    broken: bool = False
+    triggers: deque[m.Trigger] = field(default_factory=deque)
+    """Not begun yet, as a source stands midway in a batch."""
+    first_record_at: int | None = None
+
+
+def inputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:
+    """Return the input channels of one fragment of one subtask."""
+    edges = [plan.edges[index] for index in plan.fragments[fragment].input_edges]
+    return [c for edge in edges for c in edge.channels(subtasks(parallelism)) if c.receiver == subtask]
+
+
+def outputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:
+    """Return the output channels of one fragment of one subtask."""
+    edges = [edge for edge in plan.edges if edge.from_fragment == fragment]
+    return [c for edge in edges for c in edge.channels(subtasks(parallelism)) if c.sender == subtask]
+
+
+def subtasks(parallelism: int) -> list[Subtask]:
+    """Return the subtasks of a fragment."""
+    return [Subtask(number) for number in range(parallelism)]

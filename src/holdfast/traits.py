@@ -1,0 +1,128 @@
+"""What a source or a sink can do, as data.
+
+The runtime decides by these values what it may ask of a connector, never by its class or by the methods that it
+happens to have. They are known before anything is opened, so a job that needs what a connector lacks is refused when
+it is planned.
+
+Invariants
+    - `local_paths` has no default: a connector that does not state it cannot be planned with.
+    - A connector has every method that its traits name; `missing` finds those that it lacks.
+
+Pure: no clock, thread or I/O. Source: docs/design/0032-connectors.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What sources and sinks have in common."""
+
+    kind: str
+    """The word for it in plans, such as "Log"; part of the recorded shape of a job, so it must not change."""
+    local_paths: tuple[str, ...]
+    """Paths, and `file://` and `memory://` URLs, under which each machine or process finds something else."""
+    place: Mapping[str, str] = field(default_factory=dict)
+    """Where it reads or writes, by argument: shown in plans, and recorded with the shape of a job. No secrets."""
+    log: str | None = None
+    """The path, if it is an embedded log: commands read it without the job's code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endless:
+    """A source without an end to read to.
+
+    Args:
+        what: The source, for a message: "a generator without a count".
+        instead: What gives it an end, as an instruction.
+    """
+
+    what: str
+    instead: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTraits(Traits):
+    """What a source can do."""
+
+    replayable: bool = True
+    """Reading a partition at the same offset again gives the same records. Other sources are refused."""
+    endless: Endless | None = None
+    """Why `end_offsets` is no end that a run could read to; None: it is one."""
+    sparse: bool = False
+    """Single records may go away while others before them stay; the open source has `whole_from`."""
+    partitioned_by: tuple[str, ...] = ()
+    """Columns whose values choose a record's partition; empty: unknown."""
+    tells_time: bool = False
+    """The open source has `watermark`: it knows more about event time than its records show."""
+    paced: bool = False
+    """Records appear over time at a rate; `unpaced` gives the source that has all of them already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkTraits(Traits):
+    """What a sink can do. A delivery is always atomic with its tag."""
+
+    keyed: bool = False
+    """A row replaces the one with its key."""
+    repairs: bool = False
+    """A rewind can take its output back: `plan_repair`, `repair`."""
+    audits: bool = False
+    """Its target can be read back: `shown`."""
+    immediate: bool = False
+    """It may be written before the commit, as every row keeps its tag: `at_once`."""
+    merges: bool = False
+    """Its targets take several epochs in one transaction: `deliver_together`."""
+    checks_owner: bool = False
+    """It refuses a target that holds another job's output under its name: `check_owner`."""
+    remembers_owner: bool = False
+    """Its target remembers which driver last took it over: `holding`."""
+
+
+_SOURCE = ("traits", "schema", "row_type", "where", "check", "open")
+_SINK = ("traits", "key", "where", "check", "prepare", "accept", "open")
+_BY_TRAIT: Mapping[str, tuple[str, ...]] = {
+    "paced": ("unpaced",),
+    "repairs": ("plan_repair", "repair"),
+    "audits": ("shown",),
+    "immediate": ("at_once",),
+    "checks_owner": ("check_owner",),
+    "remembers_owner": ("holding",),
+}
+
+
+def local(*paths: str) -> tuple[str, ...]:
+    """Return those of the paths and URLs under which another machine or process would find something else."""
+    return tuple(path for path in paths if "://" not in path or path.startswith(("file://", "memory://")))
+
+
+def not_a(side: str, given: object) -> str | None:
+    """Return why an object cannot be planned with as a "source" or a "sink"; None if it can."""
+    required = _SOURCE if side == "source" else _SINK
+    if given is None:
+        return f"no {side} is given"
+    lacking = list(missing(given, required))
+    if len(lacking) == len(required) or isinstance(given, type):
+        return f"{given!r} is not a {side}"
+    if lacking:
+        return f"{given!r} is not a {side}: it has no {', '.join(lacking)}"
+    traits = given.traits  # type: ignore[attr-defined]
+    if not isinstance(traits, SourceTraits if side == "source" else SinkTraits):
+        return f"{given!r} is not a {side}: its traits are {traits!r}"
+    for trait, methods in _BY_TRAIT.items():
+        if getattr(traits, trait, False) and (lacking := list(missing(given, methods))):
+            return f"{given!r} has the trait {trait!r}, but no {', '.join(lacking)}"
+    return None
+
+
+def missing(given: object, names: Iterable[str]) -> Iterable[str]:
+    """Return the attributes that an object lacks, without evaluating its properties, which may look at the outside."""
+    return (name for name in names if not hasattr(type(given), name) and name not in vars_of(given))
+
+
+def vars_of(given: object) -> Mapping[str, object]:
+    """Return what was set on the object itself."""
+    return vars(given) if hasattr(given, "__dict__") else {}

@@ -1,0 +1,181 @@
+"""The commits of one embedded log: its tail, random access by sequence, and the commit that holds an offset.
+
+A log may have very many commits, so no function here reads them all. One listing finds the tail, requests for the
+next sequence follow it, and galloping and bisection over the `ends` of the commits find an offset.
+
+Invariants
+    - `tail` only moves forward, by commits that fit their predecessor.
+    - At most CACHED_COMMITS_MAX commits are kept in memory.
+
+Commits are never deleted, so a missing next sequence means the end of the log; a release that prunes commits must
+list again instead (PROTOCOL P7). A compaction does delete their segments; `left` then locates the rows.
+Not safe to share between threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.errors import Damaged, NotFound
+from holdfast.ports import ObjectStore
+from holdfast.storage.log.compacted import CompactedSegment, Left
+from holdfast.storage.log.format import (
+    COMMITS_FOLDER,
+    META_PATH,
+    Commit,
+    LogMeta,
+    LogSegment,
+    before_the_first,
+    check_follows,
+    commit_path,
+    damaged,
+    decode_commit,
+    decode_schema,
+    extends,
+    hash_in,
+    sequence_of,
+)
+
+CACHED_COMMITS_MAX = 4_096
+
+
+def refuse_remains(store: ObjectStore) -> None:
+    """Refuse to create a log in a folder that holds commits but no `meta.json`.
+
+    Raises:
+        Damaged: the folder holds commits and no `meta.json`.
+    """
+    if not (found := store.list(COMMITS_FOLDER)):
+        return
+    try:
+        store.get(META_PATH)  # after the listing, since creating a log begins with this object
+    except NotFound as error:
+        raise Damaged(
+            f"{store!r} has commits of a log, such as {found[0]}, but no {META_PATH}",
+            not_done="no log was created there",
+            next_step=f"restore {META_PATH} from a backup; or, if you do not need the rows, remove the folder",
+        ) from error
+
+
+class Commits:
+    """A view of the commits that exist; `refresh` moves it forward."""
+
+    def __init__(self, store: ObjectStore, meta: LogMeta) -> None:
+        self._store, self._meta = store, meta
+        self._cached: dict[int, Commit] = {0: before_the_first(meta)}
+        self._hashes: dict[int, str] = {0: ""}
+        """Of the commits in `_cached`."""
+        paths = store.list(COMMITS_FOLDER)
+        self.tail = self.at(sequence_of(paths[-1])) if paths else self._cached[0]
+        self._left: tuple[int, Left] | None = None
+        self._grown: tuple[int, LogMeta] | None = None
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Read the commits that were added since; return whether there were any."""
+        before = self.tail
+        while True:
+            try:
+                found, xxh3 = self._read(self.tail.sequence + 1)
+            except NotFound:
+                break
+            check_follows(found, self.tail)
+            self.tail = self._keep(found, xxh3)
+        return self.tail is not before
+
+    def hash_of(self, sequence: int) -> str:
+        """Return the hash of the commit with this sequence as it was read; empty before the first. Raises Damaged."""
+        self.at(sequence)
+        return self._hashes[sequence]
+
+    def is_still(self, sequence: int, xxh3: str) -> bool:
+        """Ask the store, not the cache, whether it holds the commit with this sequence and hash."""
+        try:
+            return not sequence or hash_in(self._store.get(commit_path(sequence))) == xxh3
+        except NotFound:
+            return False
+
+    @property
+    def meta(self) -> LogMeta:
+        """Return the log's description, with the columns that it has now. Raises Damaged."""
+        if (grown := self.tail.grown) and (self._grown is None or self._grown[0] != grown):
+            schema = decode_schema(commit_path(grown), self.at(grown).schema)
+            if not extends(schema, self._meta.schema):
+                raise damaged(commit_path(grown), "changes existing columns of the log")
+            self._grown = grown, replace(self._meta, schema=schema, created_with=len(self._meta.schema))
+        return self._meta if self._grown is None else self._grown[1]
+
+    @property
+    def left(self) -> Left | None:
+        """The rows that the newest compaction left, None if there was none."""
+        sequence = self.tail.compact
+        if sequence and (self._left is None or self._left[0] != sequence):
+            compaction = self.at(sequence).compaction
+            assert compaction is not None, "decoding checked that this commit is a compaction"
+            self._left = sequence, Left(compaction, self.at(compaction.through).ends)
+        return None if self._left is None else self._left[1]
+
+    def at(self, sequence: int) -> Commit:
+        """Return the commit with this sequence, which must exist. Raises Damaged."""
+        if (cached := self._cached.get(sequence)) is not None:
+            return cached
+        try:
+            return self._keep(*self._read(sequence))
+        except NotFound as error:
+            raise damaged(commit_path(sequence), "is missing, but a later commit exists") from error
+
+    def find(self, partition: int, offset: int, after: int = 0) -> tuple[int, LogSegment | CompactedSegment]:
+        """Return the segment that holds an offset below the end, and the sequence of its commit.
+
+        Below the end of the compacted range, that is the segment with the next remaining row; there must be one.
+
+        Args:
+            partition: The partition.
+            offset: The offset; must lie below the end of the partition.
+            after: A sequence to search from; a good guess saves reads of commits, a wrong one costs a few.
+        """
+        assert offset < self.tail.ends[partition]
+        if (left := self.left) is not None and offset < left.end(partition):
+            segment = left.at_or_after(partition, offset)
+            assert segment is not None, "the caller skips gaps at the end"
+            return left.through, segment
+        high = self._first_beyond(partition, offset, after)
+        for one in self.at(high).segments:
+            if one.partition == partition and one.base <= offset < one.base + one.rows:
+                return high, one
+        raise damaged(commit_path(high), f"does not hold offset {offset} of partition {partition}, as its ends say")
+
+    def reaching(self, partition: int, offset: int) -> int:
+        """Return the sequence of the first commit after which the partition ends at this offset or beyond it."""
+        assert 0 <= offset <= self.tail.ends[partition]
+        return self._first_beyond(partition, offset - 1, 0) if offset else 0
+
+    def _first_beyond(self, partition: int, offset: int, after: int) -> int:
+        """Return the sequence of the first commit after which the partition ends beyond this offset."""
+        low = after if after <= self.tail.sequence and self.at(after).ends[partition] <= offset else 0
+        step = 1
+        while (high := min(low + step, self.tail.sequence)) and self.at(high).ends[partition] <= offset:
+            low, step = high, step * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.at(middle).ends[partition] <= offset else (low, middle)
+        return high
+
+    def holds_tail(self) -> bool:
+        """Return whether the log still has the newest commit known here; False if it was restored from a backup."""
+        tail = self.tail
+        try:
+            return tail.sequence == 0 or self._read(tail.sequence)[0] == tail
+        except NotFound:
+            return False
+
+    def _read(self, sequence: int) -> tuple[Commit, str]:
+        data = self._store.get(commit_path(sequence))
+        return decode_commit(self._meta, sequence, data), hash_in(data)
+
+    def _keep(self, commit: Commit, xxh3: str) -> Commit:
+        if len(self._cached) >= CACHED_COMMITS_MAX:
+            oldest = next(sequence for sequence in self._cached if sequence)
+            del self._cached[oldest], self._hashes[oldest]
+        self._cached[commit.sequence], self._hashes[commit.sequence] = commit, xxh3
+        return commit

@@ -1,0 +1,59 @@
+"""Checks the paths of objects: relative, with slashes, never leaving the root.
+
+Names that start with `.tmp-` are reserved for writes in progress in the local store.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from holdfast.errors import ConfigError
+
+TEMPORARY = ".tmp-"
+# The user name has no slash, or any path with a colon and an @ would match; a password may have one, as S3's often do.
+_PASSWORD = re.compile(r"^(s3a?://[^/@:]*:|[\w.+-]+://[^/@:]*:(?!\d*/))[^@]+@")
+_PARAMETER = re.compile(r"^[\w.+-]+://.*[?&;][\w-]*(password|passwd|pwd|secret|token)[\w-]*=", re.IGNORECASE)
+
+
+def refuse_password(url: str, called: str) -> None:
+    """Refuse a URL that holds a password, without repeating it: URLs appear in output, logs and process lists.
+
+    Raises:
+        ConfigError: the URL holds a password.
+    """
+    if _PASSWORD.match(url) or _PARAMETER.match(url):
+        raise ConfigError(
+            f"{called} is a {url.partition('://')[0]}:// URL that holds a password",
+            not_done="nothing was opened and no job was started",
+            next_step="give credentials through the environment or a profile instead, and change this password: "
+            "process lists or the shell history may have exposed it",
+        )
+
+
+def checked_path(path: str) -> str:
+    """Return the path without a final slash; a path that could leave the root is a broken invariant."""
+    assert not path.startswith("/"), f"{path!r}: paths are relative"
+    parts = path.rstrip("/").split("/")
+    assert all(_is_name(part) for part in parts), path
+    return "/".join(parts)
+
+
+def is_object_in(folder: str, path: str) -> bool:
+    """Return whether a path that another process wrote names an object below this folder, and nothing else."""
+    first, *rest = path.split("/")
+    return first == folder and bool(rest) and all(_is_name(part) for part in rest)
+
+
+def _is_name(part: str) -> bool:
+    return part not in ("", ".", "..") and "\0" not in part and not part.startswith(TEMPORARY)
+
+
+def checked_folder(prefix: str) -> str:
+    """Return the folder without a final slash; the root is the empty string."""
+    return checked_path(prefix) if prefix.strip("/") else ""
+
+
+def join(root: str, name: str) -> str:
+    """Return the folder with this name below a root, which is a path or a URL; a path becomes absolute."""
+    return f"{root.rstrip('/')}/{name}" if "://" in root else os.path.join(os.path.abspath(root), name)

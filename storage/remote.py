@@ -1,0 +1,112 @@
+"""Objects in a bucket that fsspec reaches; a conditional create is S3's `If-None-Match`.
+
+Listing caches are off, since a tail must see the objects of other writers. If the client retries a create whose reply
+was lost, the retry looks like a lost race; callers settle that by the owner token in the object (PROTOCOL P4).
+
+Source: fsspec `pipe_file(mode="create")`, s3fs >= 2025.7 (older ones skip the condition for small objects).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import import_module
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from fsspec.core import url_to_fs
+
+from holdfast.errors import AlreadyExists, ConfigError, NotFound, Unavailable
+from holdfast.storage.paths import checked_folder, checked_path
+
+_NO_SUCH = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_S3FS_OLDEST = (2025, 7)
+
+
+class FsspecObjects:
+    """Objects below a URL of fsspec."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._files, root = url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True)
+        self._root = root.rstrip("/")
+        self._failures = _failures_of(urlsplit(url).scheme)
+
+    def __repr__(self) -> str:
+        return self.url
+
+    def create(self, path: str, data: bytes) -> None:
+        assert data, f"{path}: an object is never empty"
+        try:
+            self._files.pipe_file(self._place(path), data, mode="create")
+        except FileExistsError:
+            raise AlreadyExists(path) from None
+        except self._failures as error:
+            self._refused(error, f"writing {path}", "the object may or may not exist")
+
+    def put(self, path: str, data: bytes) -> None:
+        assert data, f"{path}: an object is never empty"
+        try:
+            self._files.pipe_file(self._place(path), data)
+        except self._failures as error:
+            self._refused(error, f"writing {path}", "the object may hold its old or its new bytes")
+
+    def get(self, path: str) -> bytes:
+        try:
+            return bytes(self._files.cat_file(self._place(path)))
+        except _NO_SUCH:
+            raise NotFound(path) from None
+        except self._failures as error:
+            self._refused(error, f"reading {path}", "nothing was changed")
+
+    def list(self, prefix: str) -> list[str]:
+        folder = f"{self._root}/{checked_folder(prefix)}".rstrip("/")
+        try:
+            self._files.invalidate_cache()
+            return sorted(found[len(self._root) + 1 :] for found in self._files.find(folder))
+        except _NO_SUCH:
+            return []
+        except self._failures as error:
+            self._refused(error, f"listing {prefix or 'the root'}", "nothing was changed")
+
+    def delete(self, path: str) -> None:
+        try:
+            with suppress(*_NO_SUCH):
+                self._files.rm_file(self._place(path))
+        except self._failures as error:
+            self._refused(error, f"deleting {path}", "the object may or may not exist")
+
+    def _place(self, path: str) -> str:
+        return f"{self._root}/{checked_path(path)}"
+
+    def _refused(self, error: BaseException, doing: str, not_done: str) -> NoReturn:
+        raise Unavailable(
+            f"{doing} in {self.url} failed: {type(error).__name__}: {error}",
+            not_done=not_done,
+            next_step=f"check that {self.url} is reachable and the credentials are valid, then try again",
+        ) from error
+
+
+def require_s3fs(url: str) -> None:
+    """Raise ConfigError unless the installed s3fs supports conditional creates."""
+    advice = "pip install 'holdfast[s3]'"
+    try:
+        import s3fs
+    except ImportError as error:
+        raise ConfigError(
+            f"{url!r} needs s3fs, which is not installed", not_done="the store was not opened", next_step=advice
+        ) from error
+    found = tuple(int(part) for part in s3fs.__version__.split(".")[:2])
+    if found < _S3FS_OLDEST:
+        raise ConfigError(
+            f"s3fs {s3fs.__version__} ignores conditional creates; version 2025.7 or later is needed",
+            not_done="the store was not opened",
+            next_step=advice,
+        )
+
+
+def _failures_of(scheme: str) -> tuple[type[BaseException], ...]:
+    """Return the errors that a file system raises if it is unreachable; botocore's are not OSErrors."""
+    if scheme != "s3":
+        return (OSError,)
+    raised = import_module("botocore.exceptions")
+    return (OSError, raised.BotoCoreError, raised.ClientError)

@@ -1,0 +1,124 @@
+"""Our own connectors keep the promises that the public kits test."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.runtime.testing.sink_kit import KEY, Row
+from holdfast.sinks.contract import Fault, Sink, Target
+from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.sqlite.sink import SQLite
+from holdfast.sinks.sqlite.target import SQLiteTarget
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.objects import LocalObjects
+from holdfast.testing import SinkKit, SourceKit, sink_conformance, source_conformance
+
+NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+
+def log_kit(folder: Path) -> SourceKit:
+    create_log(LocalObjects(folder), NUMBERS, partitions=2)
+
+    def append() -> None:
+        tables = {partition: pa.table({"n": [1, 2, 3]}, NUMBERS) for partition in (0, 1)}
+        LogWriter(LocalObjects(folder)).append(tables)
+
+    append()
+    append()
+    return SourceKit(lambda: hf.Log(folder, NUMBERS).source(), append)
+
+
+SOURCES: dict[str, Callable[[Path], SourceKit]] = {
+    "log": log_kit,
+    "generator": lambda _: SourceKit(lambda: hf.Generator(NUMBERS, lambda i: (i,), count=9, partitions=2)),
+    "vectorised": lambda _: SourceKit(lambda: hf.Generator(NUMBERS, lambda i: {"n": i}, count=9, vectorised=True)),
+}
+
+
+@pytest.fixture(params=SOURCES)
+def source_kit(request: pytest.FixtureRequest, tmp_path: Path) -> SourceKit:
+    return SOURCES[request.param](tmp_path / "log")
+
+
+@source_conformance
+def test_sources(promise: Callable[[SourceKit], None], source_kit: SourceKit) -> None:
+    promise(source_kit)
+
+
+def in_memory(keyed: bool) -> SinkKit:
+    sink = MemorySink(KEY if keyed else None)
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        sink.fault = fault
+        return _Reset(sink, sink.open("6f9b0f6e-0000-4000-8000-000000000001", writer))
+
+    return SinkKit(lambda: sink, lambda: [tuple(row.values()) for row in sink.rows()], opened, travels=False)
+
+
+class _Reset:
+    """A target whose faults end with it."""
+
+    def __init__(self, sink: MemorySink, target: Any) -> None:
+        self._sink, self._target = sink, target
+        self.delivered, self.deliver, self.forget = target.delivered, target.deliver, target.forget
+
+    def close(self) -> None:
+        self._sink.fault = lambda _: None
+        self._target.close()
+
+
+def in_sqlite(folder: Path, key: tuple[str, ...] | None, delivery: str = "transactional") -> SinkKit:
+    sink = SQLite(folder / "out.db", "totals", key, delivery)
+
+    def rows() -> list[Row]:
+        with closing(sqlite3.connect(folder / "out.db")) as db:
+            return db.execute("SELECT user, name FROM totals").fetchall()
+
+    def opened(given: Sink, writer: Any, fault: Fault) -> Target:
+        return SQLiteTarget(sink, "6f9b0f6e-0000-4000-8000-000000000001", writer, fault)
+
+    return SinkKit(lambda: sink, rows, opened)
+
+
+def in_log(folder: Path) -> SinkKit:
+    def rows() -> list[Row]:
+        reader, found = LogReader(LocalObjects(folder)), list[Row]()
+        for partition, end in reader.end_offsets().items():
+            offset = 0
+            while offset < end:
+                batch, following = reader.read(partition, offset, 1 << 20)
+                if batch is None:
+                    break
+                found += [tuple(row.values()) for row in batch.to_pylist()]
+                offset = following
+        return found
+
+    return SinkKit(lambda: hf.Log(folder).sink(), rows)
+
+
+SINKS: dict[str, Callable[[Path], SinkKit]] = {
+    "memory": lambda _: in_memory(False),
+    "memory, key": lambda _: in_memory(True),
+    "sqlite": lambda folder: in_sqlite(folder, None),
+    "sqlite, key": lambda folder: in_sqlite(folder, KEY),
+    "sqlite, idempotent": lambda folder: in_sqlite(folder, KEY, "idempotent"),
+    "log": lambda folder: in_log(folder / "log"),
+}
+
+
+@pytest.fixture(params=SINKS)
+def sink_kit(request: pytest.FixtureRequest, tmp_path: Path) -> SinkKit:
+    return SINKS[request.param](tmp_path)
+
+
+@sink_conformance
+def test_sinks(promise: Callable[[SinkKit], None], sink_kit: SinkKit) -> None:
+    promise(sink_kit)

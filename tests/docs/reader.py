@@ -1,0 +1,164 @@
+"""A reader of the documentation: does what a page shows, block after block, in an empty folder.
+
+documents.py describes how a page marks its blocks.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import runpy
+import shlex
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pyspark
+import pytest
+from documents import ROOT, Block, blocks, pages, sessions
+
+import holdfast as hf
+
+LIMIT_S = 600
+"""A page may start Spark several times in one block, on a machine that others use too."""
+Session = list[Block]
+Level = Literal["quick", "commands", "e2e"]
+"""Python only; commands that need no Spark as well; everything."""
+
+
+def named(level: Level) -> list[Any]:
+    """Return the sessions of all pages that have something for this level, with names for pytest."""
+    found = []
+    for page in pages():
+        for number, session in enumerate(sessions(page), 1):
+            name = f"{page.relative_to(ROOT).with_suffix('')}{f'-{number}' if number > 1 else ''}"
+            kinds = {"e2e" if block.e2e else block.language for block in session if block.runs}
+            if (
+                level == "quick"
+                and "python" in kinds
+                or level == "e2e"
+                and "e2e" in kinds
+                or (level == "commands" and "sh" in kinds and "e2e" not in kinds)
+            ):
+                found.append(pytest.param(session, id=name))
+    return found
+
+
+@contextlib.contextmanager
+def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    """A reader in an empty folder, whose programs are those of this environment."""
+    folder, programs = tmp_path / "folder", tmp_path / "programs"
+    folder.mkdir()
+    programs.mkdir()
+    python = shlex.quote(sys.executable)
+    for name, command in {
+        "holdfast": f"{python} -m holdfast.runtime.cli.main",
+        "python": python,
+        "pytest": f"{python} -m pytest -p no:cacheprovider",
+        "spark-submit": shlex.quote(str(Path(pyspark.__file__).parent / "bin/spark-submit")),
+    }.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.delenv("HOLDFAST_ROOT", raising=False)
+    before = set(sys.modules)
+    yield Reader(folder)
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+
+
+class Reader:
+    """Does what a page shows, block after block."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.module = types.ModuleType("page")
+        self.printed: str | None = None
+
+    def follows(self, session: Session, level: Level) -> None:
+        """Run the blocks of a page that belong to a level."""
+        sys.modules["page"] = self.module
+        with contextlib.ExitStack() as stack:
+            stack.callback(sys.modules.pop, "page", None)
+            for block in session:
+                for before in blocks(block.continues) if block.continues else ():
+                    if not before.e2e and not (before.title or "").startswith("test_") and "pytest" not in before.text:
+                        self._does(before)
+                if level == "e2e" or not block.e2e and (level == "commands" or block.language != "sh"):
+                    self._does(block)
+        _plan(vars(self.module))
+
+    def _does(self, block: Block) -> None:
+        if block.language == "text" and "output" in block.marks:
+            assert self.printed is not None, f"{block}: no command before it printed anything"
+            assert _agree(block.text, self.printed), f"{block}: it is not what was printed:\n{self.printed}"
+        elif not block.runs:
+            return
+        elif block.title is not None:
+            self._writes(block.title, block)
+        elif block.language == "python":
+            self._executes(block)
+        else:
+            self._types(block)
+
+    def _writes(self, title: str, block: Block) -> None:
+        path = self.folder / title
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text)
+        if not path.name.startswith("test_"):
+            _plan(runpy.run_path(str(path)))
+
+    def _executes(self, block: Block) -> None:
+        padded = "\n" * (block.line - 1) + block.text
+        exec(compile(padded, str(block.page), "exec"), vars(self.module))  # noqa: S102
+        defined = [node.name for node in ast.parse(block.text).body if isinstance(node, ast.FunctionDef)]
+        for name in defined:
+            if name.startswith("test_"):
+                vars(self.module)[name]()
+
+    def _types(self, block: Block) -> None:
+        status, out, errors = _bash(block.text, self.folder)
+        assert status == block.exits, f"{block}: exit status {status}\n{out}{errors}"
+        self.printed = out
+
+
+def _bash(text: str, folder: Path) -> tuple[int, str, str]:
+    """Run commands; return exit status, stdout and stderr. Nothing that they started outlives them."""
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as shell:
+        try:
+            out, errors = shell.communicate(timeout=LIMIT_S)
+            return shell.returncode, out, errors
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+
+
+def _plan(names: Mapping[str, Any]) -> None:
+    """Plan every app among these names: it raises what a user would see."""
+    for app in [value for value in names.values() if isinstance(value, hf.App)]:
+        app.plan()
+
+
+def _agree(shown: str, printed: str) -> bool:
+    """Return whether a page shows what was printed; `...` stands for anything, blanks count as one."""
+    pattern = "".join(
+        ".*" if part == "..." else r"\s+" if part.isspace() else re.escape(part)
+        for part in re.split(r"(\.\.\.|\s+)", shown.strip())
+    )
+    return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None

@@ -1,0 +1,16 @@
+"""What the documentation shows works on Spark: whole pages, block after block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from reader import Session, named, reading
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize("session", named("e2e"))
+def test_what_a_page_shows_works_on_spark(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with reading(tmp_path, monkeypatch) as reader:
+        reader.follows(session, "e2e")

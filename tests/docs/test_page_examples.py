@@ -1,0 +1,56 @@
+"""Every Python example and every command of the documentation does what the page says.
+
+What needs Spark is in test_on_spark.py.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+from documents import ROOT, blocks, pages, sessions
+from reader import Session, named, reading
+
+import holdfast as hf
+
+
+class TestExamples:
+    @pytest.mark.parametrize("session", named("quick"))
+    def test_the_python_of_a_page_works(
+        self, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with reading(tmp_path, monkeypatch) as reader:
+            reader.follows(session, "quick")
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("session", named("commands"))
+    def test_the_commands_of_a_page_work(
+        self, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with reading(tmp_path, monkeypatch) as reader:
+            reader.follows(session, "commands")
+
+
+class TestMarks:
+    def test_what_starts_spark_is_marked(self) -> None:
+        starts = re.compile(r"(holdfast (run|demo)|python \S+\.py|spark-submit)\b")
+        shown = [block for page in pages() for session in sessions(page) for block in session]
+        unmarked = [str(b) for b in shown if b.language == "sh" and b.runs and not b.e2e and starts.search(b.text)]
+        assert not unmarked, "mark these blocks with <!-- e2e -->"
+
+    def test_a_page_shows_something_that_is_run(self) -> None:
+        guide = [page for page in pages() if page.parent.name == "guide" and not sessions(page)]
+        assert not guide, "a page of the guide has no example that is run"
+
+
+class TestUnit:
+    def test_the_service_is_not_restarted_where_a_restart_cures_nothing(self) -> None:
+        [text] = [block.text for block in blocks(ROOT / "docs/deploy/systemd.md") if block.language == "ini"]
+        unit = configparser.ConfigParser(strict=False)
+        unit.optionxform = str  # type: ignore[assignment, method-assign]
+        unit.read_string(text)
+        hopeless = [hf.ConfigError, hf.Damaged, hf.Fenced]
+        shown = unit["Service"]["RestartPreventExitStatus"]
+        assert [int(each) for each in shown.split()] == sorted(kind.exit_status for kind in hopeless)

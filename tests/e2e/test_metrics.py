@@ -1,0 +1,60 @@
+"""The metrics of a run on Spark, scraped from its driver and printed by the command line."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics import parser
+from running import TIMEOUT_S, make_input, running
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def free_port() -> int:
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port: int = chosen.getsockname()[1]
+        return port
+
+
+def test_a_run_serves_its_metrics_and_the_command_prints_the_same_names(tmp_path: Path) -> None:
+    def names(text: str) -> dict[str, float]:
+        families = parser.text_string_to_metric_families(text)
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+    def scraped() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+            return names(reply.read().decode())
+
+    make_input(tmp_path, 100_000)
+    port = free_port()
+    slow = ("--master", "local[3]", "--max-records-per-second", "500")
+    with running(tmp_path, *slow, HOLDFAST_METRICS_PORT=str(port)) as run:
+        run.wait_until_running()
+        served = scraped()
+        deadline = time.monotonic() + TIMEOUT_S
+        while "holdfast_sink_delivered_epoch" not in served:  # A series begins with its first value.
+            assert time.monotonic() < deadline, sorted(served)
+            time.sleep(0.1)
+            served = scraped()
+        command = [sys.executable, "-m", "holdfast.runtime.cli.main", "status", "counting", "--format", "openmetrics"]
+        printed = subprocess.run(
+            command,
+            env=os.environ | {"HOLDFAST_ROOT": str(tmp_path / "root")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        later = scraped()
+    assert served["holdfast_checkpoint_duration_seconds_count"] >= 1
+    assert served["holdfast_workers"] == 2
+    assert {"holdfast_records_total", "holdfast_worker_memory_bytes"} <= set(served)
+    assert set(served) <= set(names(printed.stdout)) <= set(later)

@@ -1,0 +1,104 @@
+"""What aggregate functions promise those that fold, merge and read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from holdfast.runtime.rows.aggregate_functions import FUNCTIONS, INT64_MAX, AggregateFunction, Known, State
+
+KEYS = 3
+TYPES = {"int": pa.int64(), "short": pa.int16(), "float": pa.float64(), "time": pa.timestamp("us", "UTC")}
+
+
+@dataclass
+class Given:
+    """Values, each with its slot."""
+
+    slots: NDArray[np.int64]
+    of: NDArray[Any]
+
+    def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        return self.of.astype(dtype)
+
+
+def given_of(rows: list[tuple[int, Any]]) -> Given:
+    return Given(np.array([slot for slot, _ in rows], np.int64), np.array([value for _, value in rows]))
+
+
+def new_state(function: AggregateFunction, kind: pa.DataType) -> State:
+    result = function.result_type(kind)
+    assert result is not None
+    return {role: np.full(KEYS, default, dtype) for role, (dtype, default) in function.columns(result, True).items()}
+
+
+def folded(function: AggregateFunction, kind: pa.DataType, *parts: list[tuple[int, Any]]) -> State:
+    state = new_state(function, kind)
+    for part in parts:
+        if part:
+            function.fold(state, given_of(part))
+    return state
+
+
+def same(one: State, other: State) -> None:
+    assert one.keys() == other.keys()
+    for role, column in one.items():
+        np.testing.assert_allclose(column, other[role], rtol=1e-12, equal_nan=True)
+
+
+def numbers(kind: str) -> st.SearchStrategy[Any]:
+    if kind == "float":
+        return st.one_of(st.integers(-(2**40), 2**40).map(float), st.just(float("nan")))
+    return st.integers(-(2**15), 2**15 - 1)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+class TestMerging:
+    @given(data=st.data())
+    @settings(max_examples=25, deadline=None)
+    def test_merging_two_folds_is_folding_both(self, name: str, kind: str, data: st.DataObject) -> None:
+        function, of = FUNCTIONS[name], TYPES[kind]
+        if function.result_type(of) is None:
+            assert name in ("sum", "mean") and kind == "time"
+            return
+        rows = st.lists(st.tuples(st.integers(0, KEYS - 1), numbers(kind)), max_size=12)
+        a, b = data.draw(rows), data.draw(rows)
+        merged = folded(function, of, a)
+        function.merge(merged, np.arange(KEYS), folded(function, of, b))
+        whole = folded(function, of, a, b)
+        same(merged, whole)
+        results = function.result(merged, np.arange(KEYS)), function.result(whole, np.arange(KEYS))
+        np.testing.assert_allclose(*results, rtol=1e-12, equal_nan=True)
+
+    def test_several_states_merge_into_one_slot(self, name: str, kind: str) -> None:
+        function, of = FUNCTIONS[name], TYPES[kind]
+        if function.result_type(of) is None:
+            return
+        merged = new_state(function, of)
+        function.merge(merged, np.array([1, 1, 1]), folded(function, of, [(0, 4), (1, 7), (2, 1), (2, 3)]))
+        same(merged, folded(function, of, [(1, 4), (1, 7), (1, 1), (1, 3)]))
+
+
+class TestSumsThatAreChecked:
+    def test_what_does_not_fit_is_found_before_anything_changed(self) -> None:
+        total, state = FUNCTIONS["sum"], folded(FUNCTIONS["sum"], pa.int64(), [(0, INT64_MAX)])
+        assert not total.check(state, given_of([(0, 1)]), Known())
+        assert total.check(state, given_of([(0, -1)]), Known())
+        assert state["sum"].tolist() == [INT64_MAX, 0, 0]
+
+    def test_a_bound_that_was_passed_is_no_longer_relied_on(self) -> None:
+        """With many keys the sums are not looked at again, so nothing is known of a sum that came near the bound."""
+        total, state = FUNCTIONS["sum"], {"sum": np.zeros(1_000, np.int64)}
+        state["sum"][0], known = INT64_MAX - 30, Known(INT64_MAX - 10)
+        near = given_of([(0, 25)])
+        assert total.check(state, near, known)
+        total.fold(state, near)
+        assert not total.check(state, given_of([(0, 8)]), known)

@@ -1,0 +1,299 @@
+"""Repetitions are dropped within a length of event time, in any order, across failures, rescales and rewinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planned_source import PlannedSource
+
+import holdfast as hf
+from holdfast.model import NEVER_US, Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.runtime.operators import dedup
+from holdfast.runtime.operators.contract import KeyGroups
+from holdfast.runtime.plan.compiler import Plan, describe
+from holdfast.runtime.plan.identity import check_against, describe_operators
+from holdfast.runtime.worker.fragment import FragmentRuntime
+from holdfast.runtime.worker.routing import Router
+from holdfast.sinks.memory import MemorySink
+from holdfast.state.keys.keygroups import range_of
+from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.store import Identity, StateStore
+from holdfast.testing import TestDriver
+
+SCHEMA = pa.schema(
+    [
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("id", pa.string()),
+        pa.field("note", pa.int64(), nullable=False),
+        pa.field("unused", pa.int64()),
+    ]
+)
+WITHIN_S = 10
+
+
+def at(second: float) -> datetime:
+    return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
+
+
+def us(second: float) -> int:
+    return int(at(second).timestamp() * 1_000_000)
+
+
+def row(second: float, id: str | None = "a", note: int = 0) -> dict[str, Any]:
+    return {"at": at(second), "id": id, "note": note, "unused": None}
+
+
+def app_of(within: str = "10s", late: bool = True, event_time: str | None = "at") -> hf.App:
+    app = hf.App("unique")
+    rows = app.source("rows", PlannedSource(SCHEMA), event_time=event_time, out_of_orderness="0s")
+    unique = rows.key_by("id").dedup("unique", within=within)
+    unique.select("at", "id", "note").sink("out", MemorySink())
+    if late:
+        unique.late.select("at", "id").sink("late", MemorySink())
+    return app
+
+
+def passed(t: TestDriver) -> list[float]:
+    return sorted((each["at"] - at(0)).total_seconds() for each in t.rows("out"))
+
+
+class TestWhatPasses:
+    def after(self, *seconds: float) -> list[float]:
+        with TestDriver(app_of()) as t:
+            for second in seconds:
+                t.push("rows", [row(second)])
+            t.checkpoint()
+            return passed(t)
+
+    def test_only_the_first_of_equal_rows(self) -> None:
+        assert self.after(5, 5, 5) == [5]
+
+    def test_a_row_just_within_is_dropped_and_one_exactly_within_later_is_the_new_first(self) -> None:
+        assert self.after(0, 9.999999, 10, 19.999999, 20) == [0, 10, 20]
+
+    def test_a_row_that_was_dropped_does_not_lengthen_the_time(self) -> None:
+        assert self.after(0, 9, 18) == [0, 18]
+
+    def test_an_earlier_row_that_comes_later_is_a_repetition_only_within(self) -> None:
+        assert self.after(30, 20.000001, 20, 10.000001, 29) == [20, 30]
+
+    def test_keys_do_not_matter_to_each_other_and_null_is_one(self) -> None:
+        with TestDriver(app_of()) as t:
+            t.push("rows", [row(0, id, note) for note in range(3) for id in ("a", "b", None)])
+            t.checkpoint()
+            assert sorted((each["id"] or "", each["note"]) for each in t.rows("out")) == [("", 0), ("a", 0), ("b", 0)]
+
+    def test_rows_pass_unchanged_and_keep_event_time_and_columns(self) -> None:
+        app = hf.App("then")
+        unique = app.source("rows", PlannedSource(SCHEMA), event_time="at").key_by("id").dedup("unique", within="10s")
+        assert unique.schema == SCHEMA and unique.upsert_key is None
+        unique.key_by("id").window(hf.tumbling("1m")).agg("counts", n=hf.count()).sink("out", MemorySink())
+        with TestDriver(app) as t:
+            t.push("rows", [row(1), row(2), row(12), row(12), row(50)])
+            t.finish()
+            assert [each["n"] for each in t.rows("out")] == [3]
+
+
+class TestLateRows:
+    def test_a_row_that_the_watermark_has_passed_by_within_is_late(self) -> None:
+        with TestDriver(app_of()) as t:
+            t.push("rows", [row(0, "first")])
+            t.watermark("rows", at(30))
+            t.push("rows", [row(20, "x"), row(20.000001, "y"), row(20.000001, "y")])
+            t.checkpoint()
+            assert [each["id"] for each in t.rows("late")] == ["x"]
+            assert sorted(each["id"] for each in t.rows("out")) == ["first", "y"]
+
+    def test_a_row_that_is_not_late_still_finds_what_it_repeats(self) -> None:
+        with TestDriver(app_of()) as t:
+            t.push("rows", [row(11.5)])
+            t.watermark("rows", at(31))
+            t.push("rows", [row(21.4)])
+            t.checkpoint()
+            assert passed(t) == [11.5] and t.rows("late") == []
+
+
+class TestFailures:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_crash_and_a_rewind_change_nothing_about_what_passes(self, seed: int) -> None:
+        with TestDriver(app_of(), parallelism=3, seed=seed) as t:
+            t.push("rows", [row(n % 7, f"k{n % 20}", n) for n in range(100)])
+            first = t.checkpoint()
+            t.push("rows", [row(5, f"k{n}", n) for n in range(30)], partition=1)
+            t.crash(worker=seed)
+            t.recover()
+            t.push("rows", [row(6, f"k{n}", n) for n in range(30)], partition=2)
+            t.checkpoint()
+            assert sorted(each["id"] for each in t.rows("out")) == sorted(f"k{n}" for n in range(30))
+            t.rewind(first)
+            t.checkpoint()
+            assert sorted(each["id"] for each in t.rows("out")) == sorted(f"k{n}" for n in range(30))
+
+    def test_what_cannot_be_repeated_any_more_leaves_the_state(self) -> None:
+        end = at(10)
+        with TestDriver(app_of(), parallelism=1) as t:
+            t.push("rows", [row(3)])
+            t.checkpoint()
+            assert t.state("unique", (end, "a")) == {"window_end": us(10), "passed": us(3)}
+            t.watermark("rows", at(29.9))
+            t.checkpoint()
+            assert t.state("unique", (end, "a")) is not None
+            t.watermark("rows", at(30))
+            t.checkpoint()
+            assert t.state("unique", (end, "a")) is None
+
+
+class Subtask:
+    """The fragment behind the shuffle on the key groups of one subtask, with real state."""
+
+    def __init__(self, plan: Plan, cold: MemoryKeyValue, base: Epoch, number: int = 0, parallelism: int = 1) -> None:
+        identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))
+        owned = range_of(number, parallelism, plan.key_groups)
+        tables = [operator.table for operator in plan.operators]
+        self.state, self.operators = StateStore(identity, tables, plan.key_groups, owned, cold), plan.operators
+        if base:
+            self.state.restore(base, [], base)
+        named = {operator.name: self.state.table(operator.id) for operator in plan.operators}
+        self.table, self.out = named["unique"], list[dict[str, Any]]()
+        groups = KeyGroups(plan.key_groups, *owned)
+        self.fragment = FragmentRuntime(plan.fragments[1], named, self._send, self._write, key_groups=groups)
+
+    def close(self, epoch: int) -> None:
+        self.fragment.on_barrier()
+        for operator in self.operators:
+            self.state.freeze(operator.id, Epoch(epoch), Epoch(epoch - 1))
+        self.state.commit(Epoch(epoch))
+        while self.state.apply():
+            pass
+
+    def _send(self, edge: int, batch: pa.RecordBatch) -> None:
+        raise AssertionError("nothing leaves by an edge")
+
+    def _write(self, sink: str, batch: pa.RecordBatch) -> None:
+        self.out += [each | {"sink": sink} for each in batch.to_pylist()]
+
+
+class TestState:
+    def rows(self, plan: Plan, rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist(list(rows), SCHEMA).select(plan.edges[0].schema.names)
+
+    def test_it_goes_with_its_keys_when_the_parallelism_changes(self) -> None:
+        plan, cold = app_of().plan(), MemoryKeyValue()
+        one = Subtask(plan, cold, Epoch(0))
+        one.fragment.on_batch(self.rows(plan, (row(1, f"k{n}") for n in range(50))))
+        one.fragment.on_watermark(us(5))
+        one.close(1)
+        halves = [Subtask(plan, cold, Epoch(1), number, 2) for number in range(2)]
+        again = self.rows(plan, [*(row(2, f"k{n}") for n in range(60)), row(-5, "late")])
+        for receiver, rows in Router(plan.edges[0], 2, plan.key_groups).split(again):
+            halves[receiver].fragment.on_batch(rows)
+        out = [each for half in halves for each in half.out]
+        assert sorted(each["id"] for each in out) == sorted(["late", *(f"k{n}" for n in range(50, 60))])
+        assert [each["sink"] for each in out if each["id"] == "late"] == ["late"]
+
+    def test_looking_for_repetitions_leaves_no_slots_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("holdfast.runtime.operators.event_clock.VACANT_SLOTS_MIN", 4)
+        plan = app_of().plan()
+        one = Subtask(plan, MemoryKeyValue(), Epoch(0))
+        one.fragment.on_batch(self.rows(plan, (row(1, f"k{n}") for n in range(10))))
+        assert len(one.table) == 30
+        one.close(1)
+        assert len(one.table) == 10
+        one.fragment.on_batch(self.rows(plan, (row(2, f"k{n}") for n in range(10))))
+        assert len(one.out) == 10
+
+
+@dataclass
+class Oracle:
+    """One row after the other, against all that passed."""
+
+    passed: list[int]
+
+    def passes(self, time: int, within: int) -> bool:
+        if any(abs(time - each) < within for each in self.passed):
+            return False
+        self.passed.append(time)
+        return True
+
+
+class TestDeciding:
+    @given(
+        st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), min_size=1, max_size=40), max_size=4),
+        st.integers(1, 12),
+        st.sampled_from([1, 8]),
+    )
+    @settings(max_examples=150, deadline=None)
+    def test_rounds_decide_as_one_row_after_the_other_would(
+        self, batches: list[list[tuple[int, int]]], within: int, rounds: int
+    ) -> None:
+        oracles, kept = {key: Oracle([]) for key in range(3)}, dict[tuple[int, int], int]()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dedup, "ROUNDS_MAX", rounds)
+            for batch in batches:
+                keys, times = (np.array(each, np.int64) for each in zip(*batch, strict=True))
+                cells = [(k, int(t) // within + move) for move in (0, -1, 1) for k, t in zip(keys, times, strict=True)]
+                known = sorted(set(cells))
+                numbers = np.array([known.index(each) for each in cells]).reshape(3, -1)
+                state = np.array([kept.get(each, NEVER_US) for each in known], np.int64)
+                passes = dedup._passing(times, numbers, state, within)
+                assert passes.tolist() == [oracles[k].passes(t, within) for k, t in batch]
+                for number, does in enumerate(passes.tolist()):
+                    if does:
+                        kept[cells[number]] = int(times[number])
+
+
+class TestPlans:
+    def test_only_columns_that_are_needed_are_sent(self) -> None:
+        plan = app_of(late=False).plan()
+        assert plan.edges[0].schema.names == ["id", "at", "note"]
+        assert describe(plan)["fragments"][1]["steps"][0]["text"] == "dedup unique by id within 10s of at"
+
+    def test_another_within_or_key_is_refused_and_the_same_code_is_not(self) -> None:
+        before = describe_operators(app_of().plan())
+        check_against(app_of().plan(), before)
+        with pytest.raises(hf.ConfigError, match="had within='10s' and now has '20s', so it cannot read its state"):
+            check_against(app_of("20s").plan(), before)
+
+    def test_state_of_an_aggregate_of_the_same_name_is_refused(self) -> None:
+        app = hf.App("unique")
+        counted = app.source("rows", PlannedSource(SCHEMA)).key_by("id").agg("unique", n=hf.count())
+        counted.sink("out", MemorySink(key=["id"]))
+        with pytest.raises(hf.ConfigError, match="kept aggregates per key and now keeps the times of the first rows"):
+            check_against(app_of().plan(), describe_operators(app.plan()))
+        with pytest.raises(hf.ConfigError, match="kept the times of the first rows per key and now keeps aggregates"):
+            check_against(app.plan(), describe_operators(app_of().plan()))
+
+    def test_what_is_dropped_and_late_is_counted(self) -> None:
+        plan = app_of().plan()
+        one = Subtask(plan, MemoryKeyValue(), Epoch(0))
+        one.fragment.on_watermark(us(20))
+        batch = pa.RecordBatch.from_pylist([row(25), row(26), row(5)], SCHEMA).select(plan.edges[0].schema.names)
+        one.fragment.on_batch(batch)
+        (told,) = one.fragment.progress()
+        assert (told.rows_in, told.rows_out, told.dropped, told.late) == (3, 1, 1, 1)
+
+
+class TestRefusals:
+    def test_a_stream_without_event_time(self) -> None:
+        with pytest.raises(hf.ConfigError, match="has no event time"):
+            app_of(event_time=None)
+
+    @pytest.mark.parametrize("within", ["0s", "-1s", "sometimes", None, "999999d"])
+    def test_a_length_of_time_that_is_none(self, within: Any) -> None:
+        with pytest.raises(hf.ConfigError, match="within"):
+            app_of(within)
+
+    def test_a_stream_that_replaces_rows(self) -> None:
+        app = hf.App("unique")
+        counts = app.source("rows", PlannedSource(SCHEMA), event_time="at").key_by("id").agg("n", n=hf.count())
+        with pytest.raises(hf.ConfigError, match="one row per key already"):
+            counts.filter(pl.col("n") > 1).key_by("id").dedup("unique", within="1s")

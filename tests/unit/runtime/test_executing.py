@@ -1,0 +1,136 @@
+"""The seam between a prepared job and the ways to carry it out: what all executions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import Unavailable
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.executing import Outcome, Ports, Publisher, execute
+from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.job.live import Status, understood
+from holdfast.runtime.job.requests import Inbox
+from holdfast.runtime.testing.cluster import Cluster
+
+
+class Told:
+    """What an execution reports to."""
+
+    def __init__(self) -> None:
+        self.statuses: list[Status] = []
+        self.notes: list[str] = []
+
+    def update(self, status: Status) -> None:
+        """See Ports.update."""
+        self.statuses.append(status)
+
+    def note(self, words: str) -> None:
+        """See Ports.note."""
+        self.notes.append(words)
+
+
+class AtOnce:
+    """A lane that does its work immediately; what raises is the result."""
+
+    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        """See Lane.submit."""
+        try:
+            result = work()
+        except Unavailable as error:
+            result = error
+        done(result)
+
+
+class InThisProcess:
+    """An execution with workers in this process, in virtual time: a second way through the seam."""
+
+    def run(self, prepared: Prepared, ports: Ports) -> Outcome:
+        """See Execution.run."""
+        ports.note("running here")
+        cluster = Cluster(prepared.plan, 2, 0, prepared.store, 1.0, prepared.partitions)
+        publisher = Publisher("here", "me", prepared, lambda _: AtOnce(), Inbox(prepared.store))
+        cluster.begin()
+        cluster.pass_time(3)
+        ports.update(publisher.publish(cluster.driver, 1_000_000))
+        cluster.pass_time(10)
+        assert cluster.driver.outcome is not None
+        kind, error = cluster.driver.outcome
+        return Outcome(kind, error, publisher.publish(cluster.driver, 2_000_000))
+
+
+class Refusing:
+    """An execution that must not be reached."""
+
+    def run(self, prepared: Prepared, ports: Ports) -> Outcome:
+        """See Execution.run."""
+        raise AssertionError("a finished job was run")
+
+
+@dataclass
+class Word:
+    word: int
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> hf.App:
+    app = hf.App("words", root=str(tmp_path / "root"), key_groups=8)
+    words = app.source("words", hf.Generator(Word, lambda i: Word(i % 10), count=30))
+    words.sink("out", hf.Log(tmp_path / "out"))
+    return app
+
+
+def prepared(app: hf.App) -> Prepared:
+    return prepare(app.plan(), resolve(app))
+
+
+class TestAnExecution:
+    def test_runs_what_was_prepared_and_reports_to_its_ports(self, app: hf.App) -> None:
+        told, execution = Told(), InThisProcess()
+        job = prepared(app)
+        outcome = execute(job, execution, told)
+        assert (outcome.kind, outcome.error, outcome.status.state) == ("finished", None, "finished")
+        assert told.notes == ["running here"]
+        assert [each.mode for each in told.statuses] == ["here"]
+        assert understood(job.store.get("live.json")) == outcome.status
+
+    def test_is_not_reached_by_a_job_that_has_finished(self, app: hf.App) -> None:
+        execute(prepared(app), InThisProcess(), Told())
+        outcome = execute(prepared(app), Refusing(), Told())
+        assert (outcome.kind, outcome.status.state) == ("already finished", "finished")
+
+
+class Full:
+    """A store that takes nothing."""
+
+    def put(self, path: str, data: bytes) -> None:
+        """See ObjectStore.put."""
+        raise Unavailable("the disk is full", next_step="free space on it")
+
+
+class TestAPublisher:
+    def publisher(self, job: Prepared) -> tuple[Publisher, Cluster]:
+        cluster = Cluster(job.plan, 2, 0, job.store, 1.0, job.partitions)
+        cluster.begin()
+        cluster.pass_time(3)
+        return Publisher("here", "me", job, lambda _: AtOnce(), Inbox(job.store)), cluster
+
+    def test_reports_a_root_that_refused_the_last_status(self, app: hf.App) -> None:
+        job = prepared(app)
+        publisher, cluster = self.publisher(job)
+        publisher._store = Full()  # type: ignore[assignment]
+        assert publisher.publish(cluster.driver, 1_000_000).problems == ()
+        assert [each.code for each in publisher.publish(cluster.driver, 2_000_000).problems] == ["root_refused"]
+
+    def test_leaves_the_file_to_the_run_that_fenced_this_one(self, app: hf.App) -> None:
+        job = prepared(app)
+        publisher, cluster = self.publisher(job)
+        publisher.publish(cluster.driver, 1_000_000)
+        before = job.store.get("live.json")
+        cluster.driver.outcome = "fenced", None
+        publisher.publish(cluster.driver, 2_000_000)
+        assert job.store.get("live.json") == before

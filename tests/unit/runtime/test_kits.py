@@ -1,0 +1,118 @@
+"""The kits for connectors catch those that break a promise."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.model import Epoch, Tag, Writer
+from holdfast.runtime.sources.generator import OpenGenerator
+from holdfast.runtime.testing import sink_kit, source_kit
+from holdfast.runtime.testing.sink_kit import KEY, SinkKit
+from holdfast.runtime.testing.source_kit import SourceKit
+from holdfast.runtime.wire.clock import SystemClock
+from holdfast.sinks.contract import Delivered, Outcome, Repair, Rewinding
+from holdfast.sinks.memory import MemorySink, MemoryTarget
+from holdfast.sinks.owners import Claim
+from holdfast.traits import SinkTraits
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+
+def generated(fn: Callable[[Any], Any] = lambda i: (i,)) -> hf.Generator:
+    return hf.Generator(SCHEMA, fn, count=9)
+
+
+def broken(**methods: Any) -> SourceKit:
+    """A source that is as it should be but for these methods."""
+    opened = type("Broken", (OpenGenerator,), methods)
+    source = type("BrokenGenerator", (hf.Generator,), {"open": lambda self: opened(self, SystemClock())})
+    return SourceKit(lambda: source(SCHEMA, lambda i: (i,), count=9))
+
+
+class TestSourceKit:
+    def test_catches_records_that_differ_when_they_are_read_again(self) -> None:
+        number = itertools.count()
+        kit = SourceKit(lambda: generated(lambda _: (next(number),)))
+        with pytest.raises(AssertionError):
+            source_kit.reads_the_same_again_from_every_offset(kit)
+
+    def test_catches_an_end_that_is_said_too_early(self) -> None:
+        with pytest.raises(AssertionError):
+            source_kit.ends_where_it_says(broken(ended=lambda self, partition, offset: offset > 5))
+        with pytest.raises(AssertionError):
+            source_kit.ends_where_it_says(broken(end_offsets=lambda self: {0: 5}))
+
+    def test_catches_records_that_are_lost_where_a_batch_is_cut(self) -> None:
+        def read(self: OpenGenerator, partition: int, offset: int, max_bytes: int) -> Any:
+            batch, following = OpenGenerator.read(self, partition, offset, max_bytes)
+            return batch, following if batch is None or max_bytes > 1 else min(9, following + 1)
+
+        with pytest.raises(AssertionError):
+            source_kit.cuts_batches_without_losing_a_record(broken(read=read))
+
+    def test_catches_a_source_that_takes_any_other_for_itself(self) -> None:
+        with pytest.raises(AssertionError):
+            source_kit.knows_itself_again(broken(changed=lambda self, identity: None))
+
+
+class Forgetful(MemoryTarget):
+    """Looks at no tag."""
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
+        standing = self.delivered()
+        after = tag if standing is None else max(tag, Tag(standing.timeline, Epoch(standing.epoch + 1)))
+        super().deliver(after, batches)
+        return Delivered(0)
+
+
+class ForgetfulSink(MemorySink):
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> MemoryTarget:
+        return Forgetful(self, job_uuid, writer, claim)
+
+
+class Stubborn(MemorySink):
+    """Says that it has taken its output back."""
+
+    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        return self.plan_repair(rewinding, schema, upsert_key)
+
+
+class Silent(MemorySink):
+    """Does not say that rows replace each other."""
+
+    @property
+    def traits(self) -> SinkTraits:
+        return replace(super().traits, keyed=False)
+
+
+def kit_of(sink: MemorySink) -> SinkKit:
+    return SinkKit(lambda: sink, lambda: [tuple(row.values()) for row in sink.rows()], travels=False)
+
+
+class TestSinkKit:
+    @pytest.mark.parametrize(
+        "promise",
+        [
+            sink_kit.changes_nothing_when_it_is_delivered_again,
+            sink_kit.refuses_what_is_older,
+            sink_kit.continues_only_what_its_writer_knows,
+        ],
+    )
+    def test_catches_a_target_that_looks_at_no_tag(self, promise: Callable[[SinkKit], None]) -> None:
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            promise(kit_of(ForgetfulSink()))
+
+    def test_catches_a_repair_that_changes_nothing(self) -> None:
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            sink_kit.takes_output_back(kit_of(Stubborn()))
+
+    def test_catches_a_key_that_is_not_stated(self) -> None:
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            sink_kit.keeps_equal_rows_without_a_key(kit_of(Silent(KEY)))

@@ -1,0 +1,200 @@
+"""The master, as transcripts: tests/transcripts/master."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transcripts import compare, scripts
+
+from holdfast.checkpoint import append, coordinator, joblog
+from holdfast.checkpoint.manifest import Confirmed
+from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, WorkerId, Writer
+from holdfast.runtime.driver import master
+from holdfast.runtime.driver.state import Finishing, Phase, Stopping
+from holdfast.runtime.wire import messages as m
+from tests.unit.runtime.test_master import RULES, Run, staged
+
+OUT = Writer("out", Subtask(0))
+
+
+class Played:
+    """One driver of a job with two subtasks, whose epochs close every 10 s. Events:
+
+    `begin`; `append` (the record in flight reaches the log); `load` (the manifest of the base is read); `store` (the
+    manifest is durable); `repaired`; `pass SECONDS`; `register W..`; `ready W..`; `ack EPOCH W.. [staged]`;
+    `beat W.. [ended] [delivered=TIMELINE/EPOCH]`; `lose W`; `ask stop|finish|savepoint NAME|rewind EPOCH [stop]`.
+    """
+
+    def __init__(self) -> None:
+        self.run = Run(RULES)
+
+    def play(self, words: list[str]) -> list[str]:
+        """Take one event."""
+        before = len(self.run.effects)
+        said = self._take(words)
+        return [*said, *filter(None, map(self._effect, self.run.effects[before:])), self._state()]
+
+    def _take(self, words: list[str]) -> list[str]:
+        run = self.run
+        match words:
+            case ["begin"]:
+                run.begin()
+            case ["append"]:
+                run.append()
+            case ["load"]:
+                base = next(each for each in run.manifests if each.epoch == run.state.job.base_epoch)
+                run.take(master.base_loaded(run.state, base, run.now))
+            case ["store"]:
+                run.store()
+            case ["repaired"]:
+                run.take(master.repaired(run.state, run.generation, (OUT,), run.now))
+            case ["pass", seconds]:
+                run.pass_time(float(seconds), alive=tuple(run.state.workers))
+            case ["register", *names]:
+                run.register(*map(WorkerId, names))
+            case ["ready", *names]:
+                run.ready(*map(WorkerId, names))
+            case ["ack", epoch, *names]:
+                self._ack(Epoch(int(epoch)), names)
+            case ["beat", *names]:
+                self._beat(names)
+            case ["lose", name]:
+                run.lose(WorkerId(name))
+            case ["ask", *request]:
+                return [self._ask(request)]
+            case _:
+                pytest.fail(f"no event: {words}")
+        return []
+
+    def _ack(self, epoch: Epoch, names: list[str]) -> None:
+        output = {"out": staged(f"out{epoch}")} if "staged" in names else {}
+        for name in names:
+            if name != "staged":
+                self.run.ack(WorkerId(name), epoch, staged=output if name == "a" else {})
+
+    def _beat(self, names: list[str]) -> None:
+        delivered = [each.partition("=")[2] for each in names if each.startswith("delivered=")]
+        done = tuple(Confirmed(OUT, _tag(each)) for each in delivered)
+        for name in names:
+            if name != "ended" and "=" not in name:
+                beat = m.Heartbeat(WorkerId(name), self.run.generation, "ended" in names, False, done, m.Progress())
+                self.run.hear(beat)
+
+    def _ask(self, request: list[str]) -> str:
+        run = self.run
+        kind, args = "stop", dict[str, Any]()
+        match request:
+            case ["rewind", epoch, *stop]:
+                kind, args = "rewind", {"epoch": int(epoch), "timeline": run.state.job.timeline, "stop": bool(stop)}
+            case ["savepoint", name]:
+                kind, args = "savepoint", {"name": name}
+            case ["finish"]:
+                args = {"how": "finish"}
+        generation = run.generation
+        state, effects, answer = master.carry_out(run.state, kind, args, generation, Generation(1))
+        run.take((state, effects))
+        assert answer is not None
+        return "accepted" if answer.accepted else "refused"
+
+    def _effect(self, effect: master.Effect) -> str | None:
+        match effect:
+            case master.CreateRecord(record):
+                return f"append #{record.seq} {_record(record)}"
+            case master.LoadManifest(ref):
+                return f"load {ref.path}"
+            case master.StoreManifest(manifest):
+                return f"store the manifest of epoch {manifest.epoch}"
+            case master.RepairTargets(job, base):
+                return f"repair the targets to epoch {base.epoch} on timeline {job.timeline}"
+            case master.Send(worker, message):
+                return f"to {worker}: {_message(message)}"
+            case master.Launch(number):
+                return f"launch {number}"
+            case master.Dismiss(worker, _):
+                return f"dismiss {worker}"
+            case master.Cancel(number):
+                return f"cancel launch {number}"
+            case master.Sweep():
+                return "sweep"
+            case master.End(outcome, _):
+                return f"end as {outcome}"
+
+    def _state(self) -> str:
+        state = self.run.state
+        flight = f", {type(state.log.record.body).__name__} in flight" if isinstance(state.log, append.InFlight) else ""
+        match state.ending:
+            case Stopping():
+                flight += ", stopping"
+            case Finishing():
+                flight += ", finishing"
+        return _phase(state.phase) + flight
+
+
+def _tag(text: str) -> Tag:
+    timeline, _, epoch = text.partition("/")
+    return Tag(Timeline(int(timeline)), Epoch(int(epoch)))
+
+
+def _record(record: joblog.Record) -> str:
+    where = f"generation {record.generation}, timeline {record.timeline}"
+    match record.body:
+        case joblog.GenerationStarted(first_epoch=first, base_epoch=base, cause=cause):
+            return f"GenerationStarted: {where}, base {base}, first epoch {first} ({cause})"
+        case joblog.Rewound(base_epoch=base, first_epoch=first):
+            return f"Rewound: {where}, base {base}, first epoch {first}"
+        case joblog.CheckpointCompleted(epoch=epoch, follows=follows, savepoint=savepoint):
+            return f"CheckpointCompleted: epoch {epoch} after {follows}" + (f" as {savepoint}" if savepoint else "")
+        case joblog.Finished(epoch=epoch) | joblog.Stopped(epoch=epoch):
+            return f"{type(record.body).__name__} at epoch {epoch}"
+        case _:
+            return type(record.body).__name__
+
+
+def _message(message: m.FromDriver) -> str:
+    match message:
+        case m.Deploy():
+            where = f"generation {message.generation}, timeline {message.timeline}, base {message.base_epoch}"
+            pending = " ".join(f"{item.tag.timeline}/{item.tag.epoch}" for item in message.pending)
+            return f"Deploy subtask {message.subtask} in {where}" + (f", deliver {pending}" if pending else "")
+        case m.Trigger(_, barrier, finishing):
+            last = ", the last, of finished input" if finishing else ", the last" if barrier.last else ""
+            return f"Trigger epoch {barrier.epoch}, committed through {barrier.committed_through}{last}"
+        case m.Committed(_, epoch, _):
+            return f"Committed epoch {epoch}"
+        case m.Exit(reason):
+            return f"Exit ({reason})"
+        case _:
+            return type(message).__name__
+
+
+def _phase(phase: Phase) -> str:
+    match phase:
+        case master.Opening():
+            return "opening"
+        case master.Gathering(_, known, repaired, stops):
+            lacks = [name for name, done in (("the base", known), ("repairs", repaired)) if not done]
+            follows = "then the end of the run" if stops else "then workers"
+            return f"gathering: {', '.join([*lacks, follows])}"
+        case master.Running():
+            return f"running, {_epochs(phase)}"
+        case master.Interrupted(running, cause):
+            return f"interrupted ({cause}), {_epochs(running)}"
+        case master.Over(outcome, _):
+            return f"over: {outcome}"
+
+
+def _epochs(running: master.Running) -> str:
+    if running.final is not None:
+        return f"epoch {running.final} was the last"
+    match running.epochs:
+        case coordinator.Idle(committed_through=epoch):
+            return f"epoch {epoch} is completed"
+        case coordinator.Collecting(barrier=barrier) | coordinator.Deciding(barrier=barrier) as epochs:
+            return f"{type(epochs).__name__.lower()} epoch {barrier.epoch}"
+
+
+@pytest.mark.parametrize("path", scripts("master"), ids=lambda path: path.stem)
+def test_transcript(path: Path, rewrite: bool) -> None:
+    compare(path, Played().play, rewrite=rewrite)

@@ -1,0 +1,204 @@
+"""Readers of partitions: what they hand over, what they keep, and what they ask for again."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from words_job import ROWS
+
+import holdfast as hf
+from holdfast.model import Epoch, Tag, Timeline
+from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead, inline
+from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.storage.log.voids import TakeBack
+from holdfast.storage.objects import LocalObjects
+
+ANY = 1 << 20
+WRITER = "another-job/out/0"
+
+
+class SlowLane:
+    """A lane that does its next piece of work when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[Callable[[], object], Callable[[object], None]]] = deque()
+
+    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        self.jobs.append((work, done))
+
+    def step(self) -> None:
+        work, done = self.jobs.popleft()
+        result: object
+        try:
+            result = work()
+        except hf.HoldfastError as error:
+            result = error
+        done(result)
+
+
+class Numbers:
+    """Ten records at most in a read; those below `end` exist."""
+
+    def __init__(self, end: int, bytes_max: int = 10 * ANY) -> None:
+        self.end, self.fails, self.stands, self.lane = end, list[hf.HoldfastError](), True, SlowLane()
+        self.reads: list[int] = []
+        self.ahead = Ahead(self.lane, bytes_max)
+        self.reader = ReaderAhead(self._read, lambda _at, _read: self.stands, 0, self.ahead)
+
+    def _read(self, offset: int, _bytes_max: int) -> Read:
+        self.reads.append(offset)
+        if self.fails:
+            raise self.fails.pop()
+        rows = range(offset, min(self.end, offset + 10))
+        batch = pa.RecordBatch.from_pydict({"n": list(rows)}) if rows else None
+        return Read(batch, offset + len(rows))
+
+    def poll(self) -> list[int] | None:
+        read = self.reader.poll(ANY)
+        return None if read is None else [] if read.batch is None else read.batch["n"].to_pylist()
+
+
+class TestAReaderAhead:
+    def test_does_not_wait_and_reads_the_next_batch_while_the_worker_is_busy(self) -> None:
+        numbers = Numbers(25)
+        assert numbers.poll() is None
+        numbers.lane.step()
+        assert numbers.poll() == list(range(10))
+        numbers.lane.step()
+        assert (numbers.poll(), numbers.reads) == (list(range(10, 20)), [0, 10])
+
+    def test_asks_again_for_records_if_none_were_there_when_it_read_ahead(self) -> None:
+        numbers = Numbers(10)
+        numbers.poll()
+        numbers.lane.step()
+        numbers.poll()
+        numbers.lane.step()  # ahead: nothing
+        numbers.end = 12
+        assert numbers.poll() is None
+        numbers.lane.step()
+        assert numbers.poll() == [10, 11]
+
+    def test_answers_that_nothing_is_there_if_it_was_asked(self) -> None:
+        numbers = Numbers(0)
+        assert numbers.poll() is None
+        numbers.lane.step()
+        assert numbers.poll() == []
+
+    @pytest.mark.parametrize(("kind", "kept"), [(hf.Unavailable, False), (hf.Damaged, True)])
+    def test_keeps_only_errors_that_may_not_come_again(self, kind: type[hf.HoldfastError], kept: bool) -> None:
+        numbers = Numbers(25)
+        numbers.poll()
+        numbers.lane.step()
+        numbers.fails = [kind("no", next_step="try again")]
+        numbers.poll()
+        numbers.lane.step()
+        if kept:
+            with pytest.raises(kind):
+                numbers.poll()
+        assert numbers.poll() is None
+        numbers.lane.step()
+        assert numbers.poll() == list(range(10, 20))
+
+    def test_reads_again_what_the_source_no_longer_stands_by(self) -> None:
+        numbers = Numbers(25)
+        numbers.poll()
+        numbers.lane.step()
+        numbers.stands = False
+        assert numbers.poll() is None
+        numbers.stands = True
+        numbers.lane.step()
+        assert (numbers.poll(), numbers.reads) == (list(range(10)), [0, 0])
+
+    def test_reads_no_further_ahead_than_there_is_room_for(self) -> None:
+        numbers = Numbers(25, bytes_max=ANY)
+        assert numbers.ahead.reserve(ANY)
+        numbers.poll()
+        numbers.lane.step()
+        numbers.poll()
+        assert not numbers.lane.jobs
+        numbers.ahead.release(ANY)
+        numbers.poll()
+        numbers.lane.step()
+        numbers.poll()
+        assert numbers.lane.jobs and not numbers.ahead.reserve(ANY)
+
+    def test_gives_its_room_back_when_it_is_closed_and_takes_nothing_that_arrives_later(self) -> None:
+        numbers = Numbers(25, bytes_max=ANY)
+        numbers.poll()
+        numbers.lane.step()
+        numbers.poll()
+        numbers.reader.close()
+        numbers.lane.step()
+        assert numbers.ahead.reserve(ANY) and numbers.reads == [0]
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_gives_every_record_once_and_in_order(self, seed: int) -> None:
+        chance, numbers, found = random.Random(seed), Numbers(0), list[int]()
+        while len(found) < 100:
+            numbers.end = min(100, numbers.end + chance.choice((0, 1, 7, 30)))
+            numbers.stands = chance.random() < 0.8
+            if numbers.lane.jobs and chance.random() < 0.6:
+                numbers.lane.step()
+            found += numbers.poll() or []
+        assert found == list(range(100))
+
+
+class TestALog:
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> LogWriter:
+        create_log(LocalObjects(tmp_path), ROWS, partitions=1)
+        writer = LogWriter(LocalObjects(tmp_path))
+        for epoch in (1, 2):
+            rows = ROWS.empty_table().from_pylist([{"word": "a", "n": epoch}], schema=ROWS)
+            writer.append_tagged({0: rows}, WRITER, Tag(Timeline(1), Epoch(epoch)))
+        return writer
+
+    def test_reads_inline_what_a_read_gives(self, log: LogWriter, tmp_path: Path) -> None:
+        reader = hf.Log(tmp_path).source().open().reader(0, 0, inline())
+        found = [reader.poll(ANY) for _ in range(3)]
+        assert [read and read.following for read in found] == [1, 2, 2]
+        assert found[2] is not None and found[2].batch is None
+
+    def test_passes_over_rows_that_were_taken_back_after_they_were_read_ahead(
+        self, log: LogWriter, tmp_path: Path
+    ) -> None:
+        lane, opened = SlowLane(), hf.Log(tmp_path).source().open()
+        reader = opened.reader(0, 0, Ahead(lane))
+        reader.poll(ANY)
+        lane.step()
+        first = reader.poll(ANY)
+        lane.step()  # row 1 is read ahead
+        log.take_back(TakeBack(Tag(Timeline(2), Epoch(1)), (WRITER,), lambda _: False))
+        opened.end_offsets()  # it learns of that, and has read no such row
+        assert first is not None and first.following == 1 and reader.poll(ANY) is None
+        lane.step()
+        again = reader.poll(ANY)
+        assert again is not None and again.batch is None and again.following == 1
+
+    def test_that_takes_rows_back_which_were_taken_ends_the_reading(self, log: LogWriter, tmp_path: Path) -> None:
+        lane, opened = SlowLane(), hf.Log(tmp_path).source().open()
+        reader = opened.reader(0, 0, Ahead(lane))
+        for _ in range(2):
+            reader.poll(ANY)
+            lane.step()
+        assert reader.poll(ANY) is not None
+        log.take_back(TakeBack(Tag(Timeline(2), Epoch(1)), (WRITER,), lambda _: False))
+        lane.step()
+        with pytest.raises(hf.Damaged, match="were taken back"):
+            reader.poll(ANY)
+
+    def test_knows_the_identity_of_what_was_taken_although_more_was_read_ahead(
+        self, log: LogWriter, tmp_path: Path
+    ) -> None:
+        lane, opened = SlowLane(), hf.Log(tmp_path).source().open()
+        reader = opened.reader(0, 0, Ahead(lane))
+        reader.poll(ANY)
+        lane.step()
+        reader.poll(ANY)
+        lane.step()
+        assert opened.identity(0, 1) == hf.Log(tmp_path).source().open().identity(0, 1)

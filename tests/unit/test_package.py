@@ -1,0 +1,67 @@
+"""What the package tells pip, package indexes and its users: version, interpreters, bounds of dependencies."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import holdfast as hf
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = [
+    line for name, lines in PROJECT["optional-dependencies"].items() if name not in ("dev", "docs") for line in lines
+]
+FOR_USERS = [Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS)]
+LOCKED = {
+    canonicalize_name(name): Version(version)
+    for name, version in re.findall(r"^(\S+)==(\S+) \\$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+}
+PYTHONS = re.findall(r"Python ([0-9., ]+)\.", (ROOT / "requirements.lock").read_text())[0].split(", ")
+
+
+class TestVersion:
+    def test_it_is_that_of_the_project(self) -> None:
+        assert hf.__version__ == PROJECT["version"]
+
+    def test_a_copy_that_is_not_installed_has_a_version_that_tools_can_read(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lacking(name: str) -> str:
+            raise metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(metadata, "version", lacking)
+        monkeypatch.delitem(vars(hf), "__version__", raising=False)
+        assert Version(hf.__version__) < Version(PROJECT["version"])
+        monkeypatch.delitem(vars(hf), "__version__")
+
+    def test_it_is_listed_among_the_names(self) -> None:
+        assert "__version__" in dir(hf)
+
+
+class TestDependencies:
+    @pytest.mark.parametrize("requirement", FOR_USERS, ids=lambda each: each.name)
+    def test_each_has_bounds_on_both_sides(self, requirement: Requirement) -> None:
+        assert {each.operator for each in requirement.specifier} == {">=", "<"}
+
+    @pytest.mark.parametrize("requirement", FOR_USERS, ids=lambda each: each.name)
+    def test_the_tested_version_is_within_the_bounds(self, requirement: Requirement) -> None:
+        assert LOCKED[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+class TestInterpreters:
+    def test_exactly_those_of_the_lock_file_are_accepted_and_listed(self) -> None:
+        accepted = SpecifierSet(PROJECT["requires-python"])
+        prefix = "Programming Language :: Python :: 3."
+        assert [f"3.{minor}" for minor in range(30) if f"3.{minor}.0" in accepted] == PYTHONS
+        assert [
+            f"3.{each.removeprefix(prefix)}" for each in PROJECT["classifiers"] if each.startswith(prefix)
+        ] == PYTHONS

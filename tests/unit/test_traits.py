@@ -1,0 +1,110 @@
+"""What connectors say they can do, and what is refused because of it before anything is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from planned_source import PlannedSource
+
+import holdfast as hf
+from holdfast.runtime.driver.placement import local_paths
+from holdfast.runtime.plan.source import same_from, unpaced
+from holdfast.sinks.memory import MemorySink
+from holdfast.traits import SinkTraits, SourceTraits, local, not_a
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+
+@dataclass
+class Number:
+    n: int
+
+
+class Claiming(MemorySink):
+    """A sink that claims to be readable, and is not."""
+
+    @property
+    def traits(self) -> SinkTraits:
+        return replace(super().traits, audits=True)
+
+
+@dataclass(frozen=True)
+class Webhook(PlannedSource):
+    """A source that gives every record once."""
+
+    traits = SourceTraits(kind="Webhook", local_paths=(), replayable=False)
+
+
+class Untold:
+    """A sink of the time before traits."""
+
+    key = None
+    check = prepare = accept = open = where = staticmethod(lambda *_: None)
+
+
+def app_with(source: object) -> hf.App:
+    app = hf.App("numbers")
+    app.source("numbers", source)  # type: ignore[call-overload]
+    return app
+
+
+class TestPlanning:
+    def test_refuses_a_connector_that_does_not_state_its_traits(self) -> None:
+        stream = hf.App("numbers").source("numbers", PlannedSource(SCHEMA))
+        with pytest.raises(hf.ConfigError, match="is not a sink: it has no traits"):
+            stream.sink("out", Untold())  # type: ignore[arg-type]
+
+    def test_refuses_a_trait_without_its_methods(self) -> None:
+        stream = hf.App("numbers").source("numbers", PlannedSource(SCHEMA))
+        with pytest.raises(hf.ConfigError, match="has the trait 'audits', but no shown"):
+            stream.sink("out", Claiming())
+
+    def test_refuses_a_source_that_cannot_be_replayed_and_says_what_to_do(self) -> None:
+        with pytest.raises(hf.ConfigError, match="planned source cannot be read again from a position") as caught:
+            app_with(Webhook(SCHEMA))
+        assert "read the log with hf.Log" in caught.value.next_step
+
+    @pytest.mark.parametrize("given", [5, None, hf.Log, MemorySink])
+    def test_refuses_what_is_no_source_at_all(self, given: object) -> None:
+        with pytest.raises(hf.ConfigError, match="is not a source|no source is given"):
+            app_with(given)
+
+    def test_looks_at_no_property_that_would_read_the_outside(self, tmp_path: Path) -> None:
+        assert not_a("source", hf.Log(tmp_path / "nowhere").source()) is None
+
+    def test_nobody_can_leave_out_local_paths(self) -> None:
+        with pytest.raises(TypeError, match="local_paths"):
+            SinkTraits(kind="Redis")  # type: ignore[call-arg]
+
+
+class TestLocalPaths:
+    def test_are_paths_and_urls_that_mean_something_else_elsewhere(self) -> None:
+        assert local("/data", "s3://bucket", "file:///data", "memory://m") == ("/data", "file:///data", "memory://m")
+
+    def test_of_a_table_that_is_written_immediately_are_those_of_its_file(self) -> None:
+        app = hf.App("numbers")
+        numbers = app.source("numbers", hf.Generator(Number, Number, count=1), partitioned_by=["n"])
+        numbers.sink("last", hf.SQLite("/data/out.db", "last", ["n"], delivery="idempotent"))
+        assert local_paths(app.plan(), "s3://bucket/root") == ("sink 'last' at /data/out.db",)
+
+
+class TestTraitsOfOurOwn:
+    def test_a_log_is_a_source_and_a_sink_and_reads_as_one(self) -> None:
+        log = hf.Log("/data/n", Number, key=["n"])
+        assert log.source().traits.partitioned_by == ("n",)
+        assert log.source().traits.log == log.sink().traits.log == "/data/n"
+        assert not log.sink().traits.keyed and log.sink().key == ("n",)
+        assert repr(log) == repr(log.source()) == "Log('/data/n')"
+
+    def test_a_generator_ends_by_its_count_and_is_paced_by_its_rate(self) -> None:
+        paced = hf.Generator(Number, Number, rate=1.0)
+        assert paced.traits.endless is not None and hf.Generator(Number, Number, count=1).traits.endless is None
+        again = unpaced(paced)
+        assert paced.rate == 1.0 and not again.traits.paced and again.open().read(0, 0, 1 << 20)[1] > 1
+
+    def test_a_source_without_gaps_reads_the_same_from_its_first_record(self) -> None:
+        source = hf.Generator(Number, Number, count=3)
+        assert same_from(source, source.open(), 0) == 0

@@ -1,0 +1,205 @@
+"""Write the generated parts of docs/, and build the site.
+
+A page marks such a part with `<!-- generated: settings -->` and `<!-- end -->`. This tool writes the text between the
+two from the code; tests/docs/test_generated.py fails if a page is out of date.
+
+    .venv/bin/python tools/docs.py           write them
+    .venv/bin/python tools/docs.py --site    write them, then build site/ and fail on any warning (make docs)
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+import holdfast as hf
+from holdfast import errors
+from holdfast.runtime.cli.arguments import Parser
+from holdfast.runtime.cli.main import COMMANDS, module_of
+from holdfast.runtime.config.settings import SETTINGS, Setting
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WARNING = re.compile(r"\bwarning\b|^griffe|^mkdocstrings|^ERROR", re.IGNORECASE | re.MULTILINE)
+Command = tuple[str, argparse.ArgumentParser]
+
+
+def main() -> int:
+    """Write the generated parts, then build the site if asked. Exit status: 0 done, 1 the site has warnings."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--site", action="store_true", help="build site/ as well")
+    site = parser.parse_args().site
+    for path, text in stale().items():
+        path.write_text(text)
+        print(f"wrote {path.relative_to(ROOT)}")
+    return build() if site else 0
+
+
+def stale() -> dict[Path, str]:
+    """Return the text that each page should have, for every page with a generated part that is out of date."""
+    found = {path: path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+    fresh = {path: PART.sub(_part, text) for path, text in found.items()}
+    return {path: text for path, text in fresh.items() if text != found[path]}
+
+
+def build() -> int:
+    """Build the site; return 1 if the generator warns of anything."""
+    command = [str(ROOT / ".venv/docs/bin/zensical"), "build", "--clean", "--strict"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = built.stdout + built.stderr
+    if built.returncode or WARNING.search(said):
+        print(said, file=sys.stderr)
+        print("The site was not built without warnings. Correct the pages named above.", file=sys.stderr)
+        return 1
+    print(f"built {ROOT / 'site'}: open site/index.html, or: .venv/docs/bin/zensical serve")
+    return 0
+
+
+def _part(match: re.Match[str]) -> str:
+    return f"{match[1]}\n{PARTS[match[2]]()}\n{match[3]}"
+
+
+def settings() -> str:
+    """Return the table of all settings."""
+    rows = ["| setting | default | range | meaning |", "|---|---|---|---|"]
+    rows += [f"| `{s.name}` | {_shown(s, s.default)} | {_range(s)} | {_cell(s.doc)} |" for s in SETTINGS]
+    return "\n".join(rows) + "\n"
+
+
+def _range(setting: Setting) -> str:
+    if setting.choices:
+        return ", ".join(f"`{choice}`" for choice in setting.choices)
+    if setting.unit == "text":
+        return "text"
+    most = "" if setting.most is None else f" to {_shown(setting, setting.most)}"
+    return f"{_shown(setting, setting.least)}{most or ' or more'}"
+
+
+def _shown(setting: Setting, value: int | str | None) -> str:
+    """Return a value with the largest unit that keeps it whole."""
+    if value is None:
+        return "not set"
+    units = {
+        "duration": (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)),
+        "bytes": (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024), ("B", 1)),
+    }.get(setting.unit, ())
+    if not isinstance(value, int) or not units:
+        return f"`{value:,}`" if isinstance(value, int) else f"`{value}`"
+    unit, size = next((unit for unit in units if value and value % unit[1] == 0), units[-1])
+    return f"`{value // size}{unit}`"
+
+
+def statuses() -> str:
+    """Return the table of the kinds of error and their exit statuses."""
+    kinds = [
+        errors.HoldfastError,
+        errors.ConfigError,
+        errors.Damaged,
+        errors.Unavailable,
+        errors.Fenced,
+        errors.JobFailed,
+    ]
+    rows = ["| error | `kind` in JSON | exit status | meaning |", "|---|---|---|---|"]
+    for kind in kinds:
+        meaning = (kind.__doc__ or "").strip().splitlines()[0]
+        rows.append(f"| `hf.{kind.__name__}` | `{kind.kind}` | {kind.exit_status} | {_cell(meaning)} |")
+    return "\n".join(rows) + "\n"
+
+
+def commands() -> str:
+    """Return a section for every command: what it does, what it takes, examples."""
+    return "\n".join(_section(name, parser) for name, parser in every_command())
+
+
+def every_command() -> Iterator[Command]:
+    """Yield the commands that do something, with their parsers; of a group its members."""
+    subparsers = Parser(prog="holdfast").add_subparsers(dest="command")
+    for command in COMMANDS:
+        module_of(command).add_parser(subparsers)
+        yield from _leaves(f"holdfast {command}", subparsers.choices[command])
+
+
+def _leaves(name: str, parser: argparse.ArgumentParser) -> Iterator[Command]:
+    actions = parser._subparsers._group_actions if parser._subparsers else []
+    members: Mapping[str, argparse.ArgumentParser] = actions[0].choices if actions else {}  # type: ignore[assignment]
+    if not members:
+        yield name, parser
+    for member, below in members.items():
+        yield from _leaves(f"{name} {member}", below)
+
+
+def _section(name: str, parser: argparse.ArgumentParser) -> str:
+    lines = [f"## {name}", "", _text(parser.description or ""), ""]
+    shown = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    shown.sort(key=lambda action: bool(action.option_strings))
+    if shown:
+        lines += ["| argument | meaning |", "|---|---|"]
+        lines += [f"| `{_called(action)}` | {_cell(action.help or '')} |" for action in shown]
+        lines.append("")
+    epilog = parser.epilog or ""
+    notes, _, examples = epilog.partition("example")
+    if notes.strip():
+        lines += [_text(notes), ""]
+    if examples:
+        typed = [line.strip() for line in examples.partition(":")[2].strip().splitlines()]
+        lines += ["```text", *typed, "```", ""]
+    return "\n".join(lines)
+
+
+def _called(action: argparse.Action) -> str:
+    values = action.metavar or (
+        "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
+    )
+    value = values if isinstance(values, str) else " ".join(values)
+    if not action.option_strings:
+        return _cell(value)
+    takes = action.nargs != 0
+    return _cell(f"{', '.join(action.option_strings)}{f' {value}' if takes else ''}")
+
+
+def _text(paragraphs: str) -> str:
+    return "\n".join(line.strip().replace("<", "&lt;") for line in paragraphs.strip().splitlines())
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("%%", "%")
+
+
+def design() -> str:
+    """Return the list of the design pages."""
+    lines = []
+    for path in sorted((DOCS / "design").glob("[0-9]*.md")):
+        title = re.sub(r"^# \d{4}:? *", "", path.read_text().splitlines()[0])
+        if not path.name.startswith("0000"):
+            lines.append(f"- [{path.name[:4]}]({path.name}) {title}")
+    return "\n".join(lines) + "\n"
+
+
+def streams() -> str:
+    """Return what the site shows of streams: their classes have no public names, so an app is asked for them."""
+    schema = pa.schema([pa.field("key", pa.int64()), pa.field("at", pa.timestamp("us", "UTC"), nullable=False)])
+    stream = hf.App("docs").source("rows", hf.Log("rows", schema), event_time="at")
+    keyed = stream.key_by("key")
+    windowed = keyed.window(hf.tumbling("1m"))
+    classes = [type(stream), type(keyed), type(windowed), type(windowed.agg("counts", rows=hf.count()))]
+    return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in classes) + "\n"
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "settings": settings,
+    "statuses": statuses,
+    "commands": commands,
+    "design": design,
+    "streams": streams,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
