@@ -193,7 +193,7 @@ def run_app(app: App, args: argparse.Namespace, folder: Path, *, returns: bool =
     progress = Progress(args.progress, tally)
     printer = Printer(prepared.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
     began = time.monotonic()
-    with diverted(app.name, enabled=not args.debug):
+    with diverted(enabled=not args.debug):
         with _served(settings) as port:
             outcome = execute(prepared, Resident(), _Shown(progress, printer, port))
         printer.poll()
