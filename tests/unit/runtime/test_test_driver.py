@@ -224,7 +224,9 @@ class TestWrongUse:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1, 1.0)])
             t.crash()
-            with pytest.raises(ConfigError, match="worker of subtask 0 has crashed, so no epoch can complete") as refused:
+            with pytest.raises(
+                ConfigError, match="worker of subtask 0 has crashed, so no epoch can complete"
+            ) as refused:
                 call(t)
             assert refused.value.next_step == "start its replacement first: t.recover()"
             t.recover()
