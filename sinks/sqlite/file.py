@@ -82,6 +82,21 @@ def translated(where: str) -> Iterator[None]:
         raise meaning from error
 
 
+@contextmanager
+def preparing(where: str) -> Iterator[None]:
+    """Raise SQLite's errors while a target is prepared: no delivery is under way, and nothing is retried."""
+    try:
+        with translated(where):
+            yield
+    except Unavailable as error:
+        error.not_done = "the table was neither checked nor created"
+        error.next_step = (
+            "check whether another program holds the file, and that its disk has free space and can be written; "
+            "then run the job again"
+        )
+        raise
+
+
 def meaning_of(where: str, error: sqlite3.Error) -> HoldfastError | None:
     """Return what the error means for a delivery, None if it is a bug here."""
     extended = getattr(error, "sqlite_errorcode", None)

@@ -36,6 +36,7 @@ from holdfast.sinks.sqlite.file import (
     check_place,
     connect,
     create_table,
+    preparing,
     translated,
 )
 from holdfast.sinks.sqlite.immediate import (
@@ -140,7 +141,7 @@ class SQLite:
         """See Sink.prepare."""
         self.check(schema, upsert_key)
         check_place(self.where, self.path)
-        with translated(self.where), closing(connect(self.path, "rwc")) as db:
+        with preparing(self.where), closing(connect(self.path, "rwc")) as db:
             begin(db, self.path, BUSY_TIMEOUT_MS)
             ours = (tags.CREATE_PROGRESS, tags.CREATE_UNDO, tags.CREATE_OWNER)
             for create in (*ours, *([CREATE_TOMBSTONE] if self.tags_rows else [])):

@@ -25,8 +25,8 @@ from holdfast.errors import ConfigError, Fenced
 from holdfast.runtime.cli.reporting import advise
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
-# runtime/spark/launch.py silences the root logger, for users whose Spark logs to the terminal. Spark's logger has its own
-# level here, so the file still gets its warnings.
+# runtime/spark/launch.py silences the root logger, for users whose Spark logs to the terminal. Here Spark's logger has
+# its own level, so the file still gets its warnings.
 _PROPERTIES = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
