@@ -325,7 +325,7 @@ def _malformed(called: str, given: object, wanted: str, not_done: str = _NOT_STA
     return ConfigError(
         f"{called} is {given!r}, which is not {wanted}",
         not_done=not_done,
-        next_step=f"give {called} as {wanted}",
+        next_step=f"give {wanted}",
     )
 
 
