@@ -71,6 +71,7 @@ class DriverProcess(DriverEnd):
             spec if spec.path is not None else replace(spec, sink=ProcessSink(world, self, spec.name))
             for spec in world.plan.sinks
         )
+        self.sources = world.plan.sources
         self.owner = f"{world.random.getrandbits(128):032x}"
         self.loop = DriverLoop(world.new_rules(self.owner), self.owner, self, PULSE_S, validate)
         self._workers: dict[WorkerId, WorkerProcess] = {}

@@ -73,7 +73,7 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
     Args:
         positions: The source positions of the last checkpoint.
     """
-    from holdfast.runtime.sources.reading import refuse_other_sources
+    from holdfast.runtime.plan.same_source import refuse_other_sources
 
     found = []
     store = open_objects(join(settings.root, plan.app), writable=False)
