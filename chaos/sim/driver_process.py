@@ -8,6 +8,7 @@ Source: DESIGN sections 3 and 4; PROTOCOL P4, P5, P6.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from holdfast.chaos.sim.faults import points
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.ports.ends import DriverEnd, WorkerEnd
+from holdfast.chaos.sim.ports.sources import ListedSource
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.chaos.sim.ports.targets import ProcessSink
 from holdfast.chaos.sim.worker_process import Inhabited, ProcessClock, ProcessLane, WorkerProcess
@@ -72,6 +74,8 @@ class DriverProcess(DriverEnd):
             for spec in world.plan.sinks
         )
         self.sources = world.plan.sources
+        if world.scenario.grows:
+            self.sources = tuple(replace(spec, source=ListedSource(world, self, spec.source)) for spec in self.sources)
         self.owner = f"{world.random.getrandbits(128):032x}"
         self.loop = DriverLoop(world.new_rules(self.owner), self.owner, self, PULSE_S, validate)
         self._workers: dict[WorkerId, WorkerProcess] = {}
@@ -127,7 +131,9 @@ class DriverProcess(DriverEnd):
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """See DriverPorts.send."""
         if isinstance(message, m.Trigger):
-            self._world.checks.triggered(message.generation, message.barrier, self.owner)
+            self._world.checks.triggered(message, self.owner)
+        if isinstance(message, m.Deploy):
+            self._world.checks.assigned.deployed(message)
         process = self._workers.get(worker)
         if process is not None:
             self.call(lambda: process.stream.to_worker(message), lambda: points.of_message(message))
@@ -156,8 +162,8 @@ class DriverProcess(DriverEnd):
     def lane(self, name: str) -> Lane:
         """See DriverPorts.lane."""
         if name not in self._lanes:
-            lane = SweepLane if name == "sweep" else ProcessLane
-            self._lanes[name] = lane(self._world, self, name, self._look)
+            kind = {"sweep": SweepLane, "sources": ListingLane}.get(name, ProcessLane)
+            self._lanes[name] = kind(self._world, self, name, self._look)
         return self._lanes[name]
 
     # Events
@@ -277,6 +283,20 @@ class SweepLane(ProcessLane):
 
         # A sweep that waited for another began with a shorter log, and which one is unknown here.
         super().submit(work if self.hands_over else watched, done)
+
+
+class ListingLane(ProcessLane):
+    """A driver's lane for listings of the sources. Its delays come from numbers of its own, in every seed."""
+
+    def _delay(self) -> float:
+        if self._own is None:
+            self._own = random.Random(f"{self._world.scenario.seed}/listings/{self._process.name}")
+        if self._world.scenario.grows:
+            slow = self._world.faults.strikes(Fault.LANE_SLOW, lambda: points.of_lane(self.name))
+            return self._own.choice((0.05, 0.3, 1.5)) if slow else self._own.uniform(0.0002, 0.02)
+        return self._own.uniform(0.0002, 0.004)
+
+    _own: random.Random | None = None
 
 
 def back_from(job: joblog.Job, back: int) -> Epoch | None:

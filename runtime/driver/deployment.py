@@ -15,7 +15,7 @@ from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, WorkerId
-from holdfast.runtime.driver.partitions import added, count_of, deployed, unassigned
+from holdfast.runtime.driver.partitions import added, counts_of, deployed, unassigned
 from holdfast.runtime.driver.state import Hosted, Master, Running
 from holdfast.runtime.wire import messages as m
 
@@ -46,7 +46,8 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
         shape=msgspec.UNSET if rules.shape is None else rules.shape,
     )
     handles = recovery.handles_for(last, list(rules.key_ranges)) if last is None or _moved(state, last) else last.state
-    positions = (*(last.positions if last else ()), *(each.position for each in state.phase.assigning))
+    new = (msgspec.structs.replace(each.position, subtask=each.subtask) for each in state.phase.assigning)
+    positions = (*(last.positions if last else ()), *new)
     before = last.audited if last else None
     return follow(handles, positions, last.pending if last else (), state.confirmed, header, decided.parts, before)
 
@@ -127,9 +128,10 @@ def all_ended(state: Master) -> bool:
 def all_report(state: Master, said: Callable[[Hosted], bool]) -> bool:
     """Return whether every subtask says this of all its partitions: a heartbeat may precede an assignment."""
     true = [h for h in state.workers.values() if h.subtask is not None and said(h)]
-    return len(true) == state.rules.parallelism and all(
-        h.partitions == count_of(state, h.subtask) for h in true if h.subtask is not None
-    )
+    if len(true) < state.rules.parallelism:
+        return False
+    counts = counts_of(state)
+    return all(h.partitions == counts[h.subtask] for h in true if h.subtask is not None)
 
 
 def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:

@@ -1,8 +1,9 @@
 """Which source partitions a job reads, which subtask reads each, and when the sources are listed again (P12).
 
 The partitions of a source are those listed when the run started, then others in the order in which this driver learnt
-of them: from a base manifest, or from a listing. The one at place i belongs to subtask i mod parallelism. So the order
-only grows, and nothing that is being read moves to another subtask.
+of them: from a base manifest, or from a listing. While the parallelism stays, a partition stays with the subtask that
+the base manifest names. The others go, in this order, to the subtask that has the fewest of their source, the first of
+several. So nothing that is being read moves, and the output of a partition has one writer, in order (P20).
 
 Invariants
     - A deployment holds every partition known by then, at its position in the base manifest or at its first record.
@@ -16,7 +17,11 @@ Source: PROTOCOL P12, P13, P22; docs/design/0035-partition-discovery.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heapify, heapreplace
+
+from msgspec.structs import replace as replaced
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Where
@@ -43,45 +48,57 @@ Place = tuple[str, int]
 
 
 def known(state: Master) -> dict[str, tuple[int, ...]]:
-    """Return the partitions of every source, in the order that assigns them."""
+    """Return the partitions of every source, in the order in which they became known."""
     found = {source: dict.fromkeys(partitions) for source, partitions in sorted(state.rules.partitions.items())}
     for at in state.discovered:
         found[at.source].setdefault(at.partition)
     return {source: tuple(partitions) for source, partitions in found.items()}
 
 
-def owners(state: Master) -> dict[Place, Subtask]:
-    """Return which subtask reads each partition."""
-    return {
-        (source, partition): Subtask(place % state.rules.parallelism)
-        for source, partitions in known(state).items()
-        for place, partition in enumerate(partitions)
-    }
+def owners(state: Master, base: Manifest | None) -> dict[Place, Subtask]:
+    """Return which subtask reads each partition in a generation with this base."""
+    width = state.rules.parallelism
+    same = base is not None and base.parallelism == width
+    kept = {(at.source, at.partition): at.subtask for at in (base.positions if base and same else ())}
+    found: dict[Place, Subtask] = {}
+    for source, partitions in known(state).items():
+        places = [(source, partition) for partition in partitions]
+        found |= {place: subtask for place in places if (subtask := kept.get(place)) is not None}
+        counts = Counter(found[place] for place in places if place in found)
+        fewest = [(counts[Subtask(subtask)], subtask) for subtask in range(width)]
+        heapify(fewest)
+        for place in places:
+            if place not in found:
+                count, subtask = fewest[0]
+                found[place] = Subtask(subtask)
+                heapreplace(fewest, (count + 1, subtask))
+    return found
 
 
-def count_of(state: Master, subtask: Subtask) -> int:
-    """Return how many partitions the subtask reads once everything known is assigned."""
-    return sum(owner == subtask for owner in owners(state).values())
+def counts_of(state: Master) -> Counter[Subtask]:
+    """Return how many partitions each subtask reads once everything known is assigned."""
+    running = state.running
+    return Counter(owners(state, None if running is None else running.base).values())
 
 
 def with_those_of(state: Master, base: Manifest) -> Master:
     """Add the partitions of a base manifest: another driver may have discovered some after this one had listed."""
-    places = owners(state)
+    here = known(state)
     new = [
         SourcePosition(at.source, at.partition, FIRST_RECORD)
         for at in base.positions
-        if at.source in state.rules.partitions and (at.source, at.partition) not in places
+        if at.source in here and at.partition not in here[at.source]
     ]
     return replace(state, discovered=(*state.discovered, *new))
 
 
 def deployed(state: Master, base: Manifest | None, subtask: Subtask) -> tuple[SourcePosition, ...]:
     """Return where a generation with this base begins to read each partition of the subtask."""
-    begun = {(at.source, at.partition): at for at in (base.positions if base else ())}
+    begun = {(at.source, at.partition): replaced(at, subtask=None) for at in (base.positions if base else ())}
     found = {(at.source, at.partition): at for at in state.discovered}
     return tuple(
         begun.get(place) or found.get(place) or SourcePosition(*place, FIRST_RECORD)
-        for place, owner in owners(state).items()
+        for place, owner in owners(state, base).items()
         if owner == subtask
     )
 
@@ -92,8 +109,8 @@ def unassigned(state: Master, phase: Running) -> tuple[m.Assigned, ...]:
         return ()
     kept = {(at.source, at.partition) for at in (phase.last.positions if phase.last else ())}
     new = [at for at in state.discovered[phase.deployed :] if (at.source, at.partition) not in kept]
-    places = owners(state) if new else {}
-    return tuple(m.Assigned(at, places[at.source, at.partition]) for at in new)
+    readers = owners(state, phase.base) if new else {}
+    return tuple(m.Assigned(at, readers[at.source, at.partition]) for at in new)
 
 
 def waits_for_nothing(state: Master, phase: Running) -> bool:
@@ -131,9 +148,8 @@ def is_awaited(state: Master, number: int) -> bool:
 
 def listed(state: Master, found: Sequence[SourcePosition], now: float) -> Master | HoldfastError:
     """Take the answer to the listing under way; return the error if these partitions end the run."""
-    places, job = owners(state), state.rules.name
-    here = {(at.source, at.partition) for at in found}
-    if gone := [place for place in places if place not in here]:
+    places, job = {(source, p) for source, partitions in known(state).items() for p in partitions}, state.rules.name
+    if gone := sorted(places - {(at.source, at.partition) for at in found}):
         return no_longer_listed(job, gone)
     new = [at for at in found if (at.source, at.partition) not in places and at.offset >= 0]
     if (refusal := refusal_to_grow(job, state.rules.fixed, new)) is not None:

@@ -4,6 +4,9 @@ Between them the offsets of a checkpoint settle that. Without idleness a clock s
 partitions and the least of those that have more records; with it no clock is beyond the largest. On a channel time
 never goes back, and neither does the clock of a key group from one checkpoint of a lineage to the next.
 
+A partition that is added while the job runs does not take time back: what comes of it may be late, however time stands.
+While it is in no checkpoint, time does not wait for it.
+
 A run that reads to given ends does not wait for a partition without event time there (0023). So the clocks of its
 checkpoints may stand further, and those of a later run that reads on, and waits again, as far as the checkpoint that it
 began with.
@@ -34,13 +37,17 @@ class Clocks:
     Args:
         delay: Microseconds by which a partition's watermark is behind its largest event time.
         idles: Partitions without new records hold nothing back after a while.
+        added: Partitions that are not there from the start.
     """
 
-    def __init__(self, partitions: Partitions, delay: int, idles: bool, fail: Fail) -> None:
+    def __init__(
+        self, partitions: Partitions, delay: int, idles: bool, fail: Fail, added: frozenset[int] = frozenset()
+    ) -> None:
         self._partitions, self._delay, self._idles, self._fail = partitions, delay, idles, fail
+        self._added = added
         self._lets_go: dict[str, frozenset[int]] = {}
         """By owner of a run: partitions without event time at the end that it reads to; they hold nothing back."""
-        self.overtaken: set[int] = set()
+        self.overtaken: set[int] = set(added)
         """Partitions that some completed epoch did not wait for: what comes of them later may be late."""
         self._latest: dict[int, int] = {}
         """By completed epoch: which time no clock of it is beyond."""
@@ -75,13 +82,14 @@ class Clocks:
         Args:
             let_go: Partitions that it does not wait for.
         """
-        marks = {p: oracle.watermark(each, cut.get(p, 0), self._delay) for p, each in enumerate(self._partitions)}
+        there = [p for p in range(len(self._partitions)) if p in cut or p not in self._added]
+        marks = {p: oracle.watermark(self._partitions[p], cut.get(p, 0), self._delay) for p in there}
         known = [mark for mark in marks.values() if mark is not None]
         least = min(known) if known and len(known) == len(marks) else NEVER
         unread = [p for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
         if not unread:
             return least, LAST
-        left = [marks[p] for p in unread if p not in let_go]
+        left = [marks[p] for p in unread if p not in let_go and p not in self._added]
         if self._idles or not left:
             return least, max(known, default=NEVER)
         return least, min(NEVER if mark is None else mark for mark in left)

@@ -38,7 +38,7 @@ from holdfast.runtime.driver.master import (
     Send,
     StoreManifest,
 )
-from holdfast.runtime.driver.partitions import count_of
+from holdfast.runtime.driver.partitions import counts_of
 from holdfast.runtime.wire import messages as m
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
@@ -152,7 +152,7 @@ class Run:
     ) -> m.Heartbeat:
         """A heartbeat about every partition that the subtask has by now."""
         subtask = self.state.workers[worker].subtask
-        reads = 0 if subtask is None else count_of(self.state, subtask)
+        reads = 0 if subtask is None else counts_of(self.state)[subtask]
         said = {"partitions": reads} | more
         return m.Heartbeat(worker, self.generation, ended, broken, done, m.Progress(), **said)
 
@@ -497,7 +497,7 @@ class TestEpochs:
         (store,) = acked(run, staged={"out": staged("x")}, positions=(SourcePosition("s", 0, 7),))
         assert isinstance(store, StoreManifest)
         assert (store.manifest.epoch, store.manifest.follows) == (1, 0)
-        assert store.manifest.positions == (SourcePosition("s", 0, 7),)
+        assert store.manifest.positions == (SourcePosition("s", 0, 7, subtask=Subtask(0)),)
         assert store.manifest.pending == (Pending(OUT0, tag(1), staged("x")),)
         (create,) = run.store()
         assert isinstance(create, CreateRecord)

@@ -102,7 +102,7 @@ class TestListings:
         run.pass_time(10.0)
         close(run, 1, (at(0, 4), at(2, 1)), (at(1, 2),))
         run.answer(first)
-        assert asked(run, 4.0).positions == (at(0, 4), at(1, 2), at(2, 1))
+        assert [(p.partition, p.offset) for p in asked(run, 4.0).positions] == [(0, 4), (1, 2), (2, 1)]
 
     def test_with_discovery_turned_off_none_comes_while_the_job_runs(self) -> None:
         run = running(RULES)
@@ -245,6 +245,19 @@ class TestRecoveries:
         run.load()
         run.register(A, B)
         assert deployed(run)[3] == at(3, 9)
+
+    def test_of_another_driver_that_lists_in_another_order_keep_it_with_its_subtask(self) -> None:
+        """P20: else the new writer's output could overtake what the old one has not delivered yet."""
+        run = grown(4)
+        assert triggers(run.pass_time(10.0))[0].assignment == (m.Assigned(at(4), Subtask(1)),)
+        close(run, 1, (at(0), at(2)), (at(1),))
+        run.rules = replace(EVERY, partitions={"s": (0, 1, 2, 3, 4)})
+        run.begin("another")
+        run.append()
+        run.load()
+        run.register(A, B)
+        sent = [e.message for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)][-2:]
+        assert {d.subtask: [p.partition for p in d.positions] for d in sent} == {0: [0, 2, 3], 1: [1, 4]}
 
     def test_to_a_checkpoint_from_before_it_begin_at_its_first_record_again(self) -> None:
         run, first = listing()
