@@ -8,12 +8,12 @@ Source: DESIGN sections 3 and 4; PROTOCOL P4, P5, P6.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from holdfast.chaos.sim.faults import points
+from holdfast.chaos.sim.faults.draws import Chance
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.ports.ends import DriverEnd, WorkerEnd
@@ -56,6 +56,9 @@ class Launching(Inhabited, Protocol):
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
         """Return a process that a driver launched and that has not started yet."""
 
+    def chance_of(self, name: str) -> Chance:
+        """Return numbers of the seed that nothing else draws."""
+
     def new_rules(self, owner: str) -> Rules:
         """Return the rules that a driver starts with."""
 
@@ -77,6 +80,7 @@ class DriverProcess(DriverEnd):
         if world.scenario.grows:
             self.sources = tuple(replace(spec, source=ListedSource(world, self, spec.source)) for spec in self.sources)
         self.owner = f"{world.random.getrandbits(128):032x}"
+        self.listing_chance = world.chance_of(f"listings/{name}")
         self.loop = DriverLoop(world.new_rules(self.owner), self.owner, self, PULSE_S, validate)
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._launched: dict[int, WorkerProcess] = {}
@@ -289,14 +293,11 @@ class ListingLane(ProcessLane):
     """A driver's lane for listings of the sources. Its delays come from numbers of its own, in every seed."""
 
     def _delay(self) -> float:
-        if self._own is None:
-            self._own = random.Random(f"{self._world.scenario.seed}/listings/{self._process.name}")
-        if self._world.scenario.grows:
-            slow = self._world.faults.strikes(Fault.LANE_SLOW, lambda: points.of_lane(self.name))
-            return self._own.choice((0.05, 0.3, 1.5)) if slow else self._own.uniform(0.0002, 0.02)
-        return self._own.uniform(0.0002, 0.004)
-
-    _own: random.Random | None = None
+        assert isinstance(self._process, DriverProcess)
+        own, grows = self._process.listing_chance, self._world.scenario.grows
+        if grows and self._world.faults.strikes(Fault.LANE_SLOW, lambda: points.of_lane(self.name)):
+            return own.choice((0.05, 0.3, 1.5))
+        return own.uniform(0.0002, 0.02 if grows else 0.004)
 
 
 def back_from(job: joblog.Job, back: int) -> Epoch | None:

@@ -125,6 +125,10 @@ class World:
             return False
         return not any(p.alive for p in (*self.drivers, *self.workers))
 
+    def chance_of(self, name: str) -> Chance:
+        """Return numbers of the seed that nothing else draws."""
+        return random.Random(f"{self.scenario.seed}/{name}")
+
     def new_rules(self, owner: str) -> master.Rules:
         """Return the rules that a driver starts with."""
         scenario = self.scenario

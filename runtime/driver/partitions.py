@@ -63,7 +63,7 @@ def owners(state: Master, base: Manifest | None) -> dict[Place, Subtask]:
     found: dict[Place, Subtask] = {}
     for source, partitions in known(state).items():
         places = [(source, partition) for partition in partitions]
-        found |= {place: subtask for place in places if (subtask := kept.get(place)) is not None}
+        found |= {place: reader for place in places if (reader := kept.get(place)) is not None}
         counts = Counter(found[place] for place in places if place in found)
         fewest = [(counts[Subtask(subtask)], subtask) for subtask in range(width)]
         heapify(fewest)

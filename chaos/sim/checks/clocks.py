@@ -86,7 +86,7 @@ class Clocks:
         marks = {p: oracle.watermark(self._partitions[p], cut.get(p, 0), self._delay) for p in there}
         known = [mark for mark in marks.values() if mark is not None]
         least = min(known) if known and len(known) == len(marks) else NEVER
-        unread = [p for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
+        unread = [p for p in there if cut.get(p, 0) < len(self._partitions[p])]
         if not unread:
             return least, LAST
         left = [marks[p] for p in unread if p not in let_go and p not in self._added]

@@ -99,7 +99,8 @@ class TestPartitionsThatWereAdded:
             writer.append({2: rows(n), 1: rows(-n)})
         reader = LogReader(store)
         for offset in (0, 1, 17, 39):
-            assert reader.read(2, offset, 1)[0].column(0).to_pylist() == [offset]
+            batch, _ = reader.read(2, offset, 1)
+            assert batch is not None and batch.column(0).to_pylist() == [offset]
             origin = reader.origin(2, offset + 1)
             assert origin.sequence == 42 + offset
             assert Commits(store, existing_meta(store)).is_still(*origin)
