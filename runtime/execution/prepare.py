@@ -15,15 +15,14 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Where
-from holdfast.model import SourcePosition
 from holdfast.ports import ObjectStore
 from holdfast.runtime.config.settings import Settings
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.partitions import FIRST_RECORD, no_longer_listed, refusal_to_grow
 from holdfast.runtime.driver.repair import writers_of
 from holdfast.runtime.execution.admission import (
     check_from,
     check_has_end,
+    check_partitions,
     check_repairable,
     check_sinks,
     prepare_sink,
@@ -37,7 +36,6 @@ from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.log_end import read_whole_log
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
@@ -138,21 +136,11 @@ def _look_at_sources(
         opened = spec.source.open()
         refuse_other_sources(plan.app, () if before is None else before.positions, {spec.name: opened})
         partitions[spec.name] = tuple(opened.partitions())
-        _check_partitions(plan, before, spec.name, partitions[spec.name])
+        check_partitions(plan, () if before is None else before.positions, spec.name, partitions[spec.name])
         if until is not None:
             until[spec.name] = opened.end_offsets()
         opened.close()
     return partitions, until
-
-
-def _check_partitions(plan: Plan, before: Manifest | None, source: str, here: tuple[int, ...]) -> None:
-    """Refuse a source that lacks a partition of the last checkpoint, or has a new one that it must not have."""
-    read = [at.partition for at in (() if before is None else before.positions) if at.source == source]
-    if gone := [(source, partition) for partition in read if partition not in here]:
-        raise no_longer_listed(plan.app, gone)
-    new = [SourcePosition(source, p, FIRST_RECORD) for p in here if p not in read] if read else []
-    if (refusal := refusal_to_grow(plan.app, not_to_grow(plan), new)) is not None:
-        raise refusal
 
 
 def _last_manifest(repository: Repository, job: joblog.Job) -> Manifest | None:

@@ -13,10 +13,16 @@ import pytest
 
 import holdfast as hf
 from holdfast.checkpoint import joblog
-from holdfast.errors import ConfigError, Damaged
+from holdfast.errors import ConfigError, Damaged, Unavailable
+from holdfast.model import SourcePosition
 from holdfast.runtime.audit import checks, reading
+from holdfast.runtime.cli.operate.events import events_of
+from holdfast.runtime.cli.operate.history import open_job
+from holdfast.runtime.cli.start.plan import obstacles
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.job import status
+from holdfast.runtime.job.explain import findings
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
@@ -191,6 +197,31 @@ class TestALogThatGetsPartitions:
         cluster.pass_time(15)
         assert [done.body.added for done in job.job().completed if done.body.added] == [{"rows": (2, 3)}]
 
+    def test_the_events_of_the_job_name_them(self, job: Job) -> None:
+        cluster = job.start()
+        job.log.widen(4)
+        cluster.pass_time(15)
+        events = events_of(open_job(str(job.folder / "root"), "copy"), checkpoints=False)
+        assert [e["cause"] for e in events if e["event"] == "partitions"] == ["new partitions: rows 2, 3"]
+        assert status.of_run(cluster.driver.state, "", "continuous", None).problems == ()
+
+    def test_are_in_the_status_before_a_worker_reads_them(self, job: Job) -> None:
+        job.append(0, 1)
+        cluster = job.start()
+        master_state = cluster.driver.state
+        job.log.widen(3)
+        listing = replace(master_state, discovered=(SourcePosition("rows", 2, 0),))
+        rows = status.of_run(listing, "", "continuous", None).sources
+        assert [(row.partition, row.offset, row.lag) for row in rows] == [(0, 1, 0), (1, 0, 0), (2, 0, None)]
+
+    def test_that_cannot_be_listed_is_a_problem_with_a_way_out(self, job: Job) -> None:
+        cluster = job.start()
+        error = Unavailable("the log is unreachable", next_step="check the disk").report()
+        shown = status.of_run(replace(cluster.driver.state, list_error=error), "", "continuous", None)
+        (problem,) = shown.problems
+        assert (problem.code, "the log is unreachable" in problem.what) == ("source_unlisted", True)
+        assert "source_unlisted" in [finding.code for finding in findings(shown)]
+
 
 class TestALogThatIsAnotherOne:
     def test_adds_no_partitions_to_a_job_that_runs(self, job: Job) -> None:
@@ -219,6 +250,9 @@ class TestALogThatIsAnotherOne:
         shutil.copytree(job.folder / "older", job.folder / "rows")
         with pytest.raises(Damaged, match="no longer has partition 2"):
             job.start()
+        positions = cluster.repository.load_manifest(job.job().completed[-1].body.manifest).positions
+        (refusal,) = obstacles(job.app().plan(), resolve(job.app()), positions)
+        assert "no longer has partition 2" in refusal["what"]
 
 
 class TestASinkThatIsWrittenImmediately:
