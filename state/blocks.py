@@ -4,7 +4,7 @@ A piece of state counts only for some key groups. The key-group column is read f
 group; of the other columns, the rows before these key groups are skipped and those after them are never read.
 
 Invariants
-    - Rows come in the order of (key group, canonical key), each once; a `RANGE` row is no row, its bound is in `through`.
+    - Rows come in the order of (key group, canonical key), each once. Ranges are no rows; `through` holds their bounds.
     - The range of a key group is in `through` before a row of the key group is returned.
 
 Pure: bytes in, arrays out. Source: docs/design/0037-state-inspection.md; format: changelog.py.
@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from holdfast.state.changelog import FIXED_COLUMNS, PUT, RANGE, Block
 from holdfast.state.columns import columns_of
+from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.expiry import NOTHING, Through, last_of
 
@@ -76,6 +78,14 @@ class Rows:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if self.place(middle) <= place else (low, middle)
         return low
+
+    def same_key(self, key: Keys) -> NDArray[np.int64]:
+        """Return the rows with this key, the only one in `key`; unrouted columns are no part of it."""
+        if isinstance(self.keys, np.ndarray):
+            value = codec.ints_of(key.type.decode(key)[0])
+            return np.flatnonzero(self.keys == _sortable(self.kind, value)[0])
+        routed = codec.without_first(self.keys, self.kind.unrouted_width)
+        return np.flatnonzero(pc.equal(routed, key.canonical()[0]).to_numpy(zero_copy_only=False))
 
     def key_columns(self) -> list[pa.Array]:
         """Return the columns of the keys."""
@@ -140,7 +150,7 @@ class BlockReader:
             self._at += count
             raw, kinds = self._columns["key"].take(count), self._columns["kind"].take(count)
             ends, values = self._columns["end"].take(count), {n: self._columns[n].take(count) for n in self._values}
-            rows = Rows(self.kind, groups, self._sortable(raw), kinds == PUT, values)
+            rows = Rows(self.kind, groups, _sortable(self.kind, raw), kinds == PUT, values)
             if (ranges := kinds == RANGE).any():
                 for group, end in zip(groups[ranges].tolist(), ends.filter(pa.array(ranges)).to_pylist(), strict=True):
                     self.through[group] = last_of(end)
@@ -157,8 +167,10 @@ class BlockReader:
             counts += np.bincount(taken, minlength=counts.size)
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
-    def _sortable(self, raw: Any) -> SortKeys:
-        if not self.kind.injective:
-            return raw
-        unsigned = raw.view(np.uint64)
-        return unsigned if pa.types.is_uint64(self.kind.types[0]) else unsigned ^ _SIGN
+
+def _sortable(kind: KeyType, raw: Any) -> SortKeys:
+    """Return keys as a segment holds them in the form in which rows are compared."""
+    if not kind.injective:
+        return raw
+    unsigned = raw.view(np.uint64)
+    return unsigned if pa.types.is_uint64(kind.types[0]) else unsigned ^ _SIGN

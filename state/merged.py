@@ -158,6 +158,6 @@ def _differ(before: Rows, after: Rows) -> NDArray[np.bool_]:
     differ = np.zeros(len(before), bool)
     for name, old in before.columns.items():
         new = after.columns[name]
-        nan = (old != old) & (new != new)
-        differ |= (old != new) & ~nan
+        both_nan = np.isnan(old) & np.isnan(new)
+        differ |= (old != new) & ~both_nan
     return differ
