@@ -29,8 +29,8 @@ from holdfast.state.tables.expiry import NOTHING, Through, last_of
 ROWS_AT_ONCE = 1 << 14
 _SIGN = np.uint64(1 << 63)
 
-SortKeys = NDArray[np.uint64] | pa.Array
-"""Keys in an order that compares like canonical keys: unsigned integers, or canonical bytes."""
+SortKeys = Any
+"""Keys that compare like canonical keys: unsigned integers in a NumPy array, or canonical bytes (large_binary)."""
 
 
 @dataclass(frozen=True, eq=False)

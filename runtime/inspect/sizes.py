@@ -54,7 +54,8 @@ class OperatorSize:
 def size_of(name: str, parts: Iterable[Part], key_groups: int) -> OperatorSize:
     """Return the size of an operator's state; reads all its keys, but no values."""
     counts: NDArray[np.int64] = np.zeros(key_groups, np.int64)
-    subtasks, blocks = [], {}
+    subtasks: list[SubtaskSize] = []
+    blocks: dict[tuple[int, int], int] = {}
     for part in parts:
         before = int(counts.sum())
         for rows in part.rows(keys_only=True):

@@ -23,7 +23,7 @@ from holdfast.model import NEVER_US
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.rows.aggregate_functions import FUNCTIONS
 from holdfast.runtime.rows.aggregates import Aggregation, bound, result_of
-from holdfast.runtime.rows.windows import CLOCK_COLUMNS, CLOCK_KEY, TIME, WINDOW_START
+from holdfast.runtime.rows.windows import CLOCK_COLUMNS, CLOCK_KEY, TIME, TIME_FIRST_US, TIME_LAST_US, WINDOW_START
 from holdfast.state.blocks import Rows
 from holdfast.state.keys.batch import KeyType
 
@@ -145,11 +145,11 @@ def _raw(name: str, dtype: str) -> _Shown:
 
 
 def _time(name: str) -> _Shown:
-    """Return event time in microseconds; before the first record it is null."""
+    """Return event time in microseconds: null before the first record, the end of year 9999 after the last."""
 
     def times(rows: Rows, keys: Sequence[pa.Array]) -> pa.Array:
         values = rows.columns[name]
-        return pa.array(values, mask=values == NEVER_US).view(TIME)
+        return pa.array(np.clip(values, TIME_FIRST_US, TIME_LAST_US), mask=values == NEVER_US).view(TIME)
 
     return pa.field(name, TIME), times
 

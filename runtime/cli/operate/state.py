@@ -111,10 +111,10 @@ def _rows(args: argparse.Namespace, key: str | None) -> int:
 
 
 def _add_key(action: argparse.ArgumentParser, *, optional: bool) -> None:
-    several = {"nargs": "?"} if optional else {}
+    several: dict[str, Any] = {"nargs": "?"} if optional else {}
     only = "only this key" if optional else "the key"
     form = "a value, such as 17, or a JSON list for several columns or null: '[\"GB\", 17]'"
-    action.add_argument("key", metavar="KEY", help=f"{only}: {form}", **several)  # type: ignore[arg-type]
+    action.add_argument("key", metavar="KEY", help=f"{only}: {form}", **several)
 
 
 def _as_json(size: OperatorSize) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,20 +239,21 @@ def _checkpoint(at: At) -> str:
     return f"epoch {at.epoch} ({text.moment(at.at)}{named}; timeline {at.timeline}{left})"
 
 
-def _rows(batch: pa.RecordBatch) -> Sequence[dict[str, Any]]:
-    """Return rows as values of Python; times in nanoseconds, which it does not have, as text."""
-    arrays = [_readable(array) for array in batch.columns]
-    found: list[dict[str, Any]] = pa.RecordBatch.from_arrays(arrays, names=batch.schema.names).to_pylist()
-    return found
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as values of Python."""
+    return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*map(_values, batch.columns), strict=True)]
 
 
-def _readable(array: pa.Array) -> pa.Array:
+def _values(array: pa.Array) -> list[Any]:
+    """Return values of Python; of times that it cannot hold, the column as text."""
     kind = array.type
     if pa.types.is_struct(kind):
-        inner = [_readable(part) for part in array.flatten()]
-        names = [field.name for field in kind]
-        return pa.StructArray.from_arrays(inner, names=names, mask=array.is_null()) if names else array
-    nanos = (pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time64(kind)) and "ns" in str(
-        kind
-    )
-    return array.cast(pa.string()) if nanos else array
+        inner = [_values(part) for part in array.flatten()]
+        names, valid = [field.name for field in kind], array.is_valid().to_pylist()
+        rows = zip(*inner, strict=True) if inner else iter([()] * len(array))
+        return [dict(zip(names, row, strict=True)) if here else None for row, here in zip(rows, valid, strict=True)]
+    if getattr(kind, "unit", None) != "ns":
+        with suppress(OverflowError, ValueError):
+            values: list[Any] = array.to_pylist()
+            return values
+    return list(array.cast(pa.string()).to_pylist())

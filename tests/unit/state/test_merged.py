@@ -124,7 +124,7 @@ def state_of(parts: Iterable[Rows]) -> State:
 
 
 def cells(column: pa.Array) -> list[Any]:
-    return (column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
+    return list((column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist())
 
 
 @pytest.fixture(autouse=True)
