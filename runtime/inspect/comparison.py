@@ -22,7 +22,8 @@ from holdfast.state.merged import Chained, Changed, compared
 
 def schema_of(view: View) -> pa.Schema:
     """Return the columns of a difference: change, key, before, after."""
-    keys, values = (pa.struct([view.schema.field(name) for name in names]) for names in (view.keys, view.values))
+    keys = pa.struct([view.schema.field(name) for name in view.keys])
+    values = pa.struct([view.schema.field(name).with_nullable(True) for name in view.values])
     return pa.schema(
         [
             pa.field("change", pa.string(), nullable=False),
