@@ -335,7 +335,7 @@ def once(act: Callable[[], object]) -> Callable[[], object]:
 def expire(driver: TestDriver) -> None:
     """Let the job, which keeps only its newest checkpoint, complete others."""
     loop = driver.cluster.driver
-    loop._state = replace(loop._state, rules=replace(loop._state.rules, retention=Retention(1, age_us=0)))
+    loop._master = replace(loop.state, rules=replace(loop.state.rules, retention=Retention(1, age_us=0)))
     for _ in range(3):
         driver.push("bids", [bid(1, "a", 1.0)])
         driver.checkpoint()
