@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,9 +27,11 @@ from holdfast.state.keys import canonical as codec
 
 SKIPPED_BYTES = 1 << 20
 """Rows to skip are decompressed in pieces of this size."""
+WHOLE_BYTES_MAX = 1 << 20
+"""A smaller buffer is decompressed at once: Arrow's stream would take as much memory for itself."""
 _HEADER, _BODY_BUFFERS, _COMPRESSION = 2, 2, 3
 """Fields of Message and RecordBatch."""
-_CODECS = ("lz4", "zstd")
+_CODECS = ("lz4", "zstd")  # in frames
 _STORED_AS_IS = -1
 
 
@@ -52,13 +55,22 @@ def columns_of(block: pa.Buffer) -> dict[str, Column]:
 
 
 class _Bytes:
-    """One buffer of a column, as a stream."""
+    """One buffer of a column, as a stream that opens when it is first read."""
 
     def __init__(self, data: pa.Buffer, compression: str | None) -> None:
-        stored = data.slice(8) if compression and data.size else data
-        as_is = compression is None or not data.size or struct.unpack_from("<q", data)[0] == _STORED_AS_IS
-        reader = pa.BufferReader(stored)
-        self._stream = reader if as_is else pa.CompressedInputStream(reader, compression)
+        self._data, self._compression = data, compression
+
+    @cached_property
+    def _stream(self) -> pa.NativeFile:
+        if self._compression is None or not self._data.size:
+            return pa.BufferReader(self._data)
+        (size,) = struct.unpack_from("<q", self._data)
+        stored = self._data.slice(8)
+        if size == _STORED_AS_IS:
+            return pa.BufferReader(stored)
+        if size <= WHOLE_BYTES_MAX:
+            return pa.BufferReader(pa.Codec(self._compression).decompress(stored, size))
+        return pa.CompressedInputStream(pa.BufferReader(stored), self._compression)
 
     def take(self, size: int) -> bytes:
         data: bytes = self._stream.read(size)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state import blocks
+from holdfast.state import blocks, columns
 from holdfast.state.blocks import BlockReader, Rows
 from holdfast.state.changelog import SegmentHeader, blocks_of, seal
 from holdfast.state.columns import columns_of
@@ -217,11 +217,19 @@ class TestComparison:
 
 
 class TestColumns:
-    @settings(deadline=None, max_examples=40)
+    @pytest.mark.parametrize("whole_bytes_max", [0, 1 << 20])
+    @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.integers(0, 3_000), st.sampled_from([None, "zstd", "lz4"]), st.integers(0, 9), st.data())
     def test_they_hold_what_the_reader_of_arrow_gives(
-        self, rows: int, compression: str | None, seed: int, data: st.DataObject
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        whole_bytes_max: int,
+        rows: int,
+        compression: str | None,
+        seed: int,
+        data: st.DataObject,
     ) -> None:
+        monkeypatch.setattr(columns, "WHOLE_BYTES_MAX", whole_bytes_max)
         random = np.random.default_rng(seed)
         texts = [bytes(random.integers(0, 3, random.integers(0, 9)).astype(np.uint8)) for _ in range(rows)]
         batch = pa.record_batch(
@@ -237,18 +245,18 @@ class TestColumns:
         options = pa.ipc.IpcWriteOptions(compression=compression)
         with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
             writer.write_batch(batch)
-        columns = columns_of(sink.getvalue())
+        found = columns_of(sink.getvalue())
         at = 0
         while at < rows:
             step = data.draw(st.integers(1, rows))
             end = min(rows, at + step)
             if data.draw(st.booleans()):
-                for column in columns.values():
+                for column in found.values():
                     column.skip(end - at)
             else:
                 part = batch.slice(at, end - at)
                 for name in ("small", "bits", "level"):
-                    assert (columns[name].take(end - at) == part.column(name).to_numpy(zero_copy_only=False)).all()
-                assert columns["text"].take(end - at).to_pylist() == part.column("text").to_pylist()
-                columns["nothing"].skip(end - at)
+                    assert (found[name].take(end - at) == part.column(name).to_numpy(zero_copy_only=False)).all()
+                assert found["text"].take(end - at).to_pylist() == part.column("text").to_pylist()
+                found["nothing"].skip(end - at)
             at = end
