@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from datetime import date, datetime
 from typing import Any
 
@@ -18,6 +19,8 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.state.keys.batch import Keys, KeyType
+
+_INTEGER = re.compile(r"-?[0-9]+")
 
 
 def parsed(text: str, key: KeyType) -> Keys:
@@ -54,15 +57,11 @@ def _values(text: str, key: KeyType) -> list[Any]:
 
 def _value(given: Any, kind: pa.DataType) -> Any:
     """Return the value for its column. Raises ValueError or TypeError if it is none."""
-    if isinstance(given, float | list | dict):
-        raise TypeError(given)
-    if pa.types.is_boolean(kind):
-        return {"true": True, "false": False, True: True, False: False}.get(given, given)
-    if isinstance(given, bool):
-        raise TypeError(given)
-    if pa.types.is_integer(kind):
+    if pa.types.is_boolean(kind) and (given in ("true", "false") or isinstance(given, bool)):
+        return given in ("true", True)
+    if pa.types.is_integer(kind) and (type(given) is int or (isinstance(given, str) and _INTEGER.fullmatch(given))):
         return int(given)
-    if not isinstance(given, str):
+    if not isinstance(given, str) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         raise TypeError(given)
     if pa.types.is_date(kind):
         return date.fromisoformat(given)

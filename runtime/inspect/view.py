@@ -111,17 +111,13 @@ def _key_of(described: Mapping[str, Any], identity: Mapping[str, Any]) -> KeyTyp
     # Versions without an identity recorded the windows as text.
     unrouted = int("window" in described) if routed is None else len(names) - len(routed)
     known = {each["column"]: each["nullable"] for each in routed or ()}
-    nullable = tuple(at >= unrouted and known.get(name, not _is_own(described)) for at, name in enumerate(names))
+    nullable = tuple(at >= unrouted and known.get(name, True) for at, name in enumerate(names))
     return KeyType(names, types, nullable, unrouted)
 
 
-def _is_own(described: Mapping[str, Any]) -> bool:
-    return [list(each) for each in described["key"]] == [[CLOCK_KEY.names[0], str(CLOCK_KEY.types[0])]]
-
-
 def _is_clock(operator: OperatorState) -> bool:
-    columns = [each[0] for each in operator.schema["columns"]]
-    return is_part(operator.name) and _is_own(operator.schema) and columns == [each.name for each in CLOCK_COLUMNS]
+    names = [[each[0] for each in operator.schema[part]] for part in ("key", "columns")]
+    return is_part(operator.name) and names == [list(CLOCK_KEY.names), [each.name for each in CLOCK_COLUMNS]]
 
 
 def _key(key: KeyType, at: int) -> _Shown:

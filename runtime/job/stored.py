@@ -64,6 +64,7 @@ def checkpoint_of(job: Job, wanted: str) -> Completed:
     Raises:
         ConfigError: there is none; the message names the nearest ones, because epoch numbers have gaps.
     """
+    where = Where(job=job.name)
     if (named := job.savepoint(wanted)) is not None:
         wanted = str(named.epoch)
     if wanted == LATEST and job.completed:
@@ -76,6 +77,7 @@ def checkpoint_of(job: Job, wanted: str) -> Completed:
         next_step = f"wait for the first; see holdfast status {job.name}"
     else:
         number = int(wanted)
+        where = Where(job=job.name, epoch=number)
         for each in job.retained:
             if each.body.epoch == number:
                 return each
@@ -84,7 +86,7 @@ def checkpoint_of(job: Job, wanted: str) -> Completed:
             what = f"job {job.name!r} has no checkpoint of epoch {number} any more: they have expired up to epoch "
             what += f"{job.expired_through}, except for savepoints"
         next_step = f"the nearest: {_nearest(job, number)}{_savepoints(job)}; all: holdfast checkpoints list {job.name}"
-    raise ConfigError(what, not_done="nothing was read", next_step=next_step, where=Where(job=job.name))
+    raise ConfigError(what, not_done="nothing was read", next_step=next_step, where=where)
 
 
 def _nearest(job: Job, number: int) -> str:

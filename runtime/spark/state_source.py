@@ -17,8 +17,9 @@ import pyarrow as pa
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import root_given
 from holdfast.runtime.inspect.reading import At, Reading, at_checkpoint, operator_in, reading_of
@@ -36,7 +37,7 @@ _WIDER = {
 
 
 @dataclass(frozen=True)
-class KeyGroupRange(InputPartition):  # type: ignore[misc]
+class KeyGroupRange(InputPartition):
     """The key groups [first, end)."""
 
     first: int
@@ -54,7 +55,7 @@ class _Planned:
     ranges: tuple[tuple[int, int], ...]
 
 
-class StateSource(DataSource):  # type: ignore[misc]
+class StateSource(DataSource):
     """`spark.read.format("holdfast-state").option("job", ...).option("operator", ...).load()`."""
 
     @classmethod
@@ -71,7 +72,7 @@ class StateSource(DataSource):  # type: ignore[misc]
         return StateReader(_planned(self.options)[0], schema)
 
 
-class StateReader(DataSourceReader):  # type: ignore[misc]
+class StateReader(DataSourceReader):
     """Reads the state in tasks. Sent to them pickled."""
 
     def __init__(self, planned: _Planned, schema: StructType) -> None:
@@ -81,8 +82,9 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
         """Return one partition per range of key groups."""
         return [KeyGroupRange(first, end) for first, end in self._planned.ranges]
 
-    def read(self, partition: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range."""
+        assert isinstance(partition, KeyGroupRange)
         planned = self._planned
         stored, span = open_job(planned.root, planned.job), (partition.first, partition.end)
         reading = reading_of(stored, planned.operator, planned.epoch, key_groups=span)
@@ -100,7 +102,7 @@ def _planned(options: Mapping[str, str]) -> tuple[_Planned, pa.Schema]:
     root = root if "://" in root else os.path.abspath(root)
     stored, operator = open_job(root, options["job"]), options["operator"]
 
-    def chosen(at: At, manifest: object) -> tuple[_Planned, pa.Schema]:
+    def chosen(at: At, manifest: Manifest) -> tuple[_Planned, pa.Schema]:
         view = view_of(operator_in(manifest, operator, at))
         owned = tuple(sorted(handle.key_groups for handle in manifest.state))
         ranges = _split(options.get("partitions"), manifest.key_groups, owned)
@@ -127,7 +129,7 @@ def _spark_schema(schema: pa.Schema) -> StructType:
     return StructType([StructField(field.name, _spark_type(field.type), field.nullable) for field in schema])
 
 
-def _spark_type(kind: pa.DataType) -> object:
+def _spark_type(kind: pa.DataType) -> DataType:
     try:
         return from_arrow_type(_WIDER.get(kind, kind))
     except PySparkTypeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -41,7 +42,7 @@ def app() -> hf.App:
         bids.key_by("place"),
         bids.key_by("auction", "place").window(hf.tumbling("10s"), allowed_lateness="1m"),
     )
-    numbers = {"n": hf.count(), "avg": hf.mean("price"), "last": hf.max("at")}
+    numbers: dict[str, Any] = {"n": hf.count(), "avg": hf.mean("price"), "last": hf.max("at")}
     keyed.agg("places", **numbers).filter(told).sink("a", hf.SQLite("o.db", table="a", key=["place"]))
     key = ["auction", "place", "window_end"]
     windowed.agg("hot", **numbers).filter(told).sink("b", hf.SQLite("o.db", table="b", key=key))

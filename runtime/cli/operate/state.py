@@ -40,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
         add_common(action)
         add_job(action)
         action.set_defaults(handler=handlers[name])
-        several = {"nargs": "?"} if name == "du" else {}
+        several: dict[str, Any] = {"nargs": "?"} if name == "du" else {}
         action.add_argument(
             "operator", metavar="OPERATOR", help="name of the operator, as in .agg(NAME, ...)", **several
         )

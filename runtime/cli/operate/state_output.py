@@ -150,13 +150,9 @@ def _cells(batch: pa.RecordBatch) -> Iterator[list[str]]:
                 row["after"] or dict.fromkeys(row["before"] or ()),
             ]
             values = [side[name] for name in sides[0] for side in sides]
-            yield [row["change"], *map(_cell, row["key"].values()), *("" if v is None else _cell(v) for v in values)]
+            yield [row["change"], *map(cell, row["key"].values()), *("" if v is None else cell(v) for v in values)]
         else:
-            yield [_cell(value) for value in row.values()]
-
-
-def _cell(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else cell(value)
+            yield [cell(value) for value in row.values()]
 
 
 def _to_json(answer: Answer, rows: _Limited) -> None:

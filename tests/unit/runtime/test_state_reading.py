@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_state import START, app, bid, store_of, stored, written_to
 
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
@@ -25,7 +26,6 @@ from holdfast.runtime.inspect.view import view_of
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import MemoryObjects
 from holdfast.testing import TestDriver
-from tests.shared.stored_state import START, app, bid, store_of, stored, written_to
 
 
 def rows(read: Reading) -> list[dict[str, Any]]:

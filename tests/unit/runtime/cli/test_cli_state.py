@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import polars as pl
 import pyarrow as pa
 import pytest
+from stored_state import START, app, bid, written_to
 
 from holdfast.checkpoint import joblog
 from holdfast.model import Epoch
 from holdfast.runtime.job.stored import open_job
 from holdfast.testing import TestDriver
-from tests.shared.stored_state import START, app, bid, written_to
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import DayTimeIntervalType, LongType, StringType, TimestampType
+from stored_state import START, app, bid, written_to
 
 import holdfast as hf
 from holdfast.runtime.spark.state_source import KeyGroupRange, StateSource, _spark_type
 from holdfast.testing import TestDriver
-from tests.shared.stored_state import START, app, bid, written_to
 
 
 @pytest.fixture
