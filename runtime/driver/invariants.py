@@ -1,7 +1,7 @@
 """Invariants of every state of the master, checked after every event in simulation and in tests.
 
-Production does not check it: there a broken invariant would end a run that may still be correct. Each invariant has a
-planted bug in the tests that breaks it.
+Production does not check them: a broken invariant would end a run that may still be correct. For each invariant, the
+tests plant a bug that breaks it.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
 Source: PROTOCOL P2, P4, P5, P9, P10, P13.
