@@ -1,7 +1,7 @@
 """Keyed state beside the computation: the store, its changelog, the cold copy and its marker.
 
-RocksDB and folders are only in rocks.py and directory.py. No epoch is decided here. The package can be called, because
-users read state with `hf.state(...)`, and importing any module of this package gives `holdfast` that attribute.
+Only rocks.py and directory.py use RocksDB and folders. Nothing here decides about epochs. The package can be called,
+because users read state with `hf.state(...)`, and importing any module of this package gives `holdfast` that attribute.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def blocks_of(data: bytes | memoryview) -> tuple[Block, ...]:
 
 
 def unseal(data: bytes, key_groups: tuple[int, int] | None = None) -> tuple[SegmentHeader, list[Delta]]:
-    """Return a segment's header and deltas, only those of key groups [first, end) if given.
+    """Return a segment's header and deltas; with `key_groups`, only the rows of these key groups [first, end).
 
     Raises:
         Damaged: a byte differs from what was sealed.

@@ -1,4 +1,4 @@
-"""Wrong versions of reading what may be damaged, taken or old; chaos/mutants/mutants.py says which rule each negates.
+"""Wrong versions of reads that may meet damaged, taken or old objects; mutants.py names the rule that each negates.
 
 Source: PROTOCOL P4, P8, P14, P16.
 """

@@ -1,4 +1,4 @@
-"""What must hold in every run, checked as it happens and at the end.
+"""The rules that hold in every run, checked during the run and at its end.
 
 The checkers read only what an outsider can read: the objects, the rows and tags of the targets, the
 epochs that drivers trigger. They interpret the job log and the manifests a second time, as plain
@@ -106,7 +106,7 @@ class Checks:
 
     @property
     def finished(self) -> bool:
-        """Return whether the job log says that the job is finished."""
+        """Return whether the job is finished, according to the job log."""
         return self.history.finished
 
     def fail(self, rule: str, what: str) -> None:
@@ -176,7 +176,7 @@ class Checks:
             self._windowed.look(writer, tag, cut, rows)
 
     def _look(self, writer: Writer, tag: Tag, cut: Cut, batches: list[pa.RecordBatch]) -> None:
-        """Compare the visible rows with the last epoch of a transaction; the batches are those of all its epochs."""
+        """Compare the visible rows with the last epoch of a transaction; the batches belong to all its epochs."""
         if self._windowed is not None and writer.sink == LATE:
             self._windowed.look_late(self._tables[LATE].rows())
         elif self._regrouped is not None and writer.sink == REGROUPED:
@@ -269,7 +269,7 @@ class Checks:
                     self._restore(done)
 
     def _everything(self) -> Cut:
-        """Return what the targets must hold: the whole input, also if a user asked the job to finish."""
+        """Return what the targets must hold: the whole input, even if a user asked the job to finish."""
         return oracle.whole(self._scenario.partitions)
 
     def _last_cut(self) -> Cut:
