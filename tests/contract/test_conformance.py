@@ -15,8 +15,8 @@ import holdfast as hf
 from holdfast.runtime.testing.sink_kit import KEY, Row
 from holdfast.sinks.contract import Fault, Sink, Target
 from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
-from holdfast.sinks.sqlite.target import SQLiteTarget
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 from holdfast.testing import SinkKit, SourceKit, sink_conformance, source_conformance
@@ -83,7 +83,7 @@ def in_sqlite(folder: Path, key: tuple[str, ...] | None, delivery: str = "transa
             return db.execute("SELECT user, name FROM totals").fetchall()
 
     def opened(given: Sink, writer: Any, fault: Fault) -> Target:
-        return SQLiteTarget(sink, "6f9b0f6e-0000-4000-8000-000000000001", writer, fault)
+        return SqlTarget(sink, "6f9b0f6e-0000-4000-8000-000000000001", writer, fault)
 
     return SinkKit(lambda: sink, rows, opened)
 

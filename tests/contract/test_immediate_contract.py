@@ -22,7 +22,7 @@ from holdfast.model import Generation, Timeline
 from holdfast.sinks.contract import DELETE, OP, PUT, Fault, FaultPoint, no_fault
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner, Written
 from holdfast.sinks.memory_immediate import ImmediateTable
-from holdfast.sinks.sqlite.immediate import ImmediateSQLiteTarget
+from holdfast.sinks.sql.immediate import ImmediateSqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
@@ -90,7 +90,7 @@ class SQLiteWorld:
         self._opened: list[ImmediateTarget] = []
 
     def open(self, owner: Owner, fault: Fault = no_fault) -> ImmediateTarget:
-        self._opened.append(ImmediateSQLiteTarget(self._table, owner, fault))
+        self._opened.append(ImmediateSqlTarget(self._table, owner, fault))
         return self._opened[-1]
 
     def rows(self) -> Rows:

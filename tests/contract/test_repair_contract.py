@@ -39,7 +39,7 @@ from holdfast.sinks.contract import (
 )
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.sqlite.repair import repair as repair_sqlite
+from holdfast.sinks.sql.repair import repair as repair_table
 from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
@@ -98,7 +98,7 @@ class SQLiteWorld:
             return sorted(db.execute("SELECT user, total, name FROM totals"))
 
     def repair(self, rewinding: Rewinding, fault: Fault = no_fault) -> Repair:
-        return repair_sqlite(self.sink._repaired(SCHEMA), rewinding, fault)
+        return repair_table(self.sink, rewinding, SCHEMA, fault)
 
 
 class FaultyObjects(LocalObjects):

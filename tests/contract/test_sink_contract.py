@@ -37,9 +37,9 @@ from holdfast.sinks.contract import (
 )
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sql.values import from_json
 from holdfast.sinks.sqlite.sink import SQLite
-from holdfast.sinks.sqlite.target import SQLiteTarget
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
 
@@ -96,7 +96,7 @@ class SQLiteWorld:
         self._open: list[Target] = []
 
     def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
-        target = SQLiteTarget(self.sink, job, writer, fault)
+        target = SqlTarget(self.sink, job, writer, fault)
         self._open.append(target)
         return target
 
