@@ -122,7 +122,7 @@ class Limits:
     Args:
         columns: Columns of the stream.
         name_bytes: Length of a name in UTF-8; None: unlimited. A longer name is refused, as it could be cut.
-        reserved: Prefixes of table names that the database keeps for itself, folded.
+        reserved: Prefixes of table names that the database keeps for itself.
     """
 
     columns: int

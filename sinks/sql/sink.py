@@ -134,7 +134,7 @@ class TableSink(ABC):
                 f'{self.where}: delivery="idempotent" keeps a tag per key, and the sink has no key',
                 next_step="give the sink key=[...], or leave delivery out: rows are then added, each exactly once",
             )
-        if self.tags_rows and TAG_COLUMN in map(self.dialect.folded, schema.names):
+        if self.tags_rows and self.dialect.folded(TAG_COLUMN) in map(self.dialect.folded, schema.names):
             raise ConfigError(
                 f"{self.where}: the stream has a column named {TAG_COLUMN!r}, which holds the tags of rows",
                 next_step="rename it before the sink",

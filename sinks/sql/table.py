@@ -105,7 +105,7 @@ def check_name(where: str, dialect: Dialect, kind: str, name: str) -> None:
 def check_table_name(where: str, dialect: Dialect, table: str) -> None:
     """Refuse a name that is no table's, or not a user's."""
     check_name(where, dialect, "table", table)
-    if dialect.folded(table).startswith((OURS, *dialect.limits.reserved)):
+    if dialect.folded(table).startswith(tuple(map(dialect.folded, (OURS, *dialect.limits.reserved)))):
         raise ConfigError(f"{where}: names with this prefix are reserved", next_step="choose another table")
 
 
@@ -121,7 +121,7 @@ def check_columns(where: str, dialect: Dialect, schema: pa.Schema) -> None:
             f"{where}: {len(schema)} columns are more than the {dialect.limits.columns} it takes",
             next_step="select the columns you need before the sink",
         )
-    taken = {OP}
+    taken = {dialect.folded(OP)}
     for field in schema:
         check_name(where, dialect, "column", field.name)
         declared_type(where, dialect, field)

@@ -21,6 +21,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar, cast
 
 import pyarrow as pa
@@ -92,8 +93,7 @@ class SQLiteDialect:
 
     def quoted(self, name: str) -> str:
         """See Dialect.quoted."""
-        doubled = name.replace('"', '""')
-        return f'"{doubled}"'
+        return _quoted(name)
 
     def folded(self, name: str) -> str:
         """See Dialect.folded. SQLite takes ASCII letters alone as equal in upper and lower case."""
@@ -227,6 +227,12 @@ class SQLiteDialect:
     def meaning_of(self, where: str, error: Exception) -> HoldfastError | None:
         """See Dialect.meaning_of."""
         return meaning_of(where, error)
+
+
+@lru_cache(maxsize=4096)
+def _quoted(name: str) -> str:
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
 
 
 def affinity(declared: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from other_dialect import OtherTable
 
 import holdfast as hf
 from holdfast.runtime.testing.sink_kit import KEY, Row
@@ -75,8 +76,10 @@ class _Reset:
         self._target.close()
 
 
-def in_sqlite(folder: Path, key: tuple[str, ...] | None, delivery: str = "transactional") -> SinkKit:
-    sink = SQLite(folder / "out.db", "totals", key, delivery)
+def in_table(
+    made: type[SQLite | OtherTable], folder: Path, key: tuple[str, ...] | None, delivery: str = "transactional"
+) -> SinkKit:
+    sink = made(folder / "out.db", "totals", key, delivery)
 
     def rows() -> list[Row]:
         with closing(sqlite3.connect(folder / "out.db")) as db:
@@ -107,9 +110,12 @@ def in_log(folder: Path) -> SinkKit:
 SINKS: dict[str, Callable[[Path], SinkKit]] = {
     "memory": lambda _: in_memory(False),
     "memory, key": lambda _: in_memory(True),
-    "sqlite": lambda folder: in_sqlite(folder, None),
-    "sqlite, key": lambda folder: in_sqlite(folder, KEY),
-    "sqlite, idempotent": lambda folder: in_sqlite(folder, KEY, "idempotent"),
+    "sqlite": lambda folder: in_table(SQLite, folder, None),
+    "sqlite, key": lambda folder: in_table(SQLite, folder, KEY),
+    "sqlite, idempotent": lambda folder: in_table(SQLite, folder, KEY, "idempotent"),
+    "other dialect": lambda folder: in_table(OtherTable, folder, None),
+    "other dialect, key": lambda folder: in_table(OtherTable, folder, KEY),
+    "other dialect, idempotent": lambda folder: in_table(OtherTable, folder, KEY, "idempotent"),
     "log": lambda folder: in_log(folder / "log"),
 }
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from other_dialect import OtherTable
 
 import holdfast as hf
 from holdfast.errors import Unavailable
@@ -84,21 +85,21 @@ def ask(sink: Any, upsert: bool = False, after: int = 0, job: str = JOB) -> Show
 
 class TestWhatIsReadBack:
     @settings(max_examples=40, deadline=None)
-    @given(deliveries, st.sampled_from(["table", "keyed", "idempotent", "log"]))
+    @given(
+        deliveries,
+        st.sampled_from(["table", "keyed", "idempotent", "other table", "other keyed", "other idempotent", "log"]),
+    )
     def test_has_the_digests_of_what_was_staged(
         self, given: list[tuple[int, list[tuple[dict[str, Any], bool]]]], kind: str
     ) -> None:
         with TemporaryDirectory() as folder:
-            upsert = kind in ("keyed", "idempotent")
+            upsert = kind.endswith(("keyed", "idempotent"))
+            delivery = "idempotent" if kind.endswith("idempotent") else "transactional"
+            made = OtherTable if kind.startswith("other") else hf.SQLite
             sink: Any = (
                 hf.Log(f"{folder}/log", partitions=2).sink()
                 if kind == "log"
-                else hf.SQLite(
-                    f"{folder}/out.db",
-                    "out",
-                    KEY if upsert else None,
-                    "idempotent" if kind == "idempotent" else "transactional",
-                )
+                else made(f"{folder}/out.db", "out", KEY if upsert else None, delivery)
             )
             sink.prepare(SCHEMA, KEY if upsert else None)
             wanted: dict[tuple[int, Tag], RowDigest] = {}
