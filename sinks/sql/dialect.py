@@ -208,7 +208,7 @@ class Dialect(Protocol):
         """Return what a name is: "table", or another word such as "view"; None if nothing is called so."""
 
     def columns(self, db: Connection, table: str) -> list[Column]:
-        """Return the columns of a table, in order; none if there is no such table."""
+        """Return the columns of a table, in order, without `row_order`; none if there is no such table."""
 
     def loosely_compared(self, db: Connection, table: str) -> dict[str, str]:
         """Return columns of the primary key that take different texts as the same one.
@@ -221,11 +221,11 @@ class Dialect(Protocol):
 
     @property
     def row_order(self) -> str:
-        """The name under which `holdfast_undo` and a staging without a key number their rows."""
+        """The column that numbers the rows of `holdfast_undo`, and of a staging without a key, as they are added."""
 
     @property
-    def undo_column(self) -> str:
-        """The declaration of that column for `holdfast_undo`, with a comma behind; "" if every table has it."""
+    def row_order_column(self) -> str:
+        """Its declaration, for tables without a key too; "" if every table has it. `columns` leaves it out."""
 
     def row_number(self, db: Connection, table: str) -> str | None:
         """Return the name of the number that identifies each row of a user's table; None if it has none."""
@@ -246,7 +246,11 @@ class Dialect(Protocol):
         """Remove its rows."""
 
     def load(self, db: Connection, staging: Staging, rows: Iterable[tuple[Value, ...]]) -> None:
-        """Add rows of canonical values, in the order of its columns. The fastest way that the database has."""
+        """Add rows of canonical values, in the order of its columns, by the fastest way that the database has.
+
+        Args:
+            rows: Runs no statement of this connection; it may read the result of an earlier one.
+        """
 
     def upsert(self, db: Connection, put: Upsert) -> int:
         """Put rows; return how many were added or replaced. Where one is put, it is locked until the commit."""

@@ -198,9 +198,10 @@ class _Undoing:
         restored = Staging(s.dialect.temporary(RESTORED), columns, self.table.key_names)
         s.dialect.create_staging(s.db, restored)
         names = self.table.key_names + tuple(column.name for column in self.table.values)
+        images = self._changes()
 
         def rows() -> Iterator[tuple[Value, ...]]:
-            for text, changes in groupby(self._changes(), key=itemgetter(0)):
+            for text, changes in groupby(images, key=itemgetter(0)):
                 taken = take_back(
                     Change((place, writer, Tag(timeline, epoch)), before, bool(undone))
                     for _, place, writer, timeline, epoch, before, undone in changes

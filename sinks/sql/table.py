@@ -159,6 +159,8 @@ def create_table(where: str, dialect: Dialect, table: str, schema: pa.Schema, ke
     ]
     if key is not None:
         columns.append(f"PRIMARY KEY ({', '.join(map(dialect.quoted, key))})")
+    elif dialect.row_order_column:
+        columns.append(dialect.row_order_column)
     return f"CREATE TABLE {dialect.table(table)} ({', '.join(columns)})"
 
 

@@ -62,9 +62,10 @@ def create_horizon(dialect: Dialect) -> str:
 
 def create_undo(dialect: Dialect) -> str:
     """Return the statement that creates the table of before-images, unless it exists."""
+    number = f"{dialect.row_order_column},\n    " if dialect.row_order_column else ""
     return f"""\
 CREATE TABLE IF NOT EXISTS {dialect.own(UNDO)} (
-    {dialect.undo_column}job TEXT NOT NULL,
+    {number}job TEXT NOT NULL,
     sink TEXT NOT NULL,
     writer INTEGER NOT NULL,
     timeline BIGINT NOT NULL,

@@ -86,7 +86,7 @@ class SQLiteDialect:
     keeps_nan = False
     limits = Limits(COLUMNS_MAX, reserved=("sqlite_",))
     row_order = "rowid"
-    undo_column = ""
+    row_order_column = ""
     renumbered_by = " (VACUUM does)"
     hold = ""
     errors = sqlite3.Error

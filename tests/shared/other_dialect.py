@@ -40,11 +40,13 @@ class Numbered:
     def __init__(self, path: str, mode: str) -> None:
         self.sqlite = file.connect(path, mode)
         self.seen: list[str] = []
+        self.loading = False
         for function in (time_text, day_text, flag_number):
             self.sqlite.create_function(function.__name__, 1, function, deterministic=True)
         self.sqlite.create_function("row_text", -1, row_text, deterministic=True)
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> Cursor:
+        assert not self.loading, "a bulk load has the connection for itself"
         self.seen.append(sql)
         return self.sqlite.execute(sql, _named(values))
 
@@ -101,7 +103,7 @@ class OtherDialect:
     keeps_nan = False
     limits = Limits(columns=20, name_bytes=63, reserved=("pg_",))
     row_order = "_rowid_"
-    undo_column = ""
+    row_order_column = ""
     renumbered_by = ""
     hold = HOLD
     errors = sqlite3.Error
@@ -188,7 +190,10 @@ class OtherDialect:
     def load(self, db: Connection, staging: Staging, rows: Iterable[tuple[Value, ...]]) -> None:
         marks = ", ".join(self.mark(place) for place in range(1, len(staging.columns) + 1))
         stored = ([self.bound(c, value) for c, value in zip(staging.columns, row, strict=True)] for row in rows)
+        numbered = cast(Numbered, db)
+        numbered.loading = True
         db.executemany(f"INSERT INTO {staging.name} VALUES ({marks})", stored)
+        numbered.loading = False
         if staging.key:
             key = ", ".join(map(self.quoted, staging.key))
             last = f"SELECT max(_rowid_) FROM {staging.name} GROUP BY {key}"
