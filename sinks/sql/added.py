@@ -43,14 +43,14 @@ class AddedRange:
 _RANGE = msgspec.json.Decoder(AddedRange)
 
 
-def add_rows(s: Session, table: Stored, number: str | None, staged: str, tag: tags.TagRow) -> None:
-    """Add all staged rows to the table, in order, and record which they are.
+def add_rows(s: Session, table: Stored, number: str | None, loaded: str, tag: tags.TagRow) -> None:
+    """Add all loaded rows to the table, in order, and record which they are.
 
     Args:
         number: The name of the rows' number in the table; None: they have none.
     """
     named = s.listed(table.names)
-    insert = f"INSERT INTO {table.name} ({named}) SELECT {named} FROM {staged} ORDER BY {s.dialect.row_order}"
+    insert = f"INSERT INTO {table.name} ({named}) SELECT {named} FROM {loaded} ORDER BY {s.dialect.row_order}"
     if number is None:
         s.execute(insert)
         tags.lose(s, tag)

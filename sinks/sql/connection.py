@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.sinks.contract import OP, PUT
-from holdfast.sinks.sql.dialect import Column, Connection, Missing, Staging, translated
+from holdfast.sinks.sql.dialect import Column, Connection, Missing, TemporaryTable, translated
 from holdfast.sinks.sql.session import Session
 from holdfast.sinks.sql.table import SqlTable, Stored, stored
 from holdfast.sinks.sql.values import Value, columns_of, rows_of
@@ -41,7 +41,7 @@ class WriterConnection:
         self.db: Connection | None = None
         self._place: Hashable = None
         self._stored: Stored | None = None
-        self._staged: dict[int, Staging] = {}
+        self._incoming: dict[int, TemporaryTable] = {}
 
     @property
     def table(self) -> Stored:
@@ -65,36 +65,36 @@ class WriterConnection:
             self.db.close()
             self.db = None
 
-    def staging(self, n: int = 0) -> Staging:
+    def incoming(self, n: int = 0) -> TemporaryTable:
         """Return the temporary table for the n-th of the epochs that are delivered together."""
-        if n not in self._staged:
+        if n not in self._incoming:
             assert self.db is not None
             table, dialect = self.table, self._sink.dialect
             name = dialect.temporary(INCOMING if n == 0 else f"{INCOMING}_{n}")
             columns = (*table.columns, Column(OP, "INTEGER"))
-            staging = Staging(name, columns, self._sink.key or ())
-            dialect.create_staging(self.db, staging)
-            self._staged[n] = staging
-        return self._staged[n]
+            made = TemporaryTable(name, columns, self._sink.key or ())
+            dialect.create_temporary(self.db, made)
+            self._incoming[n] = made
+        return self._incoming[n]
 
-    def load(self, s: Session, staging: Staging, batches: Iterable[pa.RecordBatch]) -> int:
+    def load(self, s: Session, to: TemporaryTable, batches: Iterable[pa.RecordBatch]) -> int:
         """Fill a temporary table; return the number of rows given. In a keyed table the last row of a key stays."""
-        loaded, names = 0, [column.name for column in staging.columns]
+        count, names = 0, [column.name for column in to.columns]
 
         def rows(batch: pa.RecordBatch) -> Iterable[tuple[Value, ...]]:
-            nonlocal loaded
+            nonlocal count
             assert set(columns_of(batch.schema)) == set(self.table.names), "the batch has other columns"
             self._sink.accept(batch)
             if OP not in batch.schema.names:
                 batch = batch.append_column(OP, pa.repeat(pa.scalar(PUT, pa.int8()), batch.num_rows))
-            loaded += batch.num_rows
+            count += batch.num_rows
             return rows_of(batch, names)
 
         s.dialect.begin_read(s.db)
-        s.dialect.clear(s.db, staging)
-        s.dialect.load(s.db, staging, chain.from_iterable(map(rows, batches)))
+        s.dialect.clear(s.db, to)
+        s.dialect.load(s.db, to, chain.from_iterable(map(rows, batches)))
         s.commit()
-        return loaded
+        return count
 
     def _opened(self) -> Connection:
         place = self._identity()
@@ -107,9 +107,9 @@ class WriterConnection:
             )
         if self.db is None:
             self.db = self._sink.dialect.connect("deliver")
-            self._place, self._staged = place, {}
+            self._place, self._incoming = place, {}
             self._stored = self._found(Session(self._sink.dialect, self.db))
-            self.staging()
+            self.incoming()
         return self.db
 
     def _identity(self) -> Hashable:

@@ -9,7 +9,7 @@ connection. Rows travel as canonical values (values.py); the dialect alone knows
 Invariants
     - Names reach a statement only through `quoted`, `table`, `own` and `temporary`; values only as parameters.
     - What a write transaction has read of rows that it changes, and of rows that it holds, is still so when it commits.
-    - The order of `row_order` is the order in which one connection added rows, and in which rows of one key were added.
+    - `row_order` is the order in which one connection added rows, and in which before-images of one key were added.
     - A driver's error that has no meaning here is a bug, and is raised as it is.
 
 Pure: no clock, thread or I/O. PROTOCOL P17; docs/design/0034-sql-dialects.md.
@@ -75,7 +75,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Staging:
+class TemporaryTable:
     """A temporary table, which only its connection sees.
 
     Args:
@@ -221,7 +221,7 @@ class Dialect(Protocol):
 
     @property
     def row_order(self) -> str:
-        """The column that numbers the rows of `holdfast_undo`, and of a staging without a key, as they are added."""
+        """The column that numbers the rows of `holdfast_undo`, and of tables without a key, as they are added."""
 
     @property
     def row_order_column(self) -> str:
@@ -239,13 +239,13 @@ class Dialect(Protocol):
 
     # -- writing
 
-    def create_staging(self, db: Connection, staging: Staging) -> None:
+    def create_temporary(self, db: Connection, table: TemporaryTable) -> None:
         """Create a temporary table."""
 
-    def clear(self, db: Connection, staging: Staging) -> None:
+    def clear(self, db: Connection, table: TemporaryTable) -> None:
         """Remove its rows."""
 
-    def load(self, db: Connection, staging: Staging, rows: Iterable[tuple[Value, ...]]) -> None:
+    def load(self, db: Connection, table: TemporaryTable, rows: Iterable[tuple[Value, ...]]) -> None:
         """Add rows of canonical values, in the order of its columns, by the fastest way that the database has.
 
         Args:

@@ -93,7 +93,7 @@ class ImmediateSqlTarget:
         assert self._sink.key is not None, "checked when the job was planned"
         rows = last_per_key(pa.Table.from_batches(batches), self._sink.key)
         with self._connection.session() as s:
-            self._connection.load(s, self._connection.staging(), rows.to_batches())
+            self._connection.load(s, self._connection.incoming(), rows.to_batches())
             self._fault("before_begin")
             s.dialect.begin_write(s.db)
             if not self._moved(s, origin, offset):
@@ -180,7 +180,7 @@ class ImmediateSqlTarget:
 
     def _refuse_elsewhere(self, s: Session, origin: Origin) -> None:
         """Look for keys whose row or tombstone carries a tag of this job with another origin."""
-        table, staged = self._connection.table, self._connection.staging().name
+        table, loaded = self._connection.table, self._connection.incoming().name
         ours, prefix, key = f"{self._owner.job_uuid}/", self._prefix(origin), s.dialect.row_json("i", table.key)
 
         def strange(given: Given, tag: str) -> str:
@@ -189,14 +189,14 @@ class ImmediateSqlTarget:
 
         given, tag = s.given(), f"t.{s.quoted(TAG_COLUMN)}"
         found = s.execute(
-            f"SELECT {key}, {tag} FROM {staged} i JOIN {table.name} t ON {s.same('t', 'i', table.key_names)} "
+            f"SELECT {key}, {tag} FROM {loaded} i JOIN {table.name} t ON {s.same('t', 'i', table.key_names)} "
             f"WHERE {strange(given, tag)}",
             given,
         ).fetchone()
         if found is None:
             given = s.given()
             found = s.execute(
-                f"SELECT d.{s.quoted('key')}, d.tag FROM {staged} i JOIN {s.own(TOMBSTONE)} d "
+                f"SELECT d.{s.quoted('key')}, d.tag FROM {loaded} i JOIN {s.own(TOMBSTONE)} d "
                 f"ON d.{s.quoted('table')} = {given(self._row_tags(s, origin).named)} AND d.{s.quoted('key')} = {key} "
                 f"WHERE {strange(given, 'd.tag')}",
                 given,
@@ -206,17 +206,17 @@ class ImmediateSqlTarget:
 
     def _apply(self, s: Session, origin: Origin, tag: str) -> int:
         """Apply what is newer; return how many keys are deleted."""
-        row_tags, staged = self._row_tags(s, origin), self._connection.staging().name
+        row_tags, loaded = self._row_tags(s, origin), self._connection.incoming().name
         row_tags.leave_out(tag, after_all(self._prefix(origin)))
         row_tags.bury(tag)
-        change(s, self._connection.table, staged, f"{OP} = {DELETE}", f"{OP} = {PUT}", tag)
-        deletes: int = s.execute(f"SELECT count(*) FROM {staged} WHERE {OP} = {DELETE}").fetchone()[0]
+        change(s, self._connection.table, loaded, f"{OP} = {DELETE}", f"{OP} = {PUT}", tag)
+        deletes: int = s.execute(f"SELECT count(*) FROM {loaded} WHERE {OP} = {DELETE}").fetchone()[0]
         return deletes
 
     def _row_tags(self, s: Session, origin: Origin) -> RowTags:
         who = Writer(self._owner.sink, Subtask(origin.partition))
-        staged = self._connection.staging().name
-        return RowTags(s, self._connection.table, self._sink.table, staged, self._owner.job_uuid, who)
+        loaded = self._connection.incoming().name
+        return RowTags(s, self._connection.table, self._sink.table, loaded, self._owner.job_uuid, who)
 
 
 def refuse_fenced(sink: SqlTable, job_uuid: str | None, name: str) -> None:

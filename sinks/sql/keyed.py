@@ -1,4 +1,4 @@
-"""Changes of a table with a key: before-images, and putting and deleting staged rows, a whole set at a time.
+"""Changes of a table with a key: before-images, and putting and deleting loaded rows, a whole set at a time.
 
 Source: PROTOCOL P21 (before-images are written in the delivery's transaction).
 """
@@ -11,8 +11,8 @@ from holdfast.sinks.sql.session import Session
 from holdfast.sinks.sql.table import TAG_COLUMN, Stored
 
 
-def record_before(s: Session, table: Stored, staged: str, tag: tags.TagRow) -> None:
-    """Write one before-image per staged key, in key order; `before` is NULL where there is no row."""
+def record_before(s: Session, table: Stored, loaded: str, tag: tags.TagRow) -> None:
+    """Write one before-image per loaded key, in key order; `before` is NULL where there is no row."""
     order = ", ".join(f"i.{s.quoted(name)}" for name in table.key_names)
     given = s.given()
     s.execute(
@@ -20,24 +20,24 @@ def record_before(s: Session, table: Stored, staged: str, tag: tags.TagRow) -> N
         f"SELECT {given(*tag)}, row_number() OVER (ORDER BY {order}) - 1, {s.dialect.row_json('i', table.key)}, "
         f"CASE WHEN t.{s.quoted(table.key_names[0])} IS NULL THEN NULL "
         f"ELSE {s.dialect.row_json('t', table.values)} END "
-        f"FROM {staged} i LEFT JOIN {table.name} t ON {s.same('t', 'i', table.key_names)} ORDER BY {order}",
+        f"FROM {loaded} i LEFT JOIN {table.name} t ON {s.same('t', 'i', table.key_names)} ORDER BY {order}",
         given,
     )
 
 
-def change(s: Session, table: Stored, staged: str, deletes: str, puts: str, row_tag: str | None) -> None:
-    """Delete the rows under some of the staged keys, and put the others' rows.
+def change(s: Session, table: Stored, loaded: str, deletes: str, puts: str, row_tag: str | None) -> None:
+    """Delete the rows under some of the loaded keys, and put the others' rows.
 
     Args:
-        staged: A temporary table with the columns of the stream.
+        loaded: A temporary table with the columns of the stream.
         deletes: The condition of those whose row is deleted.
         puts: The condition of those whose row is put.
         row_tag: The tag that a row carries from now on; None: rows carry none.
     """
     key, names, given = s.listed(table.key_names), table.names, s.given()
-    s.execute(f"DELETE FROM {table.name} WHERE ({key}) IN (SELECT {key} FROM {staged} WHERE {deletes})")
+    s.execute(f"DELETE FROM {table.name} WHERE ({key}) IN (SELECT {key} FROM {loaded} WHERE {deletes})")
     source = s.listed(names)
     if row_tag is not None:
         names, source = (*names, TAG_COLUMN), f"{source}, {given(row_tag)}"
-    source = f"SELECT {source} FROM {staged} WHERE {puts} ORDER BY {key}"
+    source = f"SELECT {source} FROM {loaded} WHERE {puts} ORDER BY {key}"
     s.dialect.upsert(s.db, Upsert(table.name, names, table.key_names, source, given.values))

@@ -32,7 +32,7 @@ from holdfast.model import Epoch, Tag, Timeline, Writer
 from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
 from holdfast.sinks.sql import owners, tags
 from holdfast.sinks.sql.added import AddedRange, digest, range_of
-from holdfast.sinks.sql.dialect import Column, Missing, Staging, translated
+from holdfast.sinks.sql.dialect import Column, Missing, TemporaryTable, translated
 from holdfast.sinks.sql.keyed import change
 from holdfast.sinks.sql.row_tags import GONE, LAST_TAG, LAST_WRITER, bury_repaired, changed_by_others, row_tag
 from holdfast.sinks.sql.session import Given, Session
@@ -195,8 +195,8 @@ class _Undoing:
             *(*self.table.key, *self.table.values),
             *(Column(GONE, "INTEGER"), Column(LAST_TAG, s.dialect.tag_type), Column(LAST_WRITER, "INTEGER")),
         )
-        restored = Staging(s.dialect.temporary(RESTORED), columns, self.table.key_names)
-        s.dialect.create_staging(s.db, restored)
+        restored = TemporaryTable(s.dialect.temporary(RESTORED), columns, self.table.key_names)
+        s.dialect.create_temporary(s.db, restored)
         names = self.table.key_names + tuple(column.name for column in self.table.values)
         images = self._changes()
 

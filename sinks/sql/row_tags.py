@@ -27,7 +27,7 @@ from holdfast.sinks.sql.table import TAG_COLUMN, Stored
 
 TOMBSTONE = "holdfast_tombstone"
 GONE, LAST_TAG, LAST_WRITER = "_holdfast_gone", "_holdfast_last_tag", "_holdfast_last_writer"
-"""Columns of a repair's staged rows. 1: the row is deleted. Tag and writer of its last change, which is taken back."""
+"""Columns of a repair's loaded rows. 1: the row is deleted. Tag and writer of its last change, which is taken back."""
 _COLUMNS = ("table", "key", "tag", "sink", "writer")
 _KEY = ("table", "key")
 _TIMELINE_DIGITS, _EPOCH_DIGITS = 10, 16
@@ -63,13 +63,13 @@ class RowTags:
     Args:
         table: The user's table.
         name: Its name, as the user gave it.
-        staged: The temporary table that holds a delivery's rows, as SQL names it.
+        loaded: The temporary table that holds a delivery's rows, as SQL names it.
         job_uuid: The job; only its own tags compare.
         writer: The writer that delivers.
     """
 
-    def __init__(self, s: Session, table: Stored, name: str, staged: str, job_uuid: str, writer: Writer) -> None:
-        self._s, self._table, self._staged = s, table, staged
+    def __init__(self, s: Session, table: Stored, name: str, loaded: str, job_uuid: str, writer: Writer) -> None:
+        self._s, self._table, self._loaded = s, table, loaded
         self.named = s.dialect.folded(name)
         """The table, as `holdfast_tombstone` names it."""
         self._job, self._writer = job_uuid, writer
@@ -82,14 +82,14 @@ class RowTags:
         """Delete from the delivery the keys whose tag lies between these two."""
         s, given = self._s, self._s.given()
         s.execute(
-            f"DELETE FROM {self._staged} AS i WHERE EXISTS (SELECT 1 FROM {self._table.name} AS t "
+            f"DELETE FROM {self._loaded} AS i WHERE EXISTS (SELECT 1 FROM {self._table.name} AS t "
             f"WHERE {s.same('t', 'i', self._table.key_names)} "
             f"AND t.{s.quoted(TAG_COLUMN)} BETWEEN {given(first)} AND {given(last)})",
             given,
         )
         given = s.given()
         s.execute(
-            f"DELETE FROM {self._staged} AS i WHERE EXISTS (SELECT 1 FROM {s.own(TOMBSTONE)} AS d "
+            f"DELETE FROM {self._loaded} AS i WHERE EXISTS (SELECT 1 FROM {s.own(TOMBSTONE)} AS d "
             f"WHERE d.{s.quoted('table')} = {given(self.named)} AND d.{s.quoted('key')} = {self._key('i')} "
             f"AND d.tag BETWEEN {given(first)} AND {given(last)})",
             given,
@@ -101,10 +101,10 @@ class RowTags:
         Args:
             text: The tag, as a row would carry it.
         """
-        unbury(self._s, self.named, self._key("i"), f"{self._staged} AS i WHERE i.{OP} = {PUT}")
+        unbury(self._s, self.named, self._key("i"), f"{self._loaded} AS i WHERE i.{OP} = {PUT}")
         given = self._s.given()
         values = f"{given(self.named)}, {self._key('i')}, {given(text, self._writer.sink, self._writer.subtask)}"
-        source = f"SELECT {values} FROM {self._staged} AS i WHERE i.{OP} = {DELETE}"
+        source = f"SELECT {values} FROM {self._loaded} AS i WHERE i.{OP} = {DELETE}"
         self._s.dialect.upsert(self._s.db, Upsert(self._s.own(TOMBSTONE), _COLUMNS, _KEY, source, given.values))
 
     def forget(self, through: Tag) -> None:

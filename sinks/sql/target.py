@@ -42,7 +42,7 @@ from holdfast.sinks.owners import NEVER, Claim, check_continues
 from holdfast.sinks.sql import owners, tags
 from holdfast.sinks.sql.added import add_rows
 from holdfast.sinks.sql.connection import WriterConnection
-from holdfast.sinks.sql.dialect import Staging
+from holdfast.sinks.sql.dialect import TemporaryTable
 from holdfast.sinks.sql.keyed import change, record_before
 from holdfast.sinks.sql.row_tags import RowTags, row_tag
 from holdfast.sinks.sql.session import Session
@@ -75,8 +75,8 @@ class SqlTarget:
             standing = self._look(s)
             if standing is not None and standing >= first:
                 return already(self._where, first, standing)
-            staged = [self._connection.staging(n) for n in range(len(epochs))]
-            rows = [self._connection.load(s, to, epoch.batches) for to, epoch in zip(staged, epochs, strict=True)]
+            loaded = [self._connection.incoming(n) for n in range(len(epochs))]
+            rows = [self._connection.load(s, to, epoch.batches) for to, epoch in zip(loaded, epochs, strict=True)]
             self._fault("before_begin")
             s.dialect.begin_write(s.db)
             if not self._moved(s, first, last, known):
@@ -88,12 +88,12 @@ class SqlTarget:
                 if n:
                     self._fault("between_epochs")
                 if rows[n]:
-                    self._apply(s, staged[n], epoch.tag)
+                    self._apply(s, loaded[n], epoch.tag)
             self._fault("before_commit")
             s.commit()
             self._fault("after_commit")
-            for staging in staged:
-                s.dialect.clear(s.db, staging)
+            for each in loaded:
+                s.dialect.clear(s.db, each)
             return Delivered(sum(rows))
 
     def forget(self, through: Tag) -> None:
@@ -103,7 +103,7 @@ class SqlTarget:
             self._check_owner(s, hold=True)
             tags.forget(s, tags.tag_row(self._job, self._writer, through))
             if self._sink.tags_rows:
-                self._row_tags(s, self._connection.staging()).forget(through)
+                self._row_tags(s, self._connection.incoming()).forget(through)
             s.commit()
 
     def close(self) -> None:
@@ -152,18 +152,18 @@ class SqlTarget:
             )
         return already(self._where, tag, standing)
 
-    def _row_tags(self, s: Session, staging: Staging) -> RowTags:
-        return RowTags(s, self._connection.table, self._sink.table, staging.name, self._job, self._writer)
+    def _row_tags(self, s: Session, loaded: TemporaryTable) -> RowTags:
+        return RowTags(s, self._connection.table, self._sink.table, loaded.name, self._job, self._writer)
 
-    def _apply(self, s: Session, staging: Staging, tag: Tag) -> None:
+    def _apply(self, s: Session, loaded: TemporaryTable, tag: Tag) -> None:
         table, of_tag = self._connection.table, tags.tag_row(self._job, self._writer, tag)
         if not table.key:
-            add_rows(s, table, s.dialect.row_number(s.db, self._sink.table), staging.name, of_tag)
+            add_rows(s, table, s.dialect.row_number(s.db, self._sink.table), loaded.name, of_tag)
             return
         carried = row_tag(self._job, tag) if self._sink.tags_rows else None
         if carried is not None:
-            row_tags = self._row_tags(s, staging)
+            row_tags = self._row_tags(s, loaded)
             row_tags.leave_out_older(tag)
             row_tags.bury(carried)
-        record_before(s, table, staging.name, of_tag)
-        change(s, table, staging.name, f"{OP} = {DELETE}", f"{OP} = {PUT}", carried)
+        record_before(s, table, loaded.name, of_tag)
+        change(s, table, loaded.name, f"{OP} = {DELETE}", f"{OP} = {PUT}", carried)

@@ -27,7 +27,7 @@ from typing import TypeVar, cast
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
-from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, Staging, Upsert, on_conflict
+from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, TemporaryTable, Upsert, on_conflict
 from holdfast.sinks.sql.values import TIMESTAMP, Value
 from holdfast.sinks.sqlite import file, queue
 
@@ -174,21 +174,21 @@ class SQLiteDialect:
         """See Dialect.numbering. VACUUM raises the version of the schema."""
         return db.execute("PRAGMA schema_version").fetchone()[0]
 
-    def create_staging(self, db: Connection, staging: Staging) -> None:
-        """See Dialect.create_staging."""
-        columns = [f"{self.quoted(column.name)} {column.declared}" for column in staging.columns]
-        if staging.key:
-            columns.append(f"PRIMARY KEY ({', '.join(map(self.quoted, staging.key))})")
-        db.execute(f"CREATE TABLE {staging.name} ({', '.join(columns)}){' WITHOUT ROWID' if staging.key else ''}")
+    def create_temporary(self, db: Connection, table: TemporaryTable) -> None:
+        """See Dialect.create_temporary."""
+        columns = [f"{self.quoted(column.name)} {column.declared}" for column in table.columns]
+        if table.key:
+            columns.append(f"PRIMARY KEY ({', '.join(map(self.quoted, table.key))})")
+        db.execute(f"CREATE TABLE {table.name} ({', '.join(columns)}){' WITHOUT ROWID' if table.key else ''}")
 
-    def clear(self, db: Connection, staging: Staging) -> None:
+    def clear(self, db: Connection, table: TemporaryTable) -> None:
         """See Dialect.clear."""
-        db.execute(f"DELETE FROM {staging.name}")
+        db.execute(f"DELETE FROM {table.name}")
 
-    def load(self, db: Connection, staging: Staging, rows: Iterable[tuple[Value, ...]]) -> None:
+    def load(self, db: Connection, table: TemporaryTable, rows: Iterable[tuple[Value, ...]]) -> None:
         """See Dialect.load."""
-        verb, marks = "INSERT OR REPLACE" if staging.key else "INSERT", ", ".join("?" * len(staging.columns))
-        db.executemany(f"{verb} INTO {staging.name} VALUES ({marks})", rows)
+        verb, marks = "INSERT OR REPLACE" if table.key else "INSERT", ", ".join("?" * len(table.columns))
+        db.executemany(f"{verb} INTO {table.name} VALUES ({marks})", rows)
 
     def upsert(self, db: Connection, put: Upsert) -> int:
         """See Dialect.upsert."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from holdfast.errors import HoldfastError
-from holdfast.sinks.sql.dialect import Column, Connection, Cursor, Limits, Missing, Purpose, Staging, Upsert
+from holdfast.sinks.sql.dialect import Column, Connection, Cursor, Limits, Missing, Purpose, TemporaryTable, Upsert
 from holdfast.sinks.sql.sink import TableSink
 from holdfast.sinks.sql.values import Value, real_as_json
 from holdfast.sinks.sqlite import file, queue
@@ -180,24 +180,24 @@ class OtherDialect:
     def numbering(self, db: Connection) -> object:
         return db.execute("PRAGMA schema_version").fetchone()[0]
 
-    def create_staging(self, db: Connection, staging: Staging) -> None:
-        columns = ", ".join(f"{self.quoted(column.name)} {column.declared}" for column in staging.columns)
-        db.execute(f"CREATE TABLE {staging.name} ({columns})")
+    def create_temporary(self, db: Connection, table: TemporaryTable) -> None:
+        columns = ", ".join(f"{self.quoted(column.name)} {column.declared}" for column in table.columns)
+        db.execute(f"CREATE TABLE {table.name} ({columns})")
 
-    def clear(self, db: Connection, staging: Staging) -> None:
-        db.execute(f"DELETE FROM {staging.name} WHERE 1 = 1")
+    def clear(self, db: Connection, table: TemporaryTable) -> None:
+        db.execute(f"DELETE FROM {table.name} WHERE 1 = 1")
 
-    def load(self, db: Connection, staging: Staging, rows: Iterable[tuple[Value, ...]]) -> None:
-        marks = ", ".join(self.mark(place) for place in range(1, len(staging.columns) + 1))
-        stored = ([self.bound(c, value) for c, value in zip(staging.columns, row, strict=True)] for row in rows)
+    def load(self, db: Connection, table: TemporaryTable, rows: Iterable[tuple[Value, ...]]) -> None:
+        marks = ", ".join(self.mark(place) for place in range(1, len(table.columns) + 1))
+        stored = ([self.bound(c, value) for c, value in zip(table.columns, row, strict=True)] for row in rows)
         numbered = cast(Numbered, db)
         numbered.loading = True
-        db.executemany(f"INSERT INTO {staging.name} VALUES ({marks})", stored)
+        db.executemany(f"INSERT INTO {table.name} VALUES ({marks})", stored)
         numbered.loading = False
-        if staging.key:
-            key = ", ".join(map(self.quoted, staging.key))
-            last = f"SELECT max(_rowid_) FROM {staging.name} GROUP BY {key}"
-            db.execute(f"DELETE FROM {staging.name} WHERE _rowid_ NOT IN ({last})")
+        if table.key:
+            key = ", ".join(map(self.quoted, table.key))
+            last = f"SELECT max(_rowid_) FROM {table.name} GROUP BY {key}"
+            db.execute(f"DELETE FROM {table.name} WHERE _rowid_ NOT IN ({last})")
 
     def upsert(self, db: Connection, put: Upsert) -> int:
         """Merge what is given with the rows that are there, then delete and insert what changes."""
