@@ -53,12 +53,13 @@ class PushedSource:
     def __init__(self, name: str, schema: pa.Schema, rng: random.Random) -> None:
         self.name, self.schema, self._random = name, schema, rng
         self.where = f"source {name!r}"
-        self.tables: list[pa.Table] = [schema.empty_table() for _ in range(PARTITIONS)]
+        self.tables: list[pa.Table] = []
         self.over = False
         self.read_again = 0
         """Records that were read again after a recovery to an earlier epoch."""
-        self._read_to = [0] * PARTITIONS
-        self._marks: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
+        self._read_to: list[int] = []
+        self._marks: dict[int, list[tuple[int, int]]] = {}
+        self.add_partitions(PARTITIONS)
 
     def check(self) -> None:
         """Nothing outside needs a check."""
@@ -74,9 +75,16 @@ class PushedSource:
     def changed(self, identity: str) -> str | None:
         """The source never changes."""
 
+    def add_partitions(self, count: int) -> None:
+        """Add empty partitions."""
+        for _ in range(count):
+            self._marks[len(self.tables)] = []
+            self.tables.append(self.schema.empty_table())
+            self._read_to.append(0)
+
     def partitions(self) -> list[int]:
         """Return all partitions."""
-        return list(range(PARTITIONS))
+        return list(range(len(self.tables)))
 
     def end_offsets(self) -> dict[int, int]:
         """Return how many records were pushed."""
@@ -164,13 +172,29 @@ class TestDriver:
                 datetime without a time zone.
         """
         pushed = self._source(source)
-        if not 0 <= partition < PARTITIONS:
+        if not 0 <= partition < len(pushed.tables):
             raise ConfigError(
                 f"source {source!r} has no partition {partition}",
-                next_step=f"push to one of 0 to {PARTITIONS - 1}",
+                next_step=f"push to one of 0 to {len(pushed.tables) - 1}, or add_partitions({source!r}) first",
             )
         pushed.tables[partition] = pa.concat_tables([pushed.tables[partition], _table_of(source, pushed.schema, rows)])
         self._settle()
+
+    def add_partitions(self, source: str, count: int = 1) -> None:
+        """Add empty partitions to a source; return when the job has discovered them and reads them.
+
+        A source has four partitions, 0 to 3; new ones follow. The job closes an epoch for them.
+
+        Raises:
+            ConfigError: no such source.
+            JobFailed: the job must not read more partitions of it.
+        """
+        pushed = self._source(source)
+        pushed.add_partitions(count)
+        wanted = {(source, partition) for partition in pushed.partitions()}
+        while not wanted <= self._read():
+            self.cluster.pass_time(0.25)
+            self._check()
 
     def watermark(self, source: str, at: datetime) -> None:
         """Set the watermark of every partition of a source to `at`, after all records pushed so far.
@@ -299,6 +323,11 @@ class TestDriver:
             if hosted.subtask == subtask:
                 return worker
         raise ConfigError(f"no worker runs subtask {subtask}", next_step="recover() first, or name another subtask")
+
+    def _read(self) -> set[tuple[str, int]]:
+        """Return the partitions that some worker reads."""
+        workers = self.cluster.driver.state.workers.values()
+        return {(at.source, at.partition) for hosted in workers for at in hosted.progress.positions}
 
     def _delivered(self) -> bool:
         phase = self.cluster.driver.state.running
