@@ -24,7 +24,7 @@ from holdfast.storage.objects import LocalObjects
 
 pytestmark = pytest.mark.e2e
 
-JOB = Path(__file__).with_name("growing_job.py")
+JOB = Path(__file__).with_name("discovering_job.py")
 FLAGS = ("--master", "local[4]")
 EVERY = {"HOLDFAST_PARTITION_DISCOVERY_MS": "200"}
 SCHEMA = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("n", pa.int64(), nullable=False)])

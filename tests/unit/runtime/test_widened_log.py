@@ -17,12 +17,12 @@ from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import SourcePosition
 from holdfast.runtime.audit import checks, reading
 from holdfast.runtime.cli.operate.events import events_of
-from holdfast.runtime.cli.operate.history import open_job
 from holdfast.runtime.cli.start.plan import obstacles
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.job import status
 from holdfast.runtime.job.explain import findings
+from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
