@@ -40,9 +40,9 @@ The requested ending of the run (`Master.ending`) and the requested rewind (`Mas
 recovery in between does not undo them.
 
 The parts, all pure: state.py (the state and the effects), gathering.py (from a start to the deployment), deployment.py
-(values derived from the state), partitions.py (what is read, and by whom), failover.py (losses, the restart limit,
-launches), rewinding.py, retention.py (expiry), requests.py (requests of users), invariants.py (invariants between two
-events). Scripts of events with the effects that follow are in tests/transcripts/master.
+(values derived from the state), partitions.py (which partitions are read, and by which subtask), failover.py (losses,
+the restart limit, launches), rewinding.py, retention.py (expiry), requests.py (requests of users), invariants.py
+(invariants between two events). Scripts of events with the effects that follow are in tests/transcripts/master.
 
 Invariants
     - Nothing is deployed before the log holds the start of this generation, `GenerationStarted` or `Rewound`.

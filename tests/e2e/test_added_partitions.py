@@ -24,7 +24,7 @@ from holdfast.storage.objects import LocalObjects
 
 pytestmark = pytest.mark.e2e
 
-JOB = Path(__file__).with_name("widened_job.py")
+JOB = Path(__file__).with_name("discovering_job.py")
 FLAGS = ("--master", "local[4]")
 EVERY = {"HOLDFAST_PARTITION_DISCOVERY_MS": "200"}
 SCHEMA = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
@@ -109,7 +109,7 @@ class TestALogThatGetsPartitions:
         assert given.differences() == []
         root = ("--root", str(tmp_path / "root"))
         events = [
-            each["cause"] for each in holdfast(tmp_path, "events", "widened", *root) if each["event"] == "partitions"
+            each["cause"] for each in holdfast(tmp_path, "events", "growing", *root) if each["event"] == "partitions"
         ]
         assert events[0] == "new partitions: rows 2, 3" and "9" in events[-1]
         lines = holdfast(tmp_path, "audit", str(JOB), *root)

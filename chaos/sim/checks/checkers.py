@@ -279,7 +279,7 @@ class Checks:
                     self._restore(done)
 
     def _everything(self) -> Cut:
-        """Return the cut that holds the whole input, even if a user asked the job to finish.
+        """Return the cut that holds the whole input, also if a user asked the job to finish.
 
         Partitions that were added after that request count only if they were read.
         """

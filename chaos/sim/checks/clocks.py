@@ -4,8 +4,8 @@ The offsets of a checkpoint determine both. Without idleness, a clock is between
 and the lowest of those that have more records; with idleness, no clock is above the highest watermark. On a channel,
 time never goes back, and neither does the clock of a key group from one checkpoint of a lineage to the next.
 
-A partition that is added while the job runs does not take time back: what comes of it may be late, however time stands.
-While it is in no checkpoint, time does not wait for it.
+A partition that is added while the job runs does not take time back: its records may be late at any time. While no
+checkpoint holds it, time does not wait for it.
 
 A run that reads to given ends does not wait for a partition that has no event time up to its end (0023). So the clocks
 of its checkpoints may be higher. A later run waits for that partition again; its clocks may be as high as those of the

@@ -18,7 +18,7 @@ from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.cli.start.run import add_job_arguments, flags_of
-from holdfast.runtime.config.settings import Settings, resolve
+from holdfast.runtime.config.settings import Settings, misspelt, resolve
 from holdfast.runtime.execution.results import with_places
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import open_objects
@@ -56,6 +56,8 @@ def handle(args: argparse.Namespace) -> int:
     against = plan_changes.changes(plan, settings, job, manifest, repository.records)
     if job is None or not job.finished:  # a finished job does not start again, so nothing can obstruct it
         against["refused"] += obstacles(plan, settings, () if manifest is None else manifest.positions)
+    for warning in misspelt(os.environ):
+        advise(f"Warning: {warning}")
     if args.json:
         print_json({**describe(plan), "settings": settings.describe(), "changes": against})
         return 0
