@@ -10,7 +10,7 @@ from holdfast.errors import ConfigError
 from holdfast.model import Epoch
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.delta import Delta
-from holdfast.state.tables.index import Rows
+from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.table import Columns, ColumnSpec, Table, TableSpec
 
 KEY = KeyType(("k",), (pa.int64(),))
@@ -110,11 +110,14 @@ class TestTable:
 
     def test_keeps_its_values_beyond_the_room_reserved_for_it(self) -> None:
         table = Table(SPEC, 128)
-        for slab in (table._flags, table._claims, *table._working.values(), *table._committed.values()):
-            slab.array = slab.array[:4].copy()
-        count(table, *range(3))
-        count(table, *range(100))
-        assert counts(table, *range(4)) == [2, 2, 2, 1]
+        for slab in (table._records, table._committed_values, table._opened):
+            slab._reserved = 0
+        count(table, *range(300))
+        table.freeze(ONE, NONE)
+        count(table, *range(3_000))
+        table.freeze(TWO, ONE)
+        assert counts(table, *range(298, 302)) == [2, 2, 1, 1]
+        assert [table.get_committed((number,)) for number in (299, 300)] == [{"count": 1, "low": 9.5}, None]
 
     def test_of_long_and_similar_texts_tells_them_apart(self) -> None:
         kind = KeyType(("k",), (pa.utf8(),))

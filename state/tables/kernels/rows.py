@@ -1,0 +1,495 @@
+"""Kernels that walk the rows of a batch: find or insert, mark as dirty, fold.
+
+A block of rows passes through four loops: hash the keys and prefetch their entries, probe and prefetch the records,
+compare the keys (insert what is absent) and mark, run every operation of the program over the block. So the cache
+misses of a block overlap, and the folds find their records in the first-level cache.
+
+Invariants
+    - A record is complete before the index names it.
+    - A kernel stops at the border of a block for which there is no room; its caller makes room and resumes there.
+
+Source: docs/design/0036-records-and-kernels.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from holdfast.state.compiled.jit import inner, kernel
+from holdfast.state.compiled.memory import (
+    address_of,
+    get,
+    get_f32,
+    get_f64,
+    get_u8,
+    is_valid,
+    prefetch,
+    put,
+    put_f32,
+    put_f64,
+    put_u8,
+    word_at,
+)
+from holdfast.state.compiled.sources import ADDRESS, FIELDS, OFFSET, VALIDITY
+from holdfast.state.tables.kernels.index import home_of, insert, is_old, move, remove
+from holdfast.state.tables.kernels.layout import (
+    BLOCK_ROWS,
+    FLAGS,
+    INPUT,
+    MOVED_PER_BLOCK,
+    OPERATION,
+    PROGRAM_FIELDS,
+    ROUND_SHIFT,
+    SHIFT,
+    WORD,
+    Control,
+    Do,
+    Flag,
+)
+
+_BITS, _OLD_BITS, _MOVED, _COUNT, _HIGH, _FREE, _OPENED, _ARENA = (
+    int(Control[name]) for name in ("BITS", "OLD_BITS", "MOVED", "COUNT", "HIGH", "FREE", "OPENED", "ARENA")
+)
+_VOID, _ROUND, _SEED, _MASK, _BORN, _WORDS, _KEY, _TEXT = (
+    int(Control[name]) for name in ("VOID", "ROUND", "SEED", "MASK", "BORN", "WORDS", "KEY", "TEXT")
+)
+_WORKING, _DIRTY, _ERASED, _USED = int(Flag.WORKING), int(Flag.DIRTY), int(Flag.ERASED), int(Flag.USED)
+_WRITTEN = _WORKING | _DIRTY
+_COUNT_ROWS, _SET, _ADD_INT, _MIN_INT, _MAX_INT, _MIN_UINT, _MAX_UINT = (
+    int(Do[name]) for name in ("COUNT", "SET", "ADD_INT", "MIN_INT", "MAX_INT", "MIN_UINT", "MAX_UINT")
+)
+_ADD_FLOAT, _MIN_FLOAT, _MAX_FLOAT, _MIN_F32 = (
+    int(Do[name]) for name in ("ADD_FLOAT", "MIN_FLOAT", "MAX_FLOAT", "MIN_FLOAT32")
+)
+_SLOT = (1 << 32) - 1
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_29, _32, _33 = np.uint64(29), np.uint64(32), np.uint64(33)
+_TABLE = ("words", "words", "words", "words", "words", "words", "bytes", "words")
+_KEYS = ("words", "words", "words", "bytes")
+
+
+@inner
+def _tag(key: int, words: int, seed: int, mask: int) -> int:
+    """Return the tag of a key: the upper bits of a seeded hash of its words, or of its xxh3 for text."""
+    mixed = np.uint64(seed)
+    for word in range(words):
+        mixed ^= np.uint64(get(key, word))
+        mixed ^= mixed >> _32
+        mixed *= _MIX_1
+    mixed ^= mixed >> _29
+    mixed *= _MIX_2
+    return np.int64(mixed >> _33) & mask
+
+
+@inner
+def _load_keys(columns: int, count: int, first: int, size: int, out: int, words: int) -> None:
+    """Write the key words of a block, rows one after another; without a column of null bits, no value is null."""
+    for column in range(count):
+        given = get(columns, column)
+        for row in range(size):
+            put(out, row * words + column, get(given, first + row))
+    if count < words:
+        for row in range(size):
+            put(out, row * words + count, 0)
+
+
+@inner
+def _same_bytes(one: int, other: int, length: int) -> bool:
+    """Compare bytes; both places are readable 8 bytes beyond them."""
+    done = 0
+    while done + 8 <= length:
+        if word_at(one, done) != word_at(other, done):
+            return False
+        done += 8
+    left = length - done
+    return left == 0 or (word_at(one, done) ^ word_at(other, done)) << np.uint64(64 - 8 * left) == 0
+
+
+@inner
+def _same(record: int, key: int, words: int, text: int, arena: int, data: int, length: int) -> bool:
+    """Return whether a record has this key; `data` is where the bytes of a text key begin."""
+    if text != 0:
+        if get(record, 0) != get(key, 0) or get(record, 2) != length:
+            return False
+        return _same_bytes(arena + get(record, 1), data, length)
+    for word in range(words):
+        if get(record, word) != get(key, word):
+            return False
+    return True
+
+
+@inner
+def _probe(
+    entries: int,
+    bits: int,
+    tag: int,
+    records: int,
+    width: int,
+    key: int,
+    words: int,
+    text: int,
+    arena: int,
+    data: int,
+    length: int,
+) -> int:
+    """Return the slot of a key, -1 if it is absent."""
+    mask = (1 << bits) - 1
+    at = home_of(tag, bits)
+    while True:
+        entry = get(entries, at)
+        if entry == 0:
+            return -1
+        if entry >> 32 == tag:
+            slot = (entry & _SLOT) - 1
+            if _same(records + slot * width * 8, key, words, text, arena, data, length):
+                return slot
+        at = (at + 1) & mask
+
+
+@inner
+def _candidate(entries: int, bits: int, tag: int) -> int:
+    """Return the slot of the first entry with this tag, -1 if there is none."""
+    mask = (1 << bits) - 1
+    at = home_of(tag, bits)
+    entry = get(entries, at)
+    while entry != 0 and entry >> 32 != tag:
+        at = (at + 1) & mask
+        entry = get(entries, at)
+    return (entry & _SLOT) - 1
+
+
+@inner
+def _create(
+    records: int,
+    control: int,
+    free: int,
+    defaults: int,
+    values: int,
+    key: int,
+    words: int,
+    text: int,
+    arena: int,
+    data: int,
+    length: int,
+) -> int:
+    """Write the record of a new key; return its slot."""
+    if get(control, _FREE) > 0:
+        put(control, _FREE, get(control, _FREE) - 1)
+        slot = get(free, get(control, _FREE))
+    else:
+        slot = get(control, _HIGH)
+        put(control, _HIGH, slot + 1)
+    record, state_at = records + slot * get(control, _WORDS) * 8, get(control, _KEY)
+    for word in range(words):
+        put(record, word, get(key, word))
+    if text != 0:
+        at = get(control, _ARENA)
+        for i in range(length):
+            put_u8(arena, at + i, get_u8(data, i))
+        put(record, 1, at)
+        put(record, 2, length)
+        put(control, _ARENA, at + length)
+    put(record, state_at, _USED)
+    for word in range(values):
+        put(record, state_at + 1 + word, get(defaults, word))
+    put(control, _COUNT, get(control, _COUNT) + 1)
+    return slot
+
+
+@inner
+def _mark(records: int, control: int, opened: int, slots: int, first: int, size: int) -> None:
+    """Mark records as present and dirty; list those that were not dirty."""
+    width, state_at, count = get(control, _WORDS), get(control, _KEY), get(control, _OPENED)
+    stamp = get(control, _ROUND) << ROUND_SHIFT
+    for row in range(first, first + size):
+        slot = get(slots, row)
+        at = slot * width + state_at
+        state = get(records, at)
+        if state & _WRITTEN != _WRITTEN:
+            if state & _DIRTY == 0:
+                put(opened, count, slot)
+                count += 1
+            put(records, at, ((state & FLAGS) | _WRITTEN) & ~_ERASED | stamp)
+    put(control, _OPENED, count)
+
+
+@inner
+def _fold_block(
+    records: int, width: int, slots: int, first: int, size: int, program: int, steps: int, inputs: int, scratch: int
+) -> None:
+    """Run a program over one block.
+
+    Scratch holds, a block each: where the records of all rows begin, those of the rows whose value is not null, and the
+    values of these rows.
+    """
+    all_at, some_at, some = scratch, scratch + BLOCK_ROWS * 8, scratch + 2 * BLOCK_ROWS * 8
+    for row in range(size):
+        put(all_at, row, records + get(slots, first + row) * width * 8)
+    known, count, at, given = -1, size, all_at, 0
+    for step in range(steps):
+        operation = program + step * PROGRAM_FIELDS * 8
+        column = get(operation, INPUT)
+        if column != known:
+            known, count, at = column, size, all_at
+            described = inputs + column * FIELDS * 8
+            given = get(described, ADDRESS)
+            if given != 0:
+                given += first * 8
+            if get(described, VALIDITY) != 0:
+                validity, offset, count, at = get(described, VALIDITY), get(described, OFFSET) + first, 0, some_at
+                for row in range(size):
+                    if is_valid(validity, offset + row):
+                        put(some_at, count, get(all_at, row))
+                        if given != 0:
+                            put(some, count, get(given, row))
+                        count += 1
+                given = some
+        _apply(get(operation, OPERATION), get(operation, WORD), get(operation, SHIFT), at, count, given)
+
+
+@inner
+def _apply(do: int, word: int, shift: int, at: int, count: int, given: int) -> None:
+    """Run one operation over `count` values; `at` lists the addresses of their records."""
+    if do == _COUNT_ROWS:
+        for i in range(count):
+            record = get(at, i)
+            put(record, word, get(record, word) + 1)
+    elif do == _ADD_INT:
+        for i in range(count):
+            record = get(at, i)
+            put(record, word, get(record, word) + get(given, i))
+    elif do == _SET:
+        for i in range(count):
+            put(get(at, i), word, get(given, i))
+    elif do == _MIN_INT or do == _MAX_INT:
+        for i in range(count):
+            record, value = get(at, i), get(given, i)
+            before = (get(record, word) << shift) >> shift
+            if (value < before) if do == _MIN_INT else (value > before):
+                put(record, word, value)
+    elif do == _MIN_UINT or do == _MAX_UINT:
+        for i in range(count):
+            record, value = get(at, i), get(given, i)
+            less = np.uint64(value) < np.uint64(get(record, word))
+            if less == (do == _MIN_UINT) and value != get(record, word):
+                put(record, word, value)
+    elif do == _ADD_FLOAT:
+        for i in range(count):
+            record = get(at, i)
+            put_f64(record, word, get_f64(record, word) + get_f64(given, i))
+    elif do == _MIN_FLOAT or do == _MAX_FLOAT:
+        for i in range(count):
+            record, number = get(at, i), get_f64(given, i)
+            held = get_f64(record, word)
+            if np.isnan(held) or (number < held if do == _MIN_FLOAT else number > held):
+                put_f64(record, word, number)
+    else:
+        for i in range(count):
+            record, small = get(at, i), np.float32(get_f64(given, i))
+            kept = get_f32(record, 2 * word)
+            if np.isnan(kept) or (small < kept if do == _MIN_F32 else small > kept):
+                put_f32(record, 2 * word, small)
+
+
+@kernel("number", *_TABLE, *_KEYS, "words", "number", "number", "words", "matrix", "matrix", "words")
+def take_rows(
+    records_: Any,
+    entries_: Any,
+    old_: Any,
+    control_: Any,
+    free_: Any,
+    opened_: Any,
+    arena_: Any,
+    defaults_: Any,
+    columns_: Any,
+    starts_: Any,
+    lengths_: Any,
+    data_: Any,
+    slots_: Any,
+    first: int,
+    mark: int,
+    born_: Any,
+    program_: Any,
+    inputs_: Any,
+    scratch_: Any,
+) -> int:
+    """Find or insert the keys of rows from `first` on, and fold the rows.
+
+    Args:
+        columns_: Where the words of each column of a fixed-width key are, or the xxh3 of text keys.
+        starts_, lengths_, data_: Where the bytes of a text key are; empty otherwise.
+        slots_: Becomes the slots, shape (rows,).
+        mark: 1 to mark the records as present and dirty.
+        born_: Becomes the slots of records created by this call, if it has room for one per row.
+        program_, inputs_: What to fold; may be empty.
+        scratch_: BLOCK_ROWS * (words of the key + 6) words.
+
+    Returns:
+        The first row that was not taken, for want of room in index or records; else the number of rows.
+    """
+    records, entries, old, control, free = (
+        address_of(records_),
+        address_of(entries_),
+        address_of(old_),
+        address_of(control_),
+        address_of(free_),
+    )
+    arena, columns, data, slots = address_of(arena_), address_of(columns_), address_of(data_), address_of(slots_)
+    starts, texts, defaults = address_of(starts_), address_of(lengths_), address_of(defaults_)
+    program, inputs = address_of(program_), address_of(inputs_)
+    rows, count, width, text = slots_.size, columns_.size, get(control, _WORDS), get(control, _TEXT)
+    seed, mask, values, steps = get(control, _SEED), get(control, _MASK), defaults_.size, program_.shape[0]
+    words = 1 if text != 0 else get(control, _KEY)
+    scratch = address_of(scratch_)
+    tags, found, keys = scratch + 4 * BLOCK_ROWS * 8, scratch + 5 * BLOCK_ROWS * 8, scratch + 6 * BLOCK_ROWS * 8
+    born, born_count = address_of(born_), 0
+    start, length = data, 0
+    while first < rows:
+        size = min(BLOCK_ROWS, rows - first)
+        if 2 * (get(control, _COUNT) + size) > entries_.size and get(control, _MOVED) < 0:
+            break
+        if (get(control, _HIGH) + size) * width > records_.size:
+            break
+        if get(control, _MOVED) >= 0:
+            move(entries, old, control, MOVED_PER_BLOCK)
+        moving, bits, old_bits = get(control, _MOVED) >= 0, get(control, _BITS), get(control, _OLD_BITS)
+        _load_keys(columns, count, first, size, keys, words)
+        for row in range(size):
+            tag = _tag(keys + row * words * 8, words, seed, mask)
+            put(tags, row, tag)
+            if moving and is_old(control, tag):
+                prefetch(old, home_of(tag, old_bits))
+            else:
+                prefetch(entries, home_of(tag, bits))
+        for row in range(size):
+            tag = get(tags, row)
+            in_old = moving and is_old(control, tag)
+            slot = _candidate(old if in_old else entries, old_bits if in_old else bits, tag)
+            put(found, row, slot)
+            prefetch(records, max(slot, 0) * width)
+        for row in range(size):
+            slot, key = get(found, row), keys + row * words * 8
+            if text != 0:
+                start, length = data + get(starts, first + row), get(texts, first + row)
+            if slot < 0 or not _same(records + slot * width * 8, key, words, text, arena, start, length):
+                tag = get(tags, row)
+                in_old = moving and is_old(control, tag)
+                table, table_bits = old if in_old else entries, old_bits if in_old else bits
+                slot = _probe(table, table_bits, tag, records, width, key, words, text, arena, start, length)
+                if slot < 0:
+                    slot = _create(records, control, free, defaults, values, key, words, text, arena, start, length)
+                    insert(table, table_bits, tag, slot)
+                    if born_.size > 0:
+                        put(born, born_count, slot)
+                        born_count += 1
+            put(slots, first + row, slot)
+        if mark != 0:
+            _mark(records, control, address_of(opened_), slots, first, size)
+        if steps > 0:
+            _fold_block(records, width, slots, first, size, program, steps, inputs, scratch)
+        first += size
+    put(control, _BORN, born_count)
+    return first
+
+
+@kernel("none", *_TABLE, *_KEYS, "words", "words")
+def find_rows(
+    records_: Any,
+    entries_: Any,
+    old_: Any,
+    control_: Any,
+    free_: Any,
+    opened_: Any,
+    arena_: Any,
+    defaults_: Any,
+    columns_: Any,
+    starts_: Any,
+    lengths_: Any,
+    data_: Any,
+    slots_: Any,
+    scratch_: Any,
+) -> None:
+    """Find keys without inserting them: slots_ becomes the slot of every key, -1 for those that are absent."""
+    records, entries, old, control, arena = (
+        address_of(records_),
+        address_of(entries_),
+        address_of(old_),
+        address_of(control_),
+        address_of(arena_),
+    )
+    starts, texts, data, slots = address_of(starts_), address_of(lengths_), address_of(data_), address_of(slots_)
+    rows, width, text, seed, mask = (
+        slots_.size,
+        get(control, _WORDS),
+        get(control, _TEXT),
+        get(control, _SEED),
+        get(control, _MASK),
+    )
+    words, keys, moving = 1 if text != 0 else get(control, _KEY), address_of(scratch_), get(control, _MOVED) >= 0
+    start, length = data, 0
+    for first in range(0, rows, BLOCK_ROWS):
+        size = min(BLOCK_ROWS, rows - first)
+        _load_keys(address_of(columns_), columns_.size, first, size, keys, words)
+        for row in range(size):
+            key = keys + row * words * 8
+            if text != 0:
+                start, length = data + get(starts, first + row), get(texts, first + row)
+            tag = _tag(key, words, seed, mask)
+            in_old = moving and is_old(control, tag)
+            table, bits = old if in_old else entries, get(control, _OLD_BITS) if in_old else get(control, _BITS)
+            put(slots, first + row, _probe(table, bits, tag, records, width, key, words, text, arena, start, length))
+
+
+@kernel("none", "words", "words", "words", "words", "number", "matrix", "matrix", "words")
+def fold_rows(
+    records_: Any, control_: Any, opened_: Any, slots_: Any, mark: int, program_: Any, inputs_: Any, scratch_: Any
+) -> None:
+    """Mark the records of these slots as present and dirty if `mark` is 1, and fold one row into each."""
+    records, control, opened, slots = (
+        address_of(records_),
+        address_of(control_),
+        address_of(opened_),
+        address_of(slots_),
+    )
+    width, steps, rows = get(control, _WORDS), program_.shape[0], slots_.size
+    for first in range(0, rows, BLOCK_ROWS):
+        size = min(BLOCK_ROWS, rows - first)
+        for row in range(first, first + size):
+            prefetch(records, get(slots, row) * width)
+        if mark != 0:
+            _mark(records, control, opened, slots, first, size)
+        if steps > 0:
+            _fold_block(
+                records,
+                width,
+                slots,
+                first,
+                size,
+                address_of(program_),
+                steps,
+                address_of(inputs_),
+                address_of(scratch_),
+            )
+
+
+@kernel("none", "words", "words", "words", "words", "words", "words")
+def free_slots(records_: Any, entries_: Any, old_: Any, control_: Any, free_: Any, slots_: Any) -> None:
+    """Delete the keys of these slots from the index, and put the slots into the free list."""
+    records, control = address_of(records_), address_of(control_)
+    width, state_at, text = get(control, _WORDS), get(control, _KEY), get(control, _TEXT)
+    words = 1 if text != 0 else state_at
+    for i in range(slots_.size):
+        slot = get(address_of(slots_), i)
+        record = records + slot * width * 8
+        tag = _tag(record, words, get(control, _SEED), get(control, _MASK))
+        in_old = get(control, _MOVED) >= 0 and is_old(control, tag)
+        table = address_of(old_) if in_old else address_of(entries_)
+        remove(table, get(control, _OLD_BITS) if in_old else get(control, _BITS), tag, slot)
+        if text != 0:
+            put(control, _VOID, get(control, _VOID) + get(record, 2))
+        put(record, state_at, 0)
+        put(address_of(free_), get(control, _FREE), slot)
+        put(control, _FREE, get(control, _FREE) + 1)
+        put(control, _COUNT, get(control, _COUNT) - 1)
