@@ -126,7 +126,9 @@ class Folding:
         also: Sequence[str] = (),
     ) -> None:
         self._operator, self._table, self._job = operator, table, job
-        self._parts = [(bound, bound.function, _State(table, bound.state)) for bound in aggregations]
+        self._parts: list[tuple[BoundAggregation, AggregateFunction, State]] = [
+            (bound, bound.function, _State(table, bound.state)) for bound in aggregations
+        ]
         self._columns = dict.fromkeys(bound.column for bound in aggregations)
         self._known: dict[str, Known] = {}
         """Per aggregate: the findings of its checks since the table's last load."""
@@ -136,7 +138,7 @@ class Folding:
         self._singly: list[tuple[BoundAggregation, AggregateFunction, State]] = []
         """Functions without operations."""
         for part in self._parts:
-            bound, function, _ = part
+            bound, function = part[:2]
             operations = function.operations({role: table.column(name).dtype for role, name in bound.state.items()})
             if operations is None:
                 self._singly.append(part)

@@ -104,4 +104,4 @@ def fold_product(typing: Any, one: Any, other: Any) -> Any:
 @inner
 def is_valid(validity: int, at: int) -> bool:
     """Return a bit of a validity bitmap."""
-    return (np.int64(get_u8(validity, at >> 3)) >> (at & 7)) & 1 != 0
+    return bool((np.int64(get_u8(validity, at >> 3)) >> (at & 7)) & 1 != 0)

@@ -23,7 +23,7 @@ from holdfast.state.compiled.sources import NO_SOURCES, Sources, Words, addresse
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables import seed
-from holdfast.state.tables.kernels.layout import BLOCK_ROWS, PROGRAM_FIELDS, Control, Do, Flag
+from holdfast.state.tables.kernels.layout import BLOCK_ROWS, PROGRAM_FIELDS, SCRATCH_GAP, Control, Do, Flag
 from holdfast.state.tables.slab import RESERVED, Rows, Slab
 from holdfast.state.tables.spec import Columns, TableSpec
 
@@ -54,7 +54,7 @@ class Records:
         self._width = self._key + 1 + len(spec.columns)
         self._value_at = {column.name: i for i, column in enumerate(spec.columns)}
         self._defaults = words_of([np.array([column.default], column.dtype) for column in spec.columns], 1)[:, 0].copy()
-        self._scratch = np.empty(BLOCK_ROWS * (self._key + 6), np.int64)
+        self._scratch = np.empty((BLOCK_ROWS + SCRATCH_GAP) * (self._key + 5), np.int64)
         self._clear()
 
     def _clear(self) -> None:
@@ -90,6 +90,7 @@ class Records:
 
     def committed_column(self, name: str) -> NDArray[Any]:
         """Return the committed values by slot; undefined where no value is committed."""
+        self._hold_committed()
         return self._view(self._committed_values.array, len(self.spec.columns), 0, name)
 
     def _view(self, words: Words, width: int, first: int, name: str) -> NDArray[Any]:
@@ -110,7 +111,8 @@ class Records:
 
     def flags_of(self, slots: Rows) -> Words:
         """Return the state words of slots."""
-        return self._gather(slots, self._key, 1)[0]
+        [states] = self._gather(slots, self._key, 1)
+        return np.asarray(states)
 
     def is_present(self, slots: Rows) -> NDArray[np.bool_]:
         """Return whether the keys exist now."""

@@ -37,12 +37,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import NO_EPOCH, Epoch
-from holdfast.state.compiled.sources import NO_SOURCES, Sources
+from holdfast.state.compiled.sources import NO_SOURCES, Sources, Words
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import Expiries, Through, covered
 from holdfast.state.tables.kernels.layout import Control, Flag
-from holdfast.state.tables.records import NO_PROGRAM, Program, Records, Words, words_of
+from holdfast.state.tables.records import NO_PROGRAM, Program, Records, words_of
 from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec
 from holdfast.state.tables.unapplied import Unapplied

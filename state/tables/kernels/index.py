@@ -34,7 +34,7 @@ def home_of(tag: int, bits: int) -> int:
 def is_old(control: int, tag: int) -> bool:
     """Return whether keys of this tag are in the old generation; one must be moving."""
     bits = get(control, _OLD_BITS)
-    return ((home_of(tag, bits) - get(control, _START)) & ((1 << bits) - 1)) >= get(control, _MOVED)
+    return bool(((home_of(tag, bits) - get(control, _START)) & ((1 << bits) - 1)) >= get(control, _MOVED))
 
 
 @inner

@@ -55,6 +55,8 @@ ROUND_SHIFT = 8
 FLAGS = (1 << ROUND_SHIFT) - 1
 BLOCK_ROWS = 256
 """Rows whose records fit the first-level cache together."""
+SCRATCH_GAP = 24
+"""Words between the parts of a kernel's scratch, so that they do not lie in the same lines of the cache."""
 MOVED_PER_BLOCK = 1_024
 """Entries that a block moves. A block inserts at most BLOCK_ROWS keys, so the old generation, half full when moving
 begins, fills to five eighths at most, and the new one, twice as large, to three eighths."""

@@ -42,6 +42,7 @@ from holdfast.state.tables.kernels.layout import (
     OPERATION,
     PROGRAM_FIELDS,
     ROUND_SHIFT,
+    SCRATCH_GAP,
     SHIFT,
     WORD,
     Control,
@@ -64,6 +65,7 @@ _ADD_FLOAT, _MIN_FLOAT, _MAX_FLOAT, _MIN_F32 = (
     int(Do[name]) for name in ("ADD_FLOAT", "MIN_FLOAT", "MAX_FLOAT", "MIN_FLOAT32")
 )
 _SLOT = (1 << 32) - 1
+_PART = (BLOCK_ROWS + SCRATCH_GAP) * 8
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _29, _32, _33 = np.uint64(29), np.uint64(32), np.uint64(33)
 _TABLE = ("words", "words", "words", "words", "words", "words", "bytes", "words")
@@ -71,7 +73,7 @@ _KEYS = ("words", "words", "words", "bytes")
 
 
 @inner
-def _tag(key: int, words: int, seed: int, mask: int) -> int:
+def _tag(key: int, words: int, seed: int, mask: int) -> Any:
     """Return the tag of a key: the upper bits of a seeded hash of its words, or of its xxh3 for text."""
     mixed = np.uint64(seed)
     for word in range(words):
@@ -87,12 +89,53 @@ def _tag(key: int, words: int, seed: int, mask: int) -> int:
 def _load_keys(columns: int, count: int, first: int, size: int, out: int, words: int) -> None:
     """Write the key words of a block, rows one after another; without a column of null bits, no value is null."""
     for column in range(count):
-        given = get(columns, column)
+        given = get(columns, column) + first * 8
         for row in range(size):
-            put(out, row * words + column, get(given, first + row))
+            put(out, row * words + column, get(given, row))
     if count < words:
         for row in range(size):
             put(out, row * words + count, 0)
+
+
+@inner
+def _tags(keys: int, words: int, size: int, tags: int, seed: int, mask: int) -> None:
+    """Write the tags of a block's keys."""
+    if words == 1:  # a loop that is compiled to vectors
+        for row in range(size):
+            put(tags, row, _tag(keys + row * 8, 1, seed, mask))
+    else:
+        for row in range(size):
+            put(tags, row, _tag(keys + row * words * 8, words, seed, mask))
+
+
+@inner
+def _prefetch_entries(entries: int, old: int, control: int, tags: int, size: int) -> None:
+    bits = get(control, _BITS)
+    if get(control, _MOVED) < 0:
+        for row in range(size):
+            prefetch(entries, home_of(get(tags, row), bits))
+        return
+    for row in range(size):
+        tag = get(tags, row)
+        if is_old(control, tag):
+            prefetch(old, home_of(tag, get(control, _OLD_BITS)))
+        else:
+            prefetch(entries, home_of(tag, bits))
+
+
+@inner
+def _candidates(entries: int, old: int, control: int, tags: int, size: int, records: int, slots: int) -> None:
+    """Write the slot that each key of a block may have, -1 if it has none; prefetch the records."""
+    bits, stride = get(control, _BITS), get(control, _WORDS) * 8
+    moving = get(control, _MOVED) >= 0
+    for row in range(size):
+        tag = get(tags, row)
+        if moving and is_old(control, tag):
+            slot = _candidate(old, get(control, _OLD_BITS), tag)
+        else:
+            slot = _candidate(entries, bits, tag)
+        put(slots, row, slot)
+        prefetch(records + slot * stride, 0)
 
 
 @inner
@@ -133,7 +176,7 @@ def _probe(
     arena: int,
     data: int,
     length: int,
-) -> int:
+) -> Any:
     """Return the slot of a key, -1 if it is absent."""
     mask = (1 << bits) - 1
     at = home_of(tag, bits)
@@ -149,7 +192,7 @@ def _probe(
 
 
 @inner
-def _candidate(entries: int, bits: int, tag: int) -> int:
+def _candidate(entries: int, bits: int, tag: int) -> Any:
     """Return the slot of the first entry with this tag, -1 if there is none."""
     mask = (1 << bits) - 1
     at = home_of(tag, bits)
@@ -173,7 +216,7 @@ def _create(
     arena: int,
     data: int,
     length: int,
-) -> int:
+) -> Any:
     """Write the record of a new key; return its slot."""
     if get(control, _FREE) > 0:
         put(control, _FREE, get(control, _FREE) - 1)
@@ -199,34 +242,31 @@ def _create(
 
 
 @inner
-def _mark(records: int, control: int, opened: int, slots: int, first: int, size: int) -> None:
-    """Mark records as present and dirty; list those that were not dirty."""
-    width, state_at, count = get(control, _WORDS), get(control, _KEY), get(control, _OPENED)
+def _mark(control: int, opened: int, slots: int, at: int, size: int) -> None:
+    """Mark a block's records as present and dirty; list those that were not dirty."""
+    state_at, count = get(control, _KEY), get(control, _OPENED)
     stamp = get(control, _ROUND) << ROUND_SHIFT
-    for row in range(first, first + size):
-        slot = get(slots, row)
-        at = slot * width + state_at
-        state = get(records, at)
+    for row in range(size):
+        record = get(at, row)
+        state = get(record, state_at)
         if state & _WRITTEN != _WRITTEN:
             if state & _DIRTY == 0:
-                put(opened, count, slot)
+                put(opened, count, get(slots, row))
                 count += 1
-            put(records, at, ((state & FLAGS) | _WRITTEN) & ~_ERASED | stamp)
+            put(record, state_at, ((state & FLAGS) | _WRITTEN) & ~_ERASED | stamp)
     put(control, _OPENED, count)
 
 
 @inner
 def _fold_block(
-    records: int, width: int, slots: int, first: int, size: int, program: int, steps: int, inputs: int, scratch: int
+    first: int, size: int, program: int, steps: int, inputs: int, all_at: int, some_at: int, some: int
 ) -> None:
     """Run a program over one block.
 
-    Scratch holds, a block each: where the records of all rows begin, those of the rows whose value is not null, and the
-    values of these rows.
+    Args:
+        all_at: Where the records of the rows begin.
+        some_at, some: Scratch: where the records of the rows begin whose value is not null, and their values.
     """
-    all_at, some_at, some = scratch, scratch + BLOCK_ROWS * 8, scratch + 2 * BLOCK_ROWS * 8
-    for row in range(size):
-        put(all_at, row, records + get(slots, first + row) * width * 8)
     known, count, at, given = -1, size, all_at, 0
     for step in range(steps):
         operation = program + step * PROGRAM_FIELDS * 8
@@ -324,7 +364,7 @@ def take_rows(
         mark: 1 to mark the records as present and dirty.
         born_: Becomes the slots of records created by this call, if it has room for one per row.
         program_, inputs_: What to fold; may be empty.
-        scratch_: BLOCK_ROWS * (words of the key + 6) words.
+        scratch_: (BLOCK_ROWS + SCRATCH_GAP) * (words of the key + 5) words.
 
     Returns:
         The first row that was not taken, for want of room in index or records; else the number of rows.
@@ -341,9 +381,10 @@ def take_rows(
     program, inputs = address_of(program_), address_of(inputs_)
     rows, count, width, text = slots_.size, columns_.size, get(control, _WORDS), get(control, _TEXT)
     seed, mask, values, steps = get(control, _SEED), get(control, _MASK), defaults_.size, program_.shape[0]
-    words = 1 if text != 0 else get(control, _KEY)
+    words, stride = 1 if text != 0 else get(control, _KEY), get(control, _WORDS) * 8
     scratch = address_of(scratch_)
-    tags, found, keys = scratch + 4 * BLOCK_ROWS * 8, scratch + 5 * BLOCK_ROWS * 8, scratch + 6 * BLOCK_ROWS * 8
+    tags, at, keys = scratch, scratch + _PART, scratch + 4 * _PART
+    some_at, some = scratch + 2 * _PART, scratch + 3 * _PART
     born, born_count = address_of(born_), 0
     start, length = data, 0
     while first < rows:
@@ -355,40 +396,39 @@ def take_rows(
         if get(control, _MOVED) >= 0:
             move(entries, old, control, MOVED_PER_BLOCK)
         moving, bits, old_bits = get(control, _MOVED) >= 0, get(control, _BITS), get(control, _OLD_BITS)
-        _load_keys(columns, count, first, size, keys, words)
+        given = keys
+        if words == 1 and count == 1:
+            given = get(columns, 0) + first * 8
+        else:
+            _load_keys(columns, count, first, size, keys, words)
+        _tags(given, words, size, tags, seed, mask)
+        _prefetch_entries(entries, old, control, tags, size)
+        _candidates(entries, old, control, tags, size, records, slots + first * 8)
         for row in range(size):
-            tag = _tag(keys + row * words * 8, words, seed, mask)
-            put(tags, row, tag)
-            if moving and is_old(control, tag):
-                prefetch(old, home_of(tag, old_bits))
-            else:
-                prefetch(entries, home_of(tag, bits))
-        for row in range(size):
-            tag = get(tags, row)
-            in_old = moving and is_old(control, tag)
-            slot = _candidate(old if in_old else entries, old_bits if in_old else bits, tag)
-            put(found, row, slot)
-            prefetch(records, max(slot, 0) * width)
-        for row in range(size):
-            slot, key = get(found, row), keys + row * words * 8
+            slot, key = get(slots, first + row), given + row * words * 8
+            record = records + slot * stride
             if text != 0:
                 start, length = data + get(starts, first + row), get(texts, first + row)
-            if slot < 0 or not _same(records + slot * width * 8, key, words, text, arena, start, length):
-                tag = get(tags, row)
-                in_old = moving and is_old(control, tag)
-                table, table_bits = old if in_old else entries, old_bits if in_old else bits
-                slot = _probe(table, table_bits, tag, records, width, key, words, text, arena, start, length)
-                if slot < 0:
-                    slot = _create(records, control, free, defaults, values, key, words, text, arena, start, length)
-                    insert(table, table_bits, tag, slot)
-                    if born_.size > 0:
-                        put(born, born_count, slot)
-                        born_count += 1
+            if slot >= 0 and get(record, 0) == get(key, 0):
+                if (words == 1 and text == 0) or _same(record, key, words, text, arena, start, length):
+                    put(at, row, record)
+                    continue
+            tag = get(tags, row)
+            in_old = moving and is_old(control, tag)
+            table, table_bits = old if in_old else entries, old_bits if in_old else bits
+            slot = _probe(table, table_bits, tag, records, width, key, words, text, arena, start, length)
+            if slot < 0:
+                slot = _create(records, control, free, defaults, values, key, words, text, arena, start, length)
+                insert(table, table_bits, tag, slot)
+                if born_.size > 0:
+                    put(born, born_count, slot)
+                    born_count += 1
             put(slots, first + row, slot)
+            put(at, row, records + slot * stride)
         if mark != 0:
-            _mark(records, control, address_of(opened_), slots, first, size)
+            _mark(control, address_of(opened_), slots + first * 8, at, size)
         if steps > 0:
-            _fold_block(records, width, slots, first, size, program, steps, inputs, scratch)
+            _fold_block(first, size, program, steps, inputs, at, some_at, some)
         first += size
     put(control, _BORN, born_count)
     return first
@@ -453,25 +493,18 @@ def fold_rows(
         address_of(opened_),
         address_of(slots_),
     )
-    width, steps, rows = get(control, _WORDS), program_.shape[0], slots_.size
+    stride, steps, rows, at = get(control, _WORDS) * 8, program_.shape[0], slots_.size, address_of(scratch_)
+    program, inputs = address_of(program_), address_of(inputs_)
     for first in range(0, rows, BLOCK_ROWS):
         size = min(BLOCK_ROWS, rows - first)
-        for row in range(first, first + size):
-            prefetch(records, get(slots, row) * width)
+        for row in range(size):
+            record = records + get(slots, first + row) * stride
+            put(at, row, record)
+            prefetch(record, 0)
         if mark != 0:
-            _mark(records, control, opened, slots, first, size)
+            _mark(control, opened, slots + first * 8, at, size)
         if steps > 0:
-            _fold_block(
-                records,
-                width,
-                slots,
-                first,
-                size,
-                address_of(program_),
-                steps,
-                address_of(inputs_),
-                address_of(scratch_),
-            )
+            _fold_block(first, size, program, steps, inputs, at, at + _PART, at + 2 * _PART)
 
 
 @kernel("none", "words", "words", "words", "words", "words", "words")
