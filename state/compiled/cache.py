@@ -1,6 +1,6 @@
 """Keeps compiled kernels on disk, so that only the first process of an installation compiles.
 
-The folder is `__pycache__` beside the kernels' modules. Where that cannot be written (a read-only installation, a zip),
+The folder is `__pycache__` beside this module. Where that cannot be written (a read-only installation, a zip),
 it is a folder of the user below XDG_CACHE_HOME, or else below the folder for temporary files. If none is safe, kernels
 are compiled in memory.
 
@@ -34,7 +34,7 @@ from numba.core import serialize
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 
-_PACKAGES = ("holdfast.state.compiled", "holdfast.state.tables.kernels", "holdfast.state.keys")
+_PACKAGES = ("holdfast.state.compiled", "holdfast.state.tables.kernels")
 _DIGEST_BYTES = 32
 
 
@@ -93,9 +93,7 @@ class KernelCache(NullCache):
 @cache
 def cache_folder() -> Path | None:
     """Return where kernels are cached; None if there is no safe folder."""
-    import holdfast.state.tables.kernels as package
-
-    beside = Path(package.__file__).parent / "__pycache__"
+    beside = Path(__file__).parent / "__pycache__"
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if _writable(beside):
         return beside

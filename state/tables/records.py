@@ -54,6 +54,7 @@ class Records:
         self._width = self._key + 1 + len(spec.columns)
         self._value_at = {column.name: i for i, column in enumerate(spec.columns)}
         self._defaults = words_of([np.array([column.default], column.dtype) for column in spec.columns], 1)[:, 0].copy()
+        self._defaults_at = self._defaults.ctypes.data
         self._scratch = np.empty((BLOCK_ROWS + SCRATCH_GAP) * (self._key + 5), np.int64)
         self._clear()
 
@@ -63,12 +64,12 @@ class Records:
         control[Control.SEED], control[Control.MASK] = seed.of_process(), _TAG_MASK
         control[Control.WORDS], control[Control.KEY] = self._width, self._key
         control[Control.TEXT], control[Control.ROUND] = not self.spec.key.fixed, 1
-        self._control = control
+        self._control, self._control_at = control, control.ctypes.data
         self._records = Slab(np.int64, RESERVED * self._width, _FIRST_SLOTS * self._width)
         self._committed_values = Slab(
             np.int64, RESERVED * len(self.spec.columns), _FIRST_SLOTS * len(self.spec.columns)
         )
-        self._entries, self._old = np.zeros(1 << _FIRST_BITS, np.int64), np.zeros(1, np.int64)
+        self._entries, self._old = _Zeros(1 << _FIRST_BITS), _Zeros(1)
         self._opened, self._free = Slab(np.int64), Slab(np.int64, first=1)
         self._arena = Slab(np.uint8, first=1 if self.spec.key.fixed else _FIRST_ARENA)
 
@@ -81,7 +82,7 @@ class Records:
         """Bytes in memory: records, committed values, index, arena, lists of slots."""
         control, values = self._control, len(self.spec.columns)
         high, lists = int(control[Control.HIGH]), int(control[Control.OPENED] + control[Control.FREE])
-        index = self._entries.nbytes + (self._old.nbytes if control[Control.MOVED] >= 0 else 0)
+        index = self._entries.array.nbytes + (self._old.array.nbytes if control[Control.MOVED] >= 0 else 0)
         return 8 * (high * (self._width + values) + lists) + index + int(control[Control.ARENA])
 
     def column(self, name: str) -> NDArray[Any]:
@@ -155,7 +156,7 @@ class Records:
         """Return the slot of every key, -1 if it is absent."""
         slots = np.empty(len(keys), np.int64)
         given = _Given(keys)
-        self._rows.find_rows(*self._memory(), *given.described, slots, self._scratch)
+        self._rows.find_rows(self._places(), given.places, slots, self._scratch)
         return slots
 
     def _take(
@@ -172,29 +173,39 @@ class Records:
             self._opened.hold(int(self._control[Control.OPENED]) + rows, int(self._control[Control.OPENED]))
         while True:
             done = self._rows.take_rows(
-                *self._memory(), *given.described,
-                slots, done, int(mark), created, program, inputs, self._scratch,
-            )  # fmt: skip
+                self._places(), given.places, slots, done, int(mark), created, program, inputs, self._scratch
+            )
             new.append(created[: self._control[Control.BORN]].copy())
             if done == rows:
                 break
             self._make_room()
         return slots, np.concatenate(new)
 
-    def _memory(self) -> tuple[Any, ...]:
-        return (
-            self._records.array, self._entries, self._old, self._control, self._free.array, self._opened.array,
-            self._arena.array, self._defaults,
-        )  # fmt: skip
+    def _places(self) -> Words:
+        """Return where the parts are, in the order of Place."""
+        records = self._records
+        return np.array(
+            [
+                records.address,
+                records.array.size,
+                self._entries.address,
+                self._old.address,
+                self._control_at,
+                self._free.address,
+                self._opened.address,
+                self._arena.address,
+                self._defaults_at,
+            ],
+            np.int64,
+        )
 
     def _make_room(self) -> None:
         """Make room for one more block of rows."""
         control = self._control
         self._records.hold((int(control[Control.HIGH]) + BLOCK_ROWS) * self._width)
-        if control[Control.MOVED] < 0 and 2 * (control[Control.COUNT] + BLOCK_ROWS) > self._entries.size:
-            entries = np.zeros(2 * self._entries.size, np.int64)
-            empty = _first_empty(self._entries)
-            self._old, self._entries = self._entries, entries
+        if control[Control.MOVED] < 0 and 2 * (control[Control.COUNT] + BLOCK_ROWS) > self._entries.array.size:
+            empty = _first_empty(self._entries.array)
+            self._old, self._entries = self._entries, _Zeros(2 * self._entries.array.size)
             control[Control.OLD_BITS] = control[Control.BITS]
             control[Control.BITS] += 1
             control[Control.START], control[Control.MOVED] = empty + 1, 0
@@ -213,8 +224,7 @@ class Records:
         """Drop keys; their slots are used again."""
         free = int(self._control[Control.FREE])
         self._free.hold(free + slots.size, free)
-        memory = (self._records.array, self._entries, self._old, self._control, self._free.array)
-        self._rows.free_slots(*memory, _listed(slots))
+        self._rows.free_slots(self._places(), _listed(slots))
 
     # Values of slots
 
@@ -269,6 +279,16 @@ def _narrowed(row: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(row.view(dtype)[:: 8 // dtype.itemsize])
 
 
+class _Zeros:
+    """Entries of an index; the system hands their memory out when they are written."""
+
+    __slots__ = ("address", "array")
+
+    def __init__(self, size: int) -> None:
+        self.array = np.zeros(size, np.int64)
+        self.address = self.array.ctypes.data
+
+
 class _Given:
     """The keys of a batch as kernels read them, kept alive."""
 
@@ -281,7 +301,10 @@ class _Given:
             data, starts, lengths = codec.bytes_of(keys.canonical())
             starts, lengths = np.ascontiguousarray(starts), np.ascontiguousarray(lengths)
             self._kept = (np.ascontiguousarray(keys.hashes).view(np.int64),)
-        self.described = addresses_of(self._kept), starts, lengths, data
+        self._bytes = starts, lengths, data
+        at = addresses_of(self._kept), addresses_of((starts, lengths)), [data.ctypes.data]
+        self.places = np.concatenate([[len(self._kept)], at[1], at[2], at[0]]).astype(np.int64, copy=False)
+        """Where they are, in the order of Given."""
         self.byte_count = int(lengths.sum())
 
 

@@ -27,7 +27,7 @@ _LINE = 64
 
 
 class Slab:
-    """One growing array; `array` is its whole capacity, of which the owner uses the first elements.
+    """One growing array; `array` is its whole capacity, of which the owner uses the first elements; it is at `address`.
 
     Args:
         dtype: Of the elements.
@@ -35,12 +35,13 @@ class Slab:
         first: Elements of the first array.
     """
 
-    __slots__ = ("_reserved", "array")
+    __slots__ = ("_reserved", "address", "array")
 
     def __init__(self, dtype: DTypeLike, reserved: int = RESERVED, first: int = _FIRST) -> None:
         self._reserved = reserved
         # Reserving costs two system calls and a page; most tables are small, and many are short-lived.
         self.array: NDArray[Any] = _room(np.dtype(dtype), first)
+        self.address: int = self.array.ctypes.data
 
     def hold(self, size: int, used: int | None = None) -> None:
         """Make room for this many elements; only the first `used` ones keep their values if given."""
@@ -53,7 +54,7 @@ class Slab:
             grown = _room(self.array.dtype, wanted)
         kept = self.array.size if used is None else used
         grown[:kept] = self.array[:kept]
-        self.array = grown
+        self.array, self.address = grown, grown.ctypes.data
 
 
 def _room(dtype: np.dtype[Any], size: int) -> NDArray[Any]:

@@ -38,6 +38,30 @@ class Control(IntEnum):
     FIELDS = 17
 
 
+class Place(IntEnum):
+    """Where the parts of a table are: positions in the array of addresses that kernels get."""
+
+    RECORDS = 0
+    SIZE = 1  # words that the records have room for
+    ENTRIES = 2
+    OLD = 3
+    CONTROL = 4
+    FREE = 5
+    OPENED = 6
+    ARENA = 7
+    DEFAULTS = 8
+
+
+class Given(IntEnum):
+    """Where the parts of a batch's keys are: positions in the array of addresses that kernels get."""
+
+    COLUMNS = 0  # how many arrays of words follow FIRST; text keys have one, their xxh3
+    STARTS = 1  # of the bytes of each text key
+    LENGTHS = 2
+    DATA = 3  # the bytes of all text keys
+    FIRST = 4
+
+
 class Flag(IntEnum):
     """Bits of a record's state word; 0 is a free slot."""
 

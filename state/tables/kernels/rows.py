@@ -48,6 +48,8 @@ from holdfast.state.tables.kernels.layout import (
     Control,
     Do,
     Flag,
+    Given,
+    Place,
 )
 
 _BITS, _OLD_BITS, _MOVED, _COUNT, _HIGH, _FREE, _OPENED, _ARENA = (
@@ -55,6 +57,12 @@ _BITS, _OLD_BITS, _MOVED, _COUNT, _HIGH, _FREE, _OPENED, _ARENA = (
 )
 _VOID, _ROUND, _SEED, _MASK, _BORN, _WORDS, _KEY, _TEXT = (
     int(Control[name]) for name in ("VOID", "ROUND", "SEED", "MASK", "BORN", "WORDS", "KEY", "TEXT")
+)
+_RECORDS, _RECORDS_SIZE, _ENTRIES, _OLD, _CONTROL, _FREE_AT, _OPENED_AT, _ARENA_AT, _DEFAULTS = (
+    int(Place[name]) for name in ("RECORDS", "SIZE", "ENTRIES", "OLD", "CONTROL", "FREE", "OPENED", "ARENA", "DEFAULTS")
+)
+_COLUMNS, _STARTS, _LENGTHS, _DATA, _FIRST = (
+    int(Given[name]) for name in ("COLUMNS", "STARTS", "LENGTHS", "DATA", "FIRST")
 )
 _WORKING, _DIRTY, _ERASED, _USED = int(Flag.WORKING), int(Flag.DIRTY), int(Flag.ERASED), int(Flag.USED)
 _WRITTEN = _WORKING | _DIRTY
@@ -68,8 +76,6 @@ _SLOT = (1 << 32) - 1
 _PART = (BLOCK_ROWS + SCRATCH_GAP) * 8
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _29, _32, _33 = np.uint64(29), np.uint64(32), np.uint64(33)
-_TABLE = ("words", "words", "words", "words", "words", "words", "bytes", "words")
-_KEYS = ("words", "words", "words", "bytes")
 
 
 @inner
@@ -165,11 +171,11 @@ def _same(record: int, key: int, words: int, text: int, arena: int, data: int, l
 
 @inner
 def _probe(
-    entries: int,
+    index: int,
     bits: int,
     tag: int,
     records: int,
-    width: int,
+    stride: int,
     key: int,
     words: int,
     text: int,
@@ -181,12 +187,12 @@ def _probe(
     mask = (1 << bits) - 1
     at = home_of(tag, bits)
     while True:
-        entry = get(entries, at)
+        entry = get(index, at)
         if entry == 0:
             return -1
         if entry >> 32 == tag:
             slot = (entry & _SLOT) - 1
-            if _same(records + slot * width * 8, key, words, text, arena, data, length):
+            if _same(records + slot * stride, key, words, text, arena, data, length):
                 return slot
         at = (at + 1) & mask
 
@@ -204,39 +210,28 @@ def _candidate(entries: int, bits: int, tag: int) -> Any:
 
 
 @inner
-def _create(
-    records: int,
-    control: int,
-    free: int,
-    defaults: int,
-    values: int,
-    key: int,
-    words: int,
-    text: int,
-    arena: int,
-    data: int,
-    length: int,
-) -> Any:
+def _create(table: int, key: int, words: int, data: int, length: int) -> Any:
     """Write the record of a new key; return its slot."""
+    control = get(table, _CONTROL)
     if get(control, _FREE) > 0:
         put(control, _FREE, get(control, _FREE) - 1)
-        slot = get(free, get(control, _FREE))
+        slot = get(get(table, _FREE_AT), get(control, _FREE))
     else:
         slot = get(control, _HIGH)
         put(control, _HIGH, slot + 1)
-    record, state_at = records + slot * get(control, _WORDS) * 8, get(control, _KEY)
+    record, state_at = get(table, _RECORDS) + slot * get(control, _WORDS) * 8, get(control, _KEY)
     for word in range(words):
         put(record, word, get(key, word))
-    if text != 0:
-        at = get(control, _ARENA)
+    if get(control, _TEXT) != 0:
+        arena, used = get(table, _ARENA_AT), get(control, _ARENA)
         for i in range(length):
-            put_u8(arena, at + i, get_u8(data, i))
-        put(record, 1, at)
+            put_u8(arena, used + i, get_u8(data, i))
+        put(record, 1, used)
         put(record, 2, length)
-        put(control, _ARENA, at + length)
+        put(control, _ARENA, used + length)
     put(record, state_at, _USED)
-    for word in range(values):
-        put(record, state_at + 1 + word, get(defaults, word))
+    for word in range(get(control, _WORDS) - state_at - 1):
+        put(record, state_at + 1 + word, get(get(table, _DEFAULTS), word))
     put(control, _COUNT, get(control, _COUNT) + 1)
     return slot
 
@@ -333,33 +328,52 @@ def _apply(do: int, word: int, shift: int, at: int, count: int, given: int) -> N
                 put_f32(record, 2 * word, small)
 
 
-@kernel("number", *_TABLE, *_KEYS, "words", "number", "number", "words", "matrix", "matrix", "words")
+@inner
+def _settle(
+    table: int, given: int, keys: int, first: int, size: int, slots: int, at: int, tags: int, born: int
+) -> None:
+    """Find or insert the keys of a block, of which _candidates wrote the likely slots.
+
+    Args:
+        at: Becomes where the records begin.
+        born: Gets the slots of new records; 0 if they are not wanted.
+    """
+    records, entries, old, control = get(table, _RECORDS), get(table, _ENTRIES), get(table, _OLD), get(table, _CONTROL)
+    stride, text, arena, data = get(control, _WORDS) * 8, get(control, _TEXT), get(table, _ARENA_AT), get(given, _DATA)
+    words, moving = 1 if text != 0 else get(control, _KEY), get(control, _MOVED) >= 0
+    start, length = data, 0
+    for row in range(first, first + size):
+        slot, key = get(slots, row), keys + (row - first) * words * 8
+        record = records + slot * stride
+        if text != 0:
+            start, length = data + get(get(given, _STARTS), row), get(get(given, _LENGTHS), row)
+        same = slot >= 0 and get(record, 0) == get(key, 0)
+        if same and ((words == 1 and text == 0) or _same(record, key, words, text, arena, start, length)):
+            put(at, row - first, record)
+            continue
+        tag = get(tags, row - first)
+        in_old = moving and is_old(control, tag)
+        index, bits = old if in_old else entries, get(control, _OLD_BITS) if in_old else get(control, _BITS)
+        slot = _probe(index, bits, tag, records, stride, key, words, text, arena, start, length)
+        if slot < 0:
+            slot = _create(table, key, words, start, length)
+            insert(index, bits, tag, slot)
+            if born != 0:
+                put(born, get(control, _BORN), slot)
+                put(control, _BORN, get(control, _BORN) + 1)
+        put(slots, row, slot)
+        put(at, row - first, records + slot * stride)
+
+
+@kernel("number", "words", "words", "words", "number", "number", "words", "matrix", "matrix", "words")
 def take_rows(
-    records_: Any,
-    entries_: Any,
-    old_: Any,
-    control_: Any,
-    free_: Any,
-    opened_: Any,
-    arena_: Any,
-    defaults_: Any,
-    columns_: Any,
-    starts_: Any,
-    lengths_: Any,
-    data_: Any,
-    slots_: Any,
-    first: int,
-    mark: int,
-    born_: Any,
-    program_: Any,
-    inputs_: Any,
-    scratch_: Any,
+    table_: Any, given_: Any, slots_: Any, first: int, mark: int, born_: Any, program_: Any, inputs_: Any, scratch_: Any
 ) -> int:
     """Find or insert the keys of rows from `first` on, and fold the rows.
 
     Args:
-        columns_: Where the words of each column of a fixed-width key are, or the xxh3 of text keys.
-        starts_, lengths_, data_: Where the bytes of a text key are; empty otherwise.
+        table_: Where the parts of a table are, in the order of layout.Place.
+        given_: Where the parts of the keys are, in the order of layout.Given.
         slots_: Becomes the slots, shape (rows,).
         mark: 1 to mark the records as present and dirty.
         born_: Becomes the slots of records created by this call, if it has room for one per row.
@@ -369,117 +383,60 @@ def take_rows(
     Returns:
         The first row that was not taken, for want of room in index or records; else the number of rows.
     """
-    records, entries, old, control, free = (
-        address_of(records_),
-        address_of(entries_),
-        address_of(old_),
-        address_of(control_),
-        address_of(free_),
-    )
-    arena, columns, data, slots = address_of(arena_), address_of(columns_), address_of(data_), address_of(slots_)
-    starts, texts, defaults = address_of(starts_), address_of(lengths_), address_of(defaults_)
-    program, inputs = address_of(program_), address_of(inputs_)
-    rows, count, width, text = slots_.size, columns_.size, get(control, _WORDS), get(control, _TEXT)
-    seed, mask, values, steps = get(control, _SEED), get(control, _MASK), defaults_.size, program_.shape[0]
-    words, stride = 1 if text != 0 else get(control, _KEY), get(control, _WORDS) * 8
-    scratch = address_of(scratch_)
-    tags, at, keys = scratch, scratch + _PART, scratch + 4 * _PART
-    some_at, some = scratch + 2 * _PART, scratch + 3 * _PART
-    born, born_count = address_of(born_), 0
-    start, length = data, 0
-    while first < rows:
-        size = min(BLOCK_ROWS, rows - first)
-        if 2 * (get(control, _COUNT) + size) > entries_.size and get(control, _MOVED) < 0:
+    table, given, slots, scratch = address_of(table_), address_of(given_), address_of(slots_), address_of(scratch_)
+    records, entries, old, control = get(table, _RECORDS), get(table, _ENTRIES), get(table, _OLD), get(table, _CONTROL)
+    count, words = get(given, _COLUMNS), 1 if get(control, _TEXT) != 0 else get(control, _KEY)
+    tags, at, some_at, some, packed = (
+        scratch, scratch + _PART, scratch + 2 * _PART, scratch + 3 * _PART, scratch + 4 * _PART
+    )  # fmt: skip
+    put(control, _BORN, 0)
+    while first < slots_.size:
+        size = min(BLOCK_ROWS, slots_.size - first)
+        moving = get(control, _MOVED) >= 0
+        if not moving and 2 * (get(control, _COUNT) + size) > 1 << get(control, _BITS):
             break
-        if (get(control, _HIGH) + size) * width > records_.size:
+        if (get(control, _HIGH) + size) * get(control, _WORDS) > get(table, _RECORDS_SIZE):
             break
-        if get(control, _MOVED) >= 0:
+        if moving:
             move(entries, old, control, MOVED_PER_BLOCK)
-        moving, bits, old_bits = get(control, _MOVED) >= 0, get(control, _BITS), get(control, _OLD_BITS)
-        given = keys
-        if words == 1 and count == 1:
-            given = get(columns, 0) + first * 8
-        else:
-            _load_keys(columns, count, first, size, keys, words)
-        _tags(given, words, size, tags, seed, mask)
+        keys = get(given, _FIRST) + first * 8
+        if words > 1 or count > 1:
+            keys = packed
+            _load_keys(given + _FIRST * 8, count, first, size, keys, words)
+        _tags(keys, words, size, tags, get(control, _SEED), get(control, _MASK))
         _prefetch_entries(entries, old, control, tags, size)
         _candidates(entries, old, control, tags, size, records, slots + first * 8)
-        for row in range(size):
-            slot, key = get(slots, first + row), given + row * words * 8
-            record = records + slot * stride
-            if text != 0:
-                start, length = data + get(starts, first + row), get(texts, first + row)
-            if slot >= 0 and get(record, 0) == get(key, 0):
-                if (words == 1 and text == 0) or _same(record, key, words, text, arena, start, length):
-                    put(at, row, record)
-                    continue
-            tag = get(tags, row)
-            in_old = moving and is_old(control, tag)
-            table, table_bits = old if in_old else entries, old_bits if in_old else bits
-            slot = _probe(table, table_bits, tag, records, width, key, words, text, arena, start, length)
-            if slot < 0:
-                slot = _create(records, control, free, defaults, values, key, words, text, arena, start, length)
-                insert(table, table_bits, tag, slot)
-                if born_.size > 0:
-                    put(born, born_count, slot)
-                    born_count += 1
-            put(slots, first + row, slot)
-            put(at, row, records + slot * stride)
+        _settle(table, given, keys, first, size, slots, at, tags, address_of(born_) if born_.size > 0 else 0)
         if mark != 0:
-            _mark(control, address_of(opened_), slots + first * 8, at, size)
-        if steps > 0:
-            _fold_block(first, size, program, steps, inputs, at, some_at, some)
+            _mark(control, get(table, _OPENED_AT), slots + first * 8, at, size)
+        if program_.shape[0] > 0:
+            _fold_block(first, size, address_of(program_), program_.shape[0], address_of(inputs_), at, some_at, some)
         first += size
-    put(control, _BORN, born_count)
     return first
 
 
-@kernel("none", *_TABLE, *_KEYS, "words", "words")
-def find_rows(
-    records_: Any,
-    entries_: Any,
-    old_: Any,
-    control_: Any,
-    free_: Any,
-    opened_: Any,
-    arena_: Any,
-    defaults_: Any,
-    columns_: Any,
-    starts_: Any,
-    lengths_: Any,
-    data_: Any,
-    slots_: Any,
-    scratch_: Any,
-) -> None:
+@kernel("none", "words", "words", "words", "words")
+def find_rows(table_: Any, given_: Any, slots_: Any, scratch_: Any) -> None:
     """Find keys without inserting them: slots_ becomes the slot of every key, -1 for those that are absent."""
-    records, entries, old, control, arena = (
-        address_of(records_),
-        address_of(entries_),
-        address_of(old_),
-        address_of(control_),
-        address_of(arena_),
-    )
-    starts, texts, data, slots = address_of(starts_), address_of(lengths_), address_of(data_), address_of(slots_)
-    rows, width, text, seed, mask = (
-        slots_.size,
-        get(control, _WORDS),
-        get(control, _TEXT),
-        get(control, _SEED),
-        get(control, _MASK),
-    )
-    words, keys, moving = 1 if text != 0 else get(control, _KEY), address_of(scratch_), get(control, _MOVED) >= 0
-    start, length = data, 0
-    for first in range(0, rows, BLOCK_ROWS):
-        size = min(BLOCK_ROWS, rows - first)
-        _load_keys(address_of(columns_), columns_.size, first, size, keys, words)
+    table, given, slots, scratch = address_of(table_), address_of(given_), address_of(slots_), address_of(scratch_)
+    records, entries, old, control = get(table, _RECORDS), get(table, _ENTRIES), get(table, _OLD), get(table, _CONTROL)
+    text, moving, stride = get(control, _TEXT), get(control, _MOVED) >= 0, get(control, _WORDS) * 8
+    words, keys, tags = 1 if text != 0 else get(control, _KEY), scratch + _PART, scratch
+    data, arena, length = get(given, _DATA), get(table, _ARENA_AT), 0
+    start = data
+    for first in range(0, slots_.size, BLOCK_ROWS):
+        size = min(BLOCK_ROWS, slots_.size - first)
+        _load_keys(given + _FIRST * 8, get(given, _COLUMNS), first, size, keys, words)
+        _tags(keys, words, size, tags, get(control, _SEED), get(control, _MASK))
+        _prefetch_entries(entries, old, control, tags, size)
+        _candidates(entries, old, control, tags, size, records, slots + first * 8)
         for row in range(size):
-            key = keys + row * words * 8
             if text != 0:
-                start, length = data + get(starts, first + row), get(texts, first + row)
-            tag = _tag(key, words, seed, mask)
+                start, length = data + get(get(given, _STARTS), first + row), get(get(given, _LENGTHS), first + row)
+            tag, key = get(tags, row), keys + row * words * 8
             in_old = moving and is_old(control, tag)
-            table, bits = old if in_old else entries, get(control, _OLD_BITS) if in_old else get(control, _BITS)
-            put(slots, first + row, _probe(table, bits, tag, records, width, key, words, text, arena, start, length))
+            index, bits = old if in_old else entries, get(control, _OLD_BITS) if in_old else get(control, _BITS)
+            put(slots, first + row, _probe(index, bits, tag, records, stride, key, words, text, arena, start, length))
 
 
 @kernel("none", "words", "words", "words", "words", "number", "matrix", "matrix", "words")
@@ -507,10 +464,11 @@ def fold_rows(
             _fold_block(first, size, program, steps, inputs, at, at + _PART, at + 2 * _PART)
 
 
-@kernel("none", "words", "words", "words", "words", "words", "words")
-def free_slots(records_: Any, entries_: Any, old_: Any, control_: Any, free_: Any, slots_: Any) -> None:
+@kernel("none", "words", "words")
+def free_slots(table_: Any, slots_: Any) -> None:
     """Delete the keys of these slots from the index, and put the slots into the free list."""
-    records, control = address_of(records_), address_of(control_)
+    table, free = address_of(table_), get(address_of(table_), _FREE_AT)
+    records, control = get(table, _RECORDS), get(table, _CONTROL)
     width, state_at, text = get(control, _WORDS), get(control, _KEY), get(control, _TEXT)
     words = 1 if text != 0 else state_at
     for i in range(slots_.size):
@@ -518,11 +476,11 @@ def free_slots(records_: Any, entries_: Any, old_: Any, control_: Any, free_: An
         record = records + slot * width * 8
         tag = _tag(record, words, get(control, _SEED), get(control, _MASK))
         in_old = get(control, _MOVED) >= 0 and is_old(control, tag)
-        table = address_of(old_) if in_old else address_of(entries_)
-        remove(table, get(control, _OLD_BITS) if in_old else get(control, _BITS), tag, slot)
+        index = get(table, _OLD) if in_old else get(table, _ENTRIES)
+        remove(index, get(control, _OLD_BITS) if in_old else get(control, _BITS), tag, slot)
         if text != 0:
             put(control, _VOID, get(control, _VOID) + get(record, 2))
         put(record, state_at, 0)
-        put(address_of(free_), get(control, _FREE), slot)
+        put(free, get(control, _FREE), slot)
         put(control, _FREE, get(control, _FREE) + 1)
         put(control, _COUNT, get(control, _COUNT) - 1)
