@@ -7,7 +7,7 @@ Invariants
     - A new record has default values and no flags but USED (and UNLOADED, if a cold store may hold the key).
     - Committed values are in a second slab with the same slots. They mean something only while COMMITTED is set.
 
-Pure: no clock, thread or I/O; the seed of the index comes from seed.py.
+Pure: no clock, thread or I/O; the seed of the index comes from state/compiled/seed.py.
 Source: docs/design/0036-records-and-kernels.md.
 """
 
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.state.compiled import seed
 from holdfast.state.compiled.sources import NO_SOURCES, Sources, Words, addresses_of
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys
-from holdfast.state.tables import seed
 from holdfast.state.tables.kernels.layout import BLOCK_ROWS, PROGRAM_FIELDS, SCRATCH_GAP, Control, Do, Flag
 from holdfast.state.tables.slab import RESERVED, Rows, Slab
 from holdfast.state.tables.spec import Columns, TableSpec
@@ -34,6 +34,8 @@ Step = tuple[Do, str, int]
 NO_PROGRAM: Program = np.empty((0, PROGRAM_FIELDS), np.int64)
 TEXT_WORDS = 3
 _FIRST_BITS = 9
+_LINE_WORDS = 8
+"""Words of a cache line. A record that would be one word short of a line is padded, so that it lies in no other."""
 _TAG_MASK = (1 << 31) - 1
 _SLACK = 8
 """Bytes behind the arena and a batch's keys that kernels may read."""
@@ -51,7 +53,8 @@ class Records:
         self.spec = spec
         self._rows, self._slots = rows, slots
         self._key = spec.key.word_count if spec.key.fixed else TEXT_WORDS
-        self._width = self._key + 1 + len(spec.columns)
+        width = self._key + 1 + len(spec.columns)
+        self._width = width + 1 if width % _LINE_WORDS == _LINE_WORDS - 1 else width
         self._value_at = {column.name: i for i, column in enumerate(spec.columns)}
         self._defaults = words_of([np.array([column.default], column.dtype) for column in spec.columns], 1)[:, 0].copy()
         self._defaults_at = self._defaults.ctypes.data
@@ -195,6 +198,7 @@ class Records:
                 self._opened.address,
                 self._arena.address,
                 self._defaults_at,
+                self._defaults.size,
             ],
             np.int64,
         )

@@ -204,7 +204,7 @@ class Table(Records):
             if not self._intervals and not (self.flags_of(erased) & Flag.COMMITTED).any():
                 through = None  # created and expired since the last commit
         self._intervals.append((epoch, opened))
-        keys, values = self._keys_of(words[: self._key]), words[self._key + 1 :]
+        keys, values = self._keys_of(words[: self._key]), words[self._key + 1 : self._key + 1 + len(self.spec.columns)]
         follows, number, columns = self.committed_through, self.spec.operator, self._columns(values)
         delta = Delta(epoch, follows, number, self._key_group_count, keys, puts, columns, through)
         self._frozen.append(_Frozen(slots, values, delta, erased))

@@ -50,6 +50,7 @@ class Place(IntEnum):
     OPENED = 6
     ARENA = 7
     DEFAULTS = 8
+    VALUES = 9  # how many values a record has
 
 
 class Given(IntEnum):

@@ -58,8 +58,9 @@ _BITS, _OLD_BITS, _MOVED, _COUNT, _HIGH, _FREE, _OPENED, _ARENA = (
 _VOID, _ROUND, _SEED, _MASK, _BORN, _WORDS, _KEY, _TEXT = (
     int(Control[name]) for name in ("VOID", "ROUND", "SEED", "MASK", "BORN", "WORDS", "KEY", "TEXT")
 )
-_RECORDS, _RECORDS_SIZE, _ENTRIES, _OLD, _CONTROL, _FREE_AT, _OPENED_AT, _ARENA_AT, _DEFAULTS = (
-    int(Place[name]) for name in ("RECORDS", "SIZE", "ENTRIES", "OLD", "CONTROL", "FREE", "OPENED", "ARENA", "DEFAULTS")
+_RECORDS, _RECORDS_SIZE, _ENTRIES, _OLD, _CONTROL, _FREE_AT, _OPENED_AT, _ARENA_AT, _DEFAULTS, _VALUES = (
+    int(Place[name])
+    for name in ("RECORDS", "SIZE", "ENTRIES", "OLD", "CONTROL", "FREE", "OPENED", "ARENA", "DEFAULTS", "VALUES")
 )
 _COLUMNS, _STARTS, _LENGTHS, _DATA, _FIRST = (
     int(Given[name]) for name in ("COLUMNS", "STARTS", "LENGTHS", "DATA", "FIRST")
@@ -130,10 +131,16 @@ def _prefetch_entries(entries: int, old: int, control: int, tags: int, size: int
 
 
 @inner
+def _in_one_line(stride: int) -> bool:
+    """Return whether every record lies in one line of the cache."""
+    return stride == 64 or stride == 32 or stride == 16
+
+
+@inner
 def _candidates(entries: int, old: int, control: int, tags: int, size: int, records: int, slots: int) -> None:
     """Write the slot that each key of a block may have, -1 if it has none; prefetch the records."""
     bits, stride = get(control, _BITS), get(control, _WORDS) * 8
-    moving = get(control, _MOVED) >= 0
+    moving, wide = get(control, _MOVED) >= 0, not _in_one_line(stride)
     for row in range(size):
         tag = get(tags, row)
         if moving and is_old(control, tag):
@@ -142,6 +149,8 @@ def _candidates(entries: int, old: int, control: int, tags: int, size: int, reco
             slot = _candidate(entries, bits, tag)
         put(slots, row, slot)
         prefetch(records + slot * stride, 0)
+        if wide:
+            prefetch(records + slot * stride + stride, -1)
 
 
 @inner
@@ -230,7 +239,7 @@ def _create(table: int, key: int, words: int, data: int, length: int) -> Any:
         put(record, 2, length)
         put(control, _ARENA, used + length)
     put(record, state_at, _USED)
-    for word in range(get(control, _WORDS) - state_at - 1):
+    for word in range(get(table, _VALUES)):
         put(record, state_at + 1 + word, get(get(table, _DEFAULTS), word))
     put(control, _COUNT, get(control, _COUNT) + 1)
     return slot
@@ -451,13 +460,15 @@ def fold_rows(
         address_of(slots_),
     )
     stride, steps, rows, at = get(control, _WORDS) * 8, program_.shape[0], slots_.size, address_of(scratch_)
-    program, inputs = address_of(program_), address_of(inputs_)
+    program, inputs, wide = address_of(program_), address_of(inputs_), not _in_one_line(stride)
     for first in range(0, rows, BLOCK_ROWS):
         size = min(BLOCK_ROWS, rows - first)
         for row in range(size):
             record = records + get(slots, first + row) * stride
             put(at, row, record)
             prefetch(record, 0)
+            if wide:
+                prefetch(record + stride, -1)
         if mark != 0:
             _mark(control, opened, slots + first * 8, at, size)
         if steps > 0:
