@@ -38,6 +38,7 @@ import pyspark.daemon
 import pyspark.worker
 
 import holdfast.runtime.spark.host
+import holdfast.state.keys.hashing
 import holdfast.state.tables.kernels.rows
 import holdfast.state.tables.kernels.slots  # noqa: F401
 

@@ -34,7 +34,7 @@ from numba.core import serialize
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 
-_PACKAGES = ("holdfast.state.compiled", "holdfast.state.tables.kernels")
+_PACKAGES = ("holdfast.state.compiled", "holdfast.state.keys", "holdfast.state.tables.kernels")
 _DIGEST_BYTES = 32
 
 

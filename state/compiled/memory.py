@@ -101,6 +101,16 @@ def fold_product(typing: Any, one: Any, other: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generated
 
 
+@intrinsic
+def byte_swapped(typing: Any, word: Any) -> Any:
+    """Return a uint64 with its bytes in reverse order."""
+
+    def generated(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bswap(arguments[0])
+
+    return types.uint64(types.uint64), generated
+
+
 @inner
 def is_valid(validity: int, at: int) -> bool:
     """Return a bit of a validity bitmap."""

@@ -33,6 +33,9 @@ from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.keygroups import key_groups_of, splitmix64
 from holdfast.storage.xxh3 import xxh3_of
 
+FIXED_BYTES_MAX = 128
+"""Wider canonical keys of fixed width are hashed as bytes."""
+
 
 @dataclass(frozen=True)
 class KeyType:
@@ -273,14 +276,18 @@ class Keys:
                 words[-1] >>= first
                 words = words if any(kind.routed.nullable) else words[:-1]
             return kind.routed.from_words(words)
-        widths = [2 if pa.types.is_boolean(column) else 9 for column in kind.types[:first]]
-        return kind.routed.from_canonical(codec.without_first(self.canonical(), sum(widths)))
+        return kind.routed.from_canonical(codec.without_first(self.canonical(), codec.width_of(kind.types[:first])))
 
 
 def _hashes(keys: Keys) -> NDArray[np.uint64]:
     """Hash canonical keys; a single integer column by its values, except for its null."""
-    if len(keys.type.types) > 1 or not codec.is_integral(keys.type.types[0]):
-        return xxh3_of(keys.canonical())
+    kinds = keys.type.types
+    if len(kinds) > 1 or not codec.is_integral(kinds[0]):
+        if not keys.type.fixed or codec.width_of(kinds) > FIXED_BYTES_MAX:
+            return xxh3_of(keys.canonical())
+        from holdfast.state.keys import hashing  # imports the compiler, which few commands need
+
+        return hashing.hashes_of(keys.word_columns(), kinds, len(keys))
     words = keys.words()
     hashes = splitmix64(words[0])
     if keys.type.nullable[0] and (null := words[1] != 0).any():

@@ -68,6 +68,11 @@ def from_ints(values: NDArray[np.int64], kind: pa.DataType, null: NDArray[np.boo
     return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), kind, mask=null)
 
 
+def width_of(kinds: Sequence[pa.DataType]) -> int:
+    """Return how many bytes a canonical key of these types of fixed width has."""
+    return sum(_BOOL_WIDTH if pa.types.is_boolean(kind) else _INT_WIDTH for kind in kinds)
+
+
 def words_of(column: pa.Array) -> NDArray[np.int64]:
     """Return a column of fixed width as int64, nulls as 0; a bool as 0 or 1."""
     if not pa.types.is_boolean(column.type):
