@@ -25,7 +25,7 @@ def compact(header: SegmentHeader, pieces: Iterable[tuple[bytes, tuple[int, int]
     Args:
         header: Header of the result. With `follows` 0, the result is a base.
         pieces: Segments with the key groups [first, end) to use, in the order of their epochs.
-            Those of one epoch have no key group in common.
+            Pieces of one epoch have no key group in common.
     """
     by_operator: dict[int, list[Delta]] = {}
     for rank, (data, key_groups) in enumerate(pieces):

@@ -20,7 +20,7 @@ from holdfast.runtime.wire import messages
 
 ROWS: Mapping[str, str] = {
     "F1": "worker killed", "F2": "daemon killed: all its workers", "F3": "executor killed",
-    "F4": "driver killed", "F5": "stopped, goes on as a zombie", "F6": "function or restore fails",
+    "F4": "driver killed", "F5": "stopped, resumes as a zombie", "F6": "function or restore fails",
     "F7": "call refused", "F8": "done, reply lost", "F9": "lands after a later attempt", "F10": "object damaged",
     "F11": "store answers 409, 503, or taken", "F12": "disk full", "F13": "disk error", "F14": "power lost",
     "F15": "connection breaks or is late", "F16": "message lost, repeated, late", "F17": "Kafka transaction times out",
@@ -69,7 +69,7 @@ NEEDS: Mapping[str, tuple[Callable[[], bool], str]] = {
     "F19": (kafka_sink, "Kafka sink"),
     "F20": (retained_source, "retention of source logs"),
 }
-"""The feature that a row is about, where it may not exist."""
+"""The feature that a row needs, for features that may not exist yet."""
 BESIDES: Mapping[str, Callable[[], bool]] = {
     "B1-B6 (microbatch mode)": microbatch,
     "partitions added while running (P12)": growing_source,
@@ -91,7 +91,7 @@ ANYWHERE: tuple[str, ...] = ("F2", "F11", "F13", "F14", "F23")
 
 
 def built(code: str) -> bool:
-    """Return whether the feature that the row is about exists."""
+    """Return whether the feature that the row needs exists."""
     return NEEDS.get(code, (_always, ""))[0]()
 
 

@@ -10,7 +10,7 @@ import os
 from typing import Any, NoReturn
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.config.settings import ENVIRONMENT_PREFIX, SETTINGS, duration_ms
+from holdfast.runtime.config.settings import duration_ms, root_given
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,12 +73,4 @@ def root_of(args: argparse.Namespace) -> str:
     Raises:
         ConfigError: the root is empty.
     """
-    variable = f"{ENVIRONMENT_PREFIX}ROOT"
-    default = next(setting.default for setting in SETTINGS if setting.name == "root")
-    root = args.root if args.root is not None else os.environ.get(variable, str(default))
-    if not root:
-        called = "--root" if args.root is not None else variable
-        raise ConfigError(
-            f"{called} is empty", not_done="the command did nothing", next_step=f"give {called} a folder or a URL"
-        )
-    return str(root)
+    return root_given(args.root, "--root", os.environ)

@@ -241,6 +241,25 @@ def _setting(name: str) -> Setting:
     return setting
 
 
+def root_given(given: str | None, called: str, env: Mapping[str, str]) -> str:
+    """Return the root for a reader of jobs: as given, else from the environment, else the default.
+
+    Args:
+        called: The argument or flag, for messages.
+
+    Raises:
+        ConfigError: the root is empty.
+    """
+    variable = f"{ENVIRONMENT_PREFIX}ROOT"
+    root = given if given is not None else env.get(variable, str(_BY_NAME["root"].default))
+    if not root:
+        called = called if given is not None else variable
+        raise ConfigError(
+            f"{called} is empty", not_done="the command did nothing", next_step=f"give {called} a folder or a URL"
+        )
+    return root
+
+
 def _lookup(
     setting: Setting,
     app: CodeSettings,

@@ -1,4 +1,4 @@
-"""What the master derives from its state: deployments, the next manifest, who runs what.
+"""Values that the master derives from its state: deployments, the next manifest, the worker of each subtask.
 
 Pure: no clock, thread or I/O.
 Source: DESIGN sections 3 to 5; PROTOCOL P8, P18, P20.
@@ -18,7 +18,7 @@ from holdfast.runtime.wire import messages as m
 
 
 def older_output_is_left(state: Master, base: Manifest | None) -> bool:
-    """P20: after a rescale nothing is committed, and so delivered, before all output of old writers is delivered."""
+    """P20: after a rescale no epoch is committed, and so delivered, before all output of old writers is delivered."""
     if base is None or not _moved(state, base):
         return False
     return any(item.writer not in state.confirmed or state.confirmed[item.writer] < item.tag for item in base.pending)
@@ -106,7 +106,7 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
 
 
 def local_bases(job: joblog.Job, handle: SnapshotHandle) -> dict[Epoch, str]:
-    """P14: which epochs local state of this subtask may be at, by content; none below the handle's own base."""
+    """P14: the epochs of which local state of this subtask may be, by hash; none below the handle's own base."""
     floor = max((piece.epoch for piece in pieces(handle) if piece.follows == NO_EPOCH), default=NO_EPOCH)
     kept = {each.body.epoch: each.body.manifest.sha256 for each in job.completed[-joblog.RECENT_KEPT :]}
     return {epoch: manifest for epoch, manifest in {**kept, **dict(job.recent)}.items() if epoch >= floor}
@@ -129,8 +129,8 @@ def all_ended(state: Master) -> bool:
 def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
     """Return whether every subtask reports nothing new since the last epoch, and that epoch is completed.
 
-    An epoch that was given up is not completed: the next one owes what it froze and staged. A generation always closes
-    its first epoch: it records what became of older ones.
+    An epoch that was given up is not completed: its frozen state and staged output are owed to the next one. A
+    generation always closes its first epoch, which records the outcome of older ones.
     """
     if not isinstance(epochs, coordinator.Idle):
         return False

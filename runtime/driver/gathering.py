@@ -1,4 +1,4 @@
-"""What the master does between the start of a generation and its first record: base, repairs, workers, subtasks.
+"""The master between the start of a generation and its first record: base, repairs, workers, subtasks.
 
 A generation on a timeline without a completed checkpoint may follow a rewind whose repairs were cut short. It repairs
 every target again before it deploys anything; repairing a target twice changes nothing.
@@ -28,7 +28,7 @@ from holdfast.runtime.wire import messages as m
 
 
 def gather(state: Master, now: float) -> Step:
-    """Begin after the generation is ours: every worker is free to take a subtask of it."""
+    """Begin, once this driver owns the generation: every worker is free to take a subtask of it."""
     if state.recovering_since is not None:
         started = state.job.starts[-1]
         since = state.recovering_since

@@ -1,7 +1,7 @@
-"""What holds in every state of the master, checked after every event in simulation and in tests.
+"""Invariants of every state of the master, checked after every event in simulation and in tests.
 
-Production does not check it: there a broken invariant would end a run that may still be correct. Each invariant has a
-planted bug in the tests that breaks it.
+Production does not check them: a broken invariant would end a run that may still be correct. For each invariant, the
+tests plant a bug that breaks it.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
 Source: PROTOCOL P2, P4, P5, P9, P10, P13.
@@ -16,7 +16,7 @@ from holdfast.runtime.driver.state import SAVEPOINTS_WAITING_MAX, Gathering, Int
 
 
 def validate(state: Master) -> None:
-    """Assert what must hold between two events.
+    """Assert the invariants that hold between two events.
 
     Raises:
         AssertionError: an invariant is broken; the text names it.
@@ -52,7 +52,9 @@ def _workers(state: Master) -> None:
     subtasks = [hosted.subtask for hosted in state.workers.values() if hosted.subtask is not None]
     assert len(subtasks) == len(set(subtasks)), "two workers have the same subtask (P2)"
     assert all(0 <= subtask < state.rules.parallelism for subtask in subtasks), "a subtask that the job does not have"
-    assert all(hosted.subtask is not None for hosted in state.workers.values() if hosted.ready), "ready for no subtask"
+    assert all(hosted.subtask is not None for hosted in state.workers.values() if hosted.ready), (
+        "ready without a subtask"
+    )
     assert all(1 <= number <= state.launches for number in state.launching), "a launch that was never started"
     registered = {hosted.launch for hosted in state.workers.values()}
     assert not registered & set(state.launching), "a launch whose worker registered still counts as missing"
@@ -84,8 +86,8 @@ def _closing(state: Master, running: Running) -> None:
     assert (running.storing is not None) == deciding, "a manifest is stored for an epoch that is not decided (P9)"
     if isinstance(epochs, coordinator.Collecting | coordinator.Deciding):
         assert epochs.barrier.epoch >= job.first_epoch, "an epoch that an older generation may have used (P2)"
-        assert not epochs.barrier.last or running.halted, "sources read on behind the last barrier (P13)"
-        assert running.final is None, "an epoch is closed behind the last one (P13)"
+        assert not epochs.barrier.last or running.halted, "sources still read after the last barrier (P13)"
+        assert running.final is None, "an epoch is closed after the last one (P13)"
     if running.final is not None:
         assert running.final == job.base_epoch, "the run ends with an epoch that is not the last one (P13)"
     if isinstance(state.log, append.InFlight):

@@ -4,7 +4,7 @@ The same loop runs in production, in the test driver and in the simulator; what 
 ports. One thread calls `turn`; reads and writes of the job's history go to a lane.
 
 Invariants
-    - Events are handled one at a time, to the end, and time is looked at after each.
+    - Events are handled one at a time, to completion, and timers are checked after each.
     - An append whose outcome is unknown is sent again until its slot is read (P4).
 
 Source: DESIGN sections 2 to 4; PROTOCOL P4, P9.
@@ -31,7 +31,7 @@ from holdfast.runtime.wire import messages as m
 
 LOG_RETRY_S = 0.1
 DAMAGED_READS_MAX = 3
-"""A log that is damaged in one read may be whole in the next; one that is so in all of them is damaged for good."""
+"""A log that is damaged in one read may be intact in the next; if all of these reads fail, the damage is permanent."""
 
 
 class DriverPorts(Protocol):
@@ -100,7 +100,7 @@ class DriverLoop:
         self._perform(*master.begin(self._rules, self._owner, job, cause, self._ports.clock.wall_us()))
 
     def rewind(self, job: joblog.Job, asked: master.RewindWanted) -> None:
-        """Take over a job that nobody runs, go back, repair its targets, and end."""
+        """Take over a job that is not running, rewind it, repair its targets, and end."""
         self._perform(*master.begin_rewind(self._rules, self._owner, job, asked, self._ports.clock.wall_us()))
 
     def received(self, message: m.FromWorker) -> None:
@@ -116,7 +116,7 @@ class DriverLoop:
         self._perform(*master.launch_ended(self.state, number, error, self._now()))
 
     def judges(self, generation: int, first: Generation) -> bool:
-        """Return whether a request made for this generation gets an answer from this run by now."""
+        """Return whether this run can already answer a request made for this generation."""
         return master.is_judged(self.state, generation, first)
 
     def asked(self, kind: str, args: Mapping[str, Any], generation: int, first: Generation) -> Mapping[str, Any] | None:
@@ -130,11 +130,11 @@ class DriverLoop:
         self._perform(*master.stop(self.state))
 
     def close_epoch(self) -> None:
-        """Close the next epoch when it is due, also if nothing is new."""
+        """Close the next epoch when it is due, even if nothing is new."""
         self._perform(master.close_epoch(self.state), [])
 
     def turn(self) -> None:
-        """Look at the time: due timers, silent workers, due epochs, the driver's own pulse."""
+        """Handle the passing of time: due timers, silent workers, due epochs, the driver's own pulse."""
         now = self._now()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
@@ -179,8 +179,8 @@ class DriverLoop:
     def _end_if_ours(self, error: ErrorReport, damaged_reads: int = 0) -> None:
         """End as fenced if a newer generation owns the job: it sweeps objects and fences targets (P16). Else as failed.
 
-        Only the log knows the owner. If it stays damaged, a refusal to a fenced driver cannot be judged, and the
-        damage is what the run reports.
+        Only the log identifies the owner. If it stays damaged, nothing shows whether this driver was fenced, and the
+        run reports the damage.
         """
 
         def done(result: object) -> None:

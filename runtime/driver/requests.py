@@ -66,10 +66,13 @@ class Answer:
     generation: Generation
     reason: str | None = None
     """Why it was not carried out."""
+    outdated: bool = False
+    """The job has moved since the command looked at it: the same command, planned again, may succeed."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the answer in its stored form."""
-        return {"accepted": self.accepted, "generation": self.generation, "reason": self.reason}
+        answer = {"accepted": self.accepted, "generation": self.generation, "reason": self.reason}
+        return answer | {"outdated": True} if self.outdated else answer
 
 
 def carry_out(
@@ -90,7 +93,8 @@ def carry_out(
     assert log is not None
     refusal = _refusal(state, kind, args, generation, first)
     if refusal is not None:
-        return state, [], Answer(False, log.generation, refusal)
+        outdated = kind == "rewind" and refusal == rewinding.outdated(state, args)
+        return state, [], Answer(False, log.generation, refusal, outdated)
     effects: list[Effect] = []
     if kind == "savepoint":
         state = replace(state, savepoints=(*state.savepoints, args["name"]))

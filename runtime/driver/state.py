@@ -1,4 +1,4 @@
-"""What the job master knows, and what it asks its interpreter to do.
+"""The state of the job master, and the effects that its interpreter performs.
 
 Values only; runtime/driver/master.py steps them.
 
@@ -151,7 +151,7 @@ class Gathering:
 
 @dataclass(frozen=True)
 class RewindWanted:
-    """A request to rewind the job to this epoch; with `stop`, to end there."""
+    """A request to rewind the job to this epoch; with `stop`, to end the run after the repairs."""
 
     epoch: Epoch
     stop: bool
@@ -173,8 +173,8 @@ class Running:
     finishing: bool = False
     """The last barrier was sent because all input is read, not because of a request to stop (P13)."""
     halted: bool = False
-    """A last barrier was sent; workers that took it read nothing more in this generation, even if the epoch is given
-    up."""
+    """A last barrier was sent; workers that received it read nothing more in this generation, even if the epoch is
+    given up."""
     final: Epoch | None = None
     """The last epoch of the run, once it is completed."""
     broken_since: float | None = None
@@ -204,12 +204,12 @@ Phase = Opening | Gathering | Running | Interrupted | Over
 
 @dataclass(frozen=True)
 class Stopping:
-    """The user asked for a last checkpoint where the sources stand."""
+    """The user asked for a last checkpoint at the current positions of the sources."""
 
 
 @dataclass(frozen=True)
 class Finishing:
-    """The user asked for the end of input: behind what exists, or where the sources stand."""
+    """The user asked for the end of input: after the records that exist, or at the current positions of the sources."""
 
     drop_unread: bool
 

@@ -45,7 +45,7 @@ REQUEST_UNREADABLE = "request_unreadable"
 SINK_REFUSED = "sink_refused"
 ROOT_REFUSED = "root_refused"
 BEHIND_MIN_US = 1_000_000
-"""A partition is reported as holding back event time only if it is at least this far behind another one."""
+"""A partition is reported as holding back event time only if another partition is ahead by at least this much."""
 STALE_AFTER_MS = 5_000
 """A `live.json` older than this means that its driver is unreachable."""
 
@@ -128,7 +128,7 @@ def late_of(manifest: Manifest | None) -> Late | None:
 
 
 def of_log(job: joblog.Job, name: str, root: str) -> Status:
-    """Return the status of a job as far as the log alone gives it."""
+    """Return the part of a job's status that follows from the log alone."""
     status = replace(
         _empty(name, root),
         generation=job.generation,

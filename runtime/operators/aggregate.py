@@ -35,8 +35,8 @@ from holdfast.runtime.operators.contract import (
     TableDraft,
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_keys
-from holdfast.runtime.rows.aggregate_functions import SEEN, AggregateFunction, Known, Slots, State
-from holdfast.runtime.rows.aggregates import BoundAggregation, state_columns
+from holdfast.runtime.rows.aggregate_functions import AggregateFunction, Known, Slots, State
+from holdfast.runtime.rows.aggregates import BoundAggregation, result_of, state_columns
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import PUT
 from holdfast.state.compiled.sources import Input, sources_of
@@ -178,13 +178,7 @@ class Folding:
 
     def results(self, slots: Slots) -> list[pa.Array]:
         """Return the result columns of these slots."""
-        arrays = []
-        for bound, function, state in self._parts:
-            kind = bound.result.type
-            null = state[SEEN][slots] == 0 if bound.result.nullable else None
-            array = pa.array(function.result(state, slots), mask=null)
-            arrays.append(array if array.type == kind else array.view(kind))
-        return arrays
+        return [result_of(bound, state, slots) for bound, _, state in self._parts]
 
     def _too_large(self, bound: BoundAggregation) -> JobFailed:
         return JobFailed(

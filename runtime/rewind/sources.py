@@ -26,14 +26,14 @@ from holdfast.runtime.plan.source import same_from
 _Place = tuple[str, int]
 """Source and partition."""
 _NOWHERE = 1 << 63
-"""Behind every offset."""
+"""Above every offset."""
 
 
 def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) -> list[dict[str, Any]]:
     """Return a row of the plan's `sources` for every partition.
 
     Args:
-        there: The checkpoint to go back to.
+        there: The checkpoint to return to.
         here: The newest checkpoint.
         sources: The sources that can be queried; what other sources still have is unknown.
     """
@@ -78,7 +78,7 @@ def _row(place: _Place, to: int | None, at: int | None, start: int | None) -> di
 def _starts(back: Sequence[SourcePosition], sources: Sequence[SourceSpec]) -> dict[_Place, int]:
     """Return the lowest offset from which all records can be read again, for every partition of a known source.
 
-    For a source with another history than the one that was read, it is behind every offset.
+    For a source whose history is not the one that was read, the result is above every offset.
     """
     found: dict[_Place, int] = {}
     for spec in sources:

@@ -146,7 +146,7 @@ def _told(job: Job, owner: str, state: State, reason: str | None) -> Status:
 def _last_words(lanes: ThreadLanes, tell: Callable[[Status], None], told: Status) -> None:
     """Write the final `live.json` after any write in progress, because readers see the last one.
 
-    Without it, readers wait until the file is stale; that is no reason to report the rewind as failed.
+    If that fails, readers wait until the file is stale; the rewind has succeeded all the same.
     """
     over = threading.Event()
 

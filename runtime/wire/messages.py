@@ -76,12 +76,12 @@ class LocalRefusal(msgspec.Struct, frozen=True):
     """The reason, from the first refused attempt."""
     for_ms: int
     epochs: int
-    """How far it is behind the committed epochs."""
+    """By how many committed epochs it lags."""
     bytes: int
 
 
 class PartitionTime(msgspec.Struct, frozen=True):
-    """The part of a source partition in event time."""
+    """The state of a source partition in event time."""
 
     source: str
     partition: int
@@ -120,7 +120,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """The worker is alive; with everything that it has to report."""
+    """The worker is alive; with its progress and problems."""
 
     worker: WorkerId
     generation: Generation
@@ -171,7 +171,7 @@ class Vitals(Message, frozen=True):
     worker: WorkerId
     state: Literal["held", "hung", "ended", "lost"]
     mark: str | None
-    """What the worker was doing, as a mark of runtime/wire/vitals.py; None: nothing that is marked."""
+    """The marked activity of the worker, in the form of runtime/wire/vitals.py; None: none was marked."""
     for_ms: int
     """How long its interpreter has been held."""
     memory: bool = False
@@ -185,13 +185,13 @@ class Active(msgspec.Struct, frozen=True, tag="active"):
 
 
 class Standby(msgspec.Struct, frozen=True, tag="standby"):
-    """A worker that keeps the state of another one's subtask up to date, to take it over; not implemented yet."""
+    """A worker that keeps the state of another worker's subtask up to date, to take it over; not implemented yet."""
 
     follows: Subtask
 
 
 Role = Active | Standby
-"""What a worker is for in a generation."""
+"""A worker's role in a generation."""
 
 
 class Peer(msgspec.Struct, frozen=True):

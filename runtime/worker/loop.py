@@ -256,7 +256,7 @@ class WorkerLoop:
         try:
             restore(base, deploy, self._ports.store)
         except HoldfastError:
-            base.close()  # half restored: the next generation must not take it for state to roll back to
+            base.close()  # half restored: the next generation must not roll back to it
             raise
         self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
         return "restored" if pieces(deploy.handle) else "empty"

@@ -107,7 +107,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class CloseFragment:
-    """Let operators emit, freeze their tables, close the stages of its sinks, forward the barrier."""
+    """Let the fragment's operators emit, freeze their tables, close the stages of its sinks, forward the barrier."""
 
     fragment: int
     barrier: Barrier

@@ -112,7 +112,7 @@ class SubtaskRun:
         return any(index in self._behind for index in self._intakes)
 
     def at_work(self) -> str | None:
-        """Return which Python function is running, if any; any thread may call this."""
+        """Return which Python function is running, if any. Safe to call from any thread."""
         return next((name for run in self._fragments.values() if (name := run.backlog.at_work) is not None), None)
 
     def close_fragment(self, index: int, barrier: Barrier) -> tuple[tuple[SourcePosition, ...], PartAudit | None]:
@@ -312,7 +312,7 @@ class SubtaskRun:
         return all(self.links.room(channel) for channel in self._outputs[index])
 
     def _once_through(self, index: int, then: Callable[[], None]) -> None:
-        """Do this when the fragment's functions have completed: now, or some turns later."""
+        """Call `then` when the fragment's functions have completed: now, or some turns later."""
         if self._fragments[index].backlog:
             self._behind[index] = then
         else:
@@ -363,7 +363,7 @@ class SubtaskRun:
                 return False
             finally:
                 self._limit.mark(None)
-            if read is None:  # no other is read before it: event time and order are those of reading one by one
+            if read is None:  # read no other partition first: event time and order are as without reading ahead
                 self._waiting = order[place:]
                 return time_moved
             if read.batch is None:
@@ -371,7 +371,7 @@ class SubtaskRun:
                 reading.look_for_end()
                 if time is not None:
                     time_moved |= time.found_nothing(reading.partition, read.following, reading.ended)
-                    if reading.caught_up():  # it is no longer polled
+                    if reading.caught_up():  # this partition is no longer polled
                         time.at_end(reading.partition, reading.ended)
                 if self._position(reading) != before:
                     self.quiet = NO_EPOCH
@@ -438,7 +438,7 @@ class Active:
     run: SubtaskRun
     broken: bool = False
     triggers: deque[m.Trigger] = field(default_factory=deque)
-    """Not begun yet, as a source stands midway in a batch."""
+    """Not begun yet, because a source is in the middle of a batch."""
     first_record_at: int | None = None
 
 

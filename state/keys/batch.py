@@ -98,6 +98,11 @@ class KeyType:
         return len(self.types) + any(self.nullable)
 
     @property
+    def unrouted_width(self) -> int:
+        """Return with how many bytes the unrouted columns begin every canonical key."""
+        return codec.width_of(self.types[: self.unrouted])
+
+    @property
     def fields(self) -> tuple[pa.Field, ...]:
         """The columns as schema fields."""
         return tuple(pa.field(*column) for column in zip(self.names, self.types, self.nullable, strict=True))
@@ -276,7 +281,7 @@ class Keys:
                 words[-1] >>= first
                 words = words if any(kind.routed.nullable) else words[:-1]
             return kind.routed.from_words(words)
-        return kind.routed.from_canonical(codec.without_first(self.canonical(), codec.width_of(kind.types[:first])))
+        return kind.routed.from_canonical(codec.without_first(self.canonical(), kind.unrouted_width))
 
 
 def _hashes(keys: Keys) -> NDArray[np.uint64]:

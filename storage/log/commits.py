@@ -64,7 +64,7 @@ class Commits:
         self._store, self._meta = store, meta
         self._cached: dict[int, Commit] = {0: before_the_first(meta)}
         self._hashes: dict[int, str] = {0: ""}
-        """Of the commits in `_cached`."""
+        """By sequence; for the commits in `_cached`."""
         paths = store.list(COMMITS_FOLDER)
         self.tail = self.at(sequence_of(paths[-1])) if paths else self._cached[0]
         self._left: tuple[int, Left] | None = None
@@ -127,11 +127,11 @@ class Commits:
     def find(self, partition: int, offset: int, after: int = 0) -> tuple[int, LogSegment | CompactedSegment]:
         """Return the segment that holds an offset below the end, and the sequence of its commit.
 
-        Below the end of the compacted range, that is the segment with the next remaining row; there must be one.
+        Below the end of the compacted range, that is the segment with the next remaining row, which must exist.
 
         Args:
             partition: The partition.
-            offset: The offset; must lie below the end of the partition.
+            offset: The offset; must be below the end of the partition.
             after: A sequence to search from; a good guess saves reads of commits, a wrong one costs a few.
         """
         assert offset < self.tail.ends[partition]

@@ -5,8 +5,8 @@ everything before it, since JSON with a flipped digit would still be valid. docs
 
 Invariants
     - Sequences start at 1 and have no gap; only compactions follow a sealing commit.
-    - A commit's `ends` are those of its predecessor plus its own rows; so the newest commit alone gives the end of
-      the log, and bisection over the commits finds an offset.
+    - A commit's `ends` are its predecessor's plus its own rows; so the newest commit alone gives the end of the log,
+      and bisection over the commits finds an offset.
     - `tags` holds the newest tag of every writer, so the newest commit alone gives these too (PROTOCOL P17).
     - A commit that takes rows back (kind `void`) and all after it have format 2, which an older release refuses as
       newer: it would read those rows. Before the first such commit, a log is written byte for byte as format 1.
@@ -215,7 +215,7 @@ class Draft:
 
 
 def before_the_first(meta: LogMeta) -> Commit:
-    """Return the commit that stands for the empty log before commit 1."""
+    """Return the commit that represents the empty log before commit 1."""
     return Commit(FORMAT_VERSION, meta.uuid, 0, "append", "", 0, (0,) * meta.partitions)
 
 

@@ -302,7 +302,7 @@ def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
     if draft.kind == "grow" and draft.after != tail.sequence:
         return False  # Other columns may have been added.
     if draft.kind == "void" and draft.after != tail.sequence:
-        return False  # Made for an earlier tail: there may be more to take back now.
+        return False  # Made for an earlier tail: there may be more rows to take back now.
     if draft.kind == "compact":
         return (tail.compact, tail.void) == draft.built_on
     if not tail.sealed:

@@ -25,7 +25,7 @@ from holdfast.storage.log.segment import OpenSegment, Piece
 from holdfast.storage.log.voids import Passage
 
 LOOK_BACK_EVERY = 64
-"""A reader that finds nothing new checks once in so many refreshes whether its last commit still exists."""
+"""A reader that finds nothing new checks at every 64th refresh whether its last commit still exists."""
 
 
 class Origin(NamedTuple):
@@ -49,7 +49,7 @@ class Fetched(NamedTuple):
 
     piece: Piece
     placed: _Placed | None
-    """Where they lie; None: there are none."""
+    """Their segment and commit; None: there are no rows."""
     known: object
     """Which rows were known to be taken back; see Passage."""
 
@@ -89,9 +89,9 @@ class LogReader:
         self._opened: dict[int, OpenSegment] = {}
         self._sequence: dict[int, int] = {}
         self._placed: dict[int, _Placed] = {}
-        """Of the rows that were taken last."""
+        """By partition: where the rows are that were taken last."""
         self._held: dict[int, _Placed] = {}
-        """Of the opened segment."""
+        """By partition: where the opened segment is."""
         self._fruitless = 0
         self._passage = Passage(self._commits, repr(store))
 
@@ -122,7 +122,7 @@ class LogReader:
         return news
 
     def known_origin(self, partition: int, offset: int) -> Origin | None:
-        """Return `origin` if that takes no reading: of the rows that were taken last. Another thread may read."""
+        """Return `origin` if it is known without a read: for the rows that were taken last. Another thread may read."""
         placed = self._placed.get(partition)
         if placed is None or not placed.first < offset <= placed.end:
             return None
@@ -134,7 +134,7 @@ class LogReader:
         It is the first commit that reaches the offset, or a later one that took rows back, since reads skip those.
 
         Raises:
-            Damaged: the offset lies beyond the end.
+            Damaged: the offset is beyond the end.
         """
         if offset == 0:
             return Origin(0, "")
@@ -197,7 +197,7 @@ class LogReader:
         return self._passage.back(partition, self.end_offset(partition))
 
     def before_the_end(self, partition: int, rows: int) -> int:
-        """Return an offset that so many rows follow, or the first offset if there are fewer; pass it to `begin`."""
+        """Return an offset that `rows` rows follow, or the first offset if there are fewer; pass it to `begin`."""
         while True:
             left, position = self._commits.left, self.last_position(partition)
             floor = 0 if left is None else left.end(partition)
@@ -231,8 +231,8 @@ class LogReader:
             compacted away, there are fewer rows than offsets; `read_placed` returns their offsets.
 
         Raises:
-            Damaged: a segment or commit differs from what was written, the offset lies beyond the end, or rows before
-                it were taken back after they had been read.
+            Damaged: a segment or commit differs from what was written, the offset is beyond the end, or rows before it
+                were taken back after they had been read.
         """
         batch, _, following = self.read_placed(partition, offset, max_bytes)
         return batch, following

@@ -1,4 +1,4 @@
-"""What must hold in every run, checked as it happens and at the end.
+"""The rules that hold in every run, checked during the run and at its end.
 
 The checkers read only what an outsider can read: the objects, the rows and tags of the targets, the
 epochs that drivers trigger. They interpret the job log and the manifests a second time, as plain
@@ -10,7 +10,7 @@ JSON, and compare with an oracle that shares no code with the runtime.
     I7      an overtaken driver appends nothing
     growth  a worker keeps nothing for an epoch that it knows to be committed
     I8      every object that a manifest names exists, with the right size and hash; a sweep leaves no other
-    I9      every retained checkpoint restores to the oracle's answer for its offsets
+    I9      every retained checkpoint restores to the oracle's answer for its offsets, and readers get it (inspected.py)
     P11     time never goes back, and a window is emitted no earlier and no later than the offsets allow (clocks.py)
     I12     a run fails only because an object is damaged or a function failed, and names it
     P21     after a repair a target shows exactly the base of the rewind, and no older timeline writes to it again
@@ -30,6 +30,7 @@ from holdfast.chaos.sim.checks.accepted import Accepted
 from holdfast.chaos.sim.checks.audited import Audited
 from holdfast.chaos.sim.checks.clocks import NEVER, Channel
 from holdfast.chaos.sim.checks.history import History
+from holdfast.chaos.sim.checks.inspected import Inspected
 from holdfast.chaos.sim.checks.lasts import Lasts
 from holdfast.chaos.sim.checks.visible import Added, Upserted
 from holdfast.chaos.sim.checks.windowed import Windowed
@@ -105,7 +106,7 @@ class Checks:
 
     @property
     def finished(self) -> bool:
-        """Return whether the job log says that the job is finished."""
+        """Return whether the job is finished, according to the job log."""
         return self.history.finished
 
     def fail(self, rule: str, what: str) -> None:
@@ -175,7 +176,7 @@ class Checks:
             self._windowed.look(writer, tag, cut, rows)
 
     def _look(self, writer: Writer, tag: Tag, cut: Cut, batches: list[pa.RecordBatch]) -> None:
-        """Compare the visible rows with the last epoch of a transaction; the batches are those of all its epochs."""
+        """Compare the visible rows with the last epoch of a transaction; the batches belong to all its epochs."""
         if self._windowed is not None and writer.sink == LATE:
             self._windowed.look_late(self._tables[LATE].rows())
         elif self._regrouped is not None and writer.sink == REGROUPED:
@@ -268,7 +269,7 @@ class Checks:
                     self._restore(done)
 
     def _everything(self) -> Cut:
-        """Return what the targets must hold: the whole input, also if a user asked the job to finish."""
+        """Return what the targets must hold: the whole input, even if a user asked the job to finish."""
         return oracle.whole(self._scenario.partitions)
 
     def _last_cut(self) -> Cut:
@@ -341,26 +342,37 @@ class Checks:
         ref = completed.body.manifest
         manifest = decode(self.objects.get(ref.path), ref)
         stores = [self._store(manifest, subtask) for subtask in range(manifest.parallelism)]
+        inspected = Inspected(manifest, self.objects)
         for sink in self._scenario.upserts:
             operator, by = self._plan.operator(operator_of(sink)).id, UPSERTS[sink]
             found = {row[by]: row for row in _rows(stores, operator, TOTALS)}
             expected = oracle.totals(self._scenario.partitions, self.history.cuts[manifest.epoch], by)
             if found != expected:
                 self.fail("I9 state", f"epoch {manifest.epoch}, {sink}: restored {found}, expected {expected}")
+            read = {row[by]: row for row in inspected.rows(operator_of(sink))}
+            if read != expected:
+                self.fail("I9 read", f"epoch {manifest.epoch}, {sink}: a reader gets {read}, expected {expected}")
         if self._ledger is not None:
             operator = self._plan.operator(LEDGER_OPERATOR).id
             accounts, when = _rows(stores, operator, BALANCE), f"restored at epoch {manifest.epoch}"
             self._ledger.compare("I9 state", when, self.history.cuts[manifest.epoch], accounts)
         if self._windowed is not None:
-            self._restored_windows(self._windowed, completed, stores)
+            self._restored_windows(self._windowed, completed, stores, inspected.rows(operator_of(WINDOWS)))
 
-    def _restored_windows(self, windowed: Windowed, completed: joblog.Completed, stores: Iterable[StateStore]) -> None:
+    def _restored_windows(
+        self, windowed: Windowed, completed: joblog.Completed, stores: Iterable[StateStore], read: Sequence[Any]
+    ) -> None:
         operator, epoch = self._plan.operator(operator_of(WINDOWS)).id, completed.body.epoch
         windows = _rows(stores, operator, TOTALS)
         cut, when = self.history.cuts[epoch], f"restored at epoch {epoch}"
         # Late records are known from the output: only once it is complete, and only for the current lineage.
         is_told = self.finished and epoch in self.history.lineage
-        windowed.restored(when, cut, windows, self._tables[LATE].rows() if is_told else None)
+        late = self._tables[LATE].rows() if is_told else None
+        windowed.restored(when, cut, windows, late)
+        windowed.restored(f"read at epoch {epoch}", cut, read, late)
+        shown = [{name: row[name] for name in windows[0]} for row in read] if windows else read
+        if sorted(map(str, shown)) != sorted(map(str, windows)):
+            self.fail("I9 read", f"epoch {epoch}: a reader gets the windows {shown}, {windows} were restored")
         lineage = self.history.lineage
         windowed.clocks.restored(epoch, lineage, cut, self._clocks(stores))
         if self._regrouped is not None:

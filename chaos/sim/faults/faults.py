@@ -1,7 +1,7 @@
 """The faults that the simulated world knows, and which of them a run has.
 
 Swarm testing: each seed arms its own subset at its own rates, because faults that happen all the
-time hide each other. Every strike is counted, so that a summary can tell a survived fault
+time hide each other. Every strike is counted, so that a summary can distinguish a survived fault
 from one that never happened.
 
 Source: Groce et al., Swarm Testing, 2012; research on peers' fault matrices (F1 to F24).
@@ -190,7 +190,7 @@ class Strike:
     who: str
     """The process in whose event it is decided, or what causes it."""
     nth: int
-    """The number of the decision about this fault there, from 0."""
+    """The number of that process's decision about this fault, from 0."""
 
 
 class Faults:

@@ -1,8 +1,8 @@
 """The points of the protocol, and at which of them a process is, derived from its ports alone.
 
-A call is at the point of its path, message or frame. A process may be at several points at the same time: those of its
-busy lanes, of an ack that its driver has not received yet, of channels of which only some have delivered the barrier,
-and of the master's phase. The runtime has no hooks for this.
+A call is at the point of its path, message or frame. A process may be at several points at the same time: the points of
+its busy lanes, of an ack that its driver has not received yet, of an alignment in which only some channels have
+delivered the barrier, and of the master's phase. The runtime has no hooks for this.
 
 Source: research section 2b, protocol points.
 """

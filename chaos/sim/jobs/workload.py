@@ -47,7 +47,7 @@ WINDOWS, LATE = "windows", "late"
 """Sinks of seeds with windows: a row per closed window, and the late records."""
 OUT_OF_ORDERNESS_S = 1
 UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
-"""Upsert sinks, each behind an operator, with their key column."""
+"""Upsert sinks, each after an operator, with their key column."""
 APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """Seconds between a user's look at the log and the record that names a checkpoint."""
 TIMED_SHARE, RESCALED_SHARE, UNITED_SHARE, LEDGER_SHARE, REGROUPED_SHARE = 0.5, 0.3, 0.3, 0.15, 0.25
@@ -142,7 +142,7 @@ class Scenario:
     ledger: bool
     """Whether records move their values between accounts."""
     regroups: bool
-    """Whether the results of windows are aggregated again behind a second shuffle."""
+    """Whether the results of windows are aggregated again after a second shuffle."""
     rewinds: tuple[RewindAsked, ...]
     folders: bool
     """Whether workers keep committed state in folders that outlive them."""
@@ -425,7 +425,7 @@ def _moments(rng: random.Random, armed: dict[Fault, float], heal_at: float) -> l
 
 
 def operator_of(sink: str) -> str:
-    """Return the name of the operator behind an upsert sink."""
+    """Return the name of the operator whose results an upsert sink takes."""
     return f"{sink}_totals"
 
 

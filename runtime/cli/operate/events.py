@@ -16,9 +16,10 @@ from holdfast.checkpoint import joblog
 from holdfast.model import EPOCHS_GIVEN_UP_MAX, NO_EPOCH, Generation
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_job, root_of
-from holdfast.runtime.cli.operate.history import Stored, open_job, status_of
+from holdfast.runtime.cli.operate.history import status_of
 from holdfast.runtime.cli.operate.newest import add_last, advise_of_rest, newest_of
 from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
 
 NEWEST_SHOWN = 40

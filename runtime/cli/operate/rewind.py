@@ -29,10 +29,11 @@ from holdfast.errors import ConfigError, Fenced, Unavailable, Where
 from holdfast.model import Epoch
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job, add_timeout, root_of, timeout_of
-from holdfast.runtime.cli.operate.history import RUNNING, Stored, open_job, status_of
+from holdfast.runtime.cli.operate.history import RUNNING, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.run import add_adopt
 from holdfast.runtime.job import requests
+from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import is_gone
 
@@ -233,7 +234,7 @@ def _ask(stored: Stored, base: Completed, args: argparse.Namespace, timeout_s: f
         reply = requests.answer_to(stored.store, request)  # a run refuses undone requests, then ends
         heard = heard or reply is not None
         if reply is not None and not reply["accepted"]:
-            raise _refused(stored, str(reply.get("reason") or "no reason was given"))
+            raise _refused(stored, str(reply.get("reason") or "no reason was given"), reply.get("outdated") is True)
         if now.timeline > job.timeline and _arrived(now, base, shown, args.stop):
             return True
         if shown.state == "unreachable" and shown.driver is not None and is_gone(shown.driver):
@@ -374,9 +375,8 @@ def _moved(stored: Stored, wanted: str) -> Fenced:
     )
 
 
-def _refused(stored: Stored, reason: str) -> ConfigError | Fenced:
-    raced = "meanwhile" in reason or "since the plan" in reason
-    return (Fenced if raced else ConfigError)(
+def _refused(stored: Stored, reason: str, outdated: bool) -> ConfigError | Fenced:
+    return (Fenced if outdated else ConfigError)(
         f"job {stored.name!r} was not rewound: {reason}",
         not_done="nothing was changed",
         next_step=f"see holdfast status {stored.name} and holdfast checkpoints list {stored.name}, then plan again",

@@ -205,7 +205,7 @@ PLANTS = (
     Plant(keeps_the_older_manifest, master, "_completed", lambda: completed(running()), "not that of the last check"),
     Plant(never_gives_up, failover, "end", loses_workers_again_and_again, "outlives the restart limit"),
     Plant(refuses_nothing, master_requests, "_refusal", asks_twice_for_a_savepoint, "requested twice"),
-    Plant(calls_every_barrier_the_last, coordinator, "trigger", lambda: acked(running()), "behind the last barrier"),
+    Plant(calls_every_barrier_the_last, coordinator, "trigger", lambda: acked(running()), "after the last barrier"),
     Plant(does_not_note_the_recovery, master, "all_run", recovers, "how long it took is unknown"),
     Plant(takes_the_others_start, append, "occupied", is_overtaken, "a generation of another driver"),
     Plant(stops_at_any_time, master, "_tick_running", lambda: running().pass_time(1.0), "before its last epoch"),
