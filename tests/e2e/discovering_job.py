@@ -17,7 +17,7 @@ class Row:
     n: int
 
 
-app = hf.App("widened", root=str(FOLDER / "root"), checkpoint_every="300ms")
+app = hf.App("growing", root=str(FOLDER / "root"), checkpoint_every="300ms")
 rows = app.source("rows", hf.Log(FOLDER / "rows", Row))
 rows.sink("every", hf.SQLite(FOLDER / "every.db", table="every"))
 sums = rows.key_by("key").agg("sums", rows=hf.count(), total=hf.sum("n"))
