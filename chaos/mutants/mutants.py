@@ -18,6 +18,7 @@ from holdfast.chaos.mutants import (
     audit_mutants,
     wrong_endings,
     wrong_expiry,
+    wrong_partitions,
     wrong_reads,
     wrong_recoveries,
     wrong_times,
@@ -361,6 +362,8 @@ MUTANTS = (
       for name, rules, does, swap, first in wrong_expiry.VERSIONS),
     *(Mutant(name, rules, does, (Swap(*swap),), needs=needs, first=first)
       for name, rules, does, swap, needs, first in wrong_times.VERSIONS),
+    *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), needs="grows", first=first)
+      for name, rules, does, swaps, first in wrong_partitions.VERSIONS),
     Mutant("stages-kept", "P8, DESIGN 5", "a sink's collected output stays in memory after it is durable",
            (Swap(subtask.SubtaskRun, "take_stages", _keeps_stages),)),
     Mutant("letters-kept", "P8, DESIGN 6", "dead letters of an epoch are staged again with the next one",

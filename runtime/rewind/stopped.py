@@ -45,6 +45,7 @@ class _Ports:
 
     def __init__(self, repository: Repository, sinks: Sequence[SinkSpec], lanes: ThreadLanes) -> None:
         self.clock, self.repository, self.sinks, self._lanes = SystemClock(), repository, sinks, lanes
+        self.sources = ()  # nothing is read
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Never called: there is no worker."""

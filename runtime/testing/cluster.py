@@ -29,6 +29,7 @@ from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.plan.compiler import Plan, describe_operators
+from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork, Network
 from holdfast.runtime.worker.local import LocalState, MemoryState
@@ -36,6 +37,8 @@ from holdfast.runtime.worker.loop import Limits, WorkerLoop
 from holdfast.state.keys.keygroups import range_of
 
 HEARTBEAT_S = 0.5
+DISCOVER_S = 10.0
+"""Time between two listings of the sources."""
 
 
 class VirtualClock:
@@ -151,6 +154,8 @@ def rules_of(
         restart_window=60.0,
         restart_backoff_first=0.1,
         restart_backoff_max=10.0,
+        discover_every=DISCOVER_S,
+        fixed=not_to_grow(plan),
     )
 
 
@@ -167,7 +172,7 @@ class Cluster:
         partitions: Mapping[str, tuple[int, ...]],
     ) -> None:
         self.clock, self._store, self._random = VirtualClock(), store, random.Random(seed)
-        self._plan, self.sinks = plan, plan.sinks
+        self._plan, self.sinks, self.sources = plan, plan.sinks, plan.sources
         self.network = MemoryNetwork()
         self.members: dict[WorkerId, Member] = {}
         self.held_launches: list[int] | None = None

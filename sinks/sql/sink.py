@@ -21,7 +21,7 @@ from holdfast.sinks.contract import Repair, Rewinding, check_key, check_null_key
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Owner, Written
 from holdfast.sinks.owners import Claim, Holding
 from holdfast.sinks.sql import audit, immediate, owners, tags
-from holdfast.sinks.sql.dialect import Dialect, translated
+from holdfast.sinks.sql.dialect import Dialect, preparing, translated
 from holdfast.sinks.sql.repair import create_horizon, plan_repair, repair
 from holdfast.sinks.sql.row_tags import create_tombstone
 from holdfast.sinks.sql.session import Session
@@ -76,7 +76,7 @@ class TableSink(ABC):
         self.check(schema, upsert_key)
         dialect = self.dialect
         dialect.check_place(self.where)
-        with translated(dialect, self.where), closing(dialect.connect("create")) as db:
+        with preparing(dialect, self.where), closing(dialect.connect("create")) as db:
             s = Session(dialect, db)
             dialect.begin_schema(db)
             for create in (tags.create_progress, tags.create_undo, tags.create_owner):
