@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -139,7 +140,7 @@ class TestAnInstallationThatCannotBeWritten:
         """As if the modules' folder could not be written, which the superuser always can."""
         monkeypatch.setattr(cache, "_writable", lambda folder: False)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         cache.cache_folder.cache_clear()
         return tmp_path
 
