@@ -9,20 +9,16 @@ Source: DESIGN section 13 (`live.json`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-
-import msgspec
+from collections.abc import Callable, Collection, Iterable
 
 from holdfast.checkpoint import joblog
-from holdfast.checkpoint.manifest import Manifest, OperatorState
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
 from holdfast.model import DriverProcess, Epoch
 from holdfast.ports import ObjectStore
 from holdfast.runtime.driver.state import GoneSinks
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import understood
-from holdfast.runtime.operators.contract import is_part, operator_of
-from holdfast.runtime.plan.compiler import check_against, describe_operators, with_operator_ids
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.wire.presence import is_gone
@@ -198,65 +194,3 @@ def _live_driver(store: ObjectStore) -> DriverProcess | None:
         return None
     age_ms = (time.time_ns() // 1000 - live.driver.at) / 1000
     return None if age_ms > status.STALE_AFTER_MS or is_gone(live.driver) else live.driver
-
-
-def with_identities(
-    plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str]
-) -> tuple[Plan, tuple[OperatorState, ...]]:
-    """Give every operator its former number; numbers of dropped operators stay reserved."""
-    alive = {operator.name: operator for operator in known if not operator.dropped}
-    unknown = sorted(set(drop_state) - {name for name in alive if not is_part(name)})
-    drop_state = with_clocks(plan, alive, drop_state)
-    gone = left_operators(plan, known, drop_state)
-    if unknown or gone:
-        named = sorted(name for name in alive if not is_part(name))
-        what, next_step = _unknown_state(unknown, named) if unknown else left_state(gone)
-        raise ConfigError(
-            what,
-            not_done="the job was not started; state and output are untouched",
-            next_step=next_step,
-            where=Where(job=plan.app),
-        )
-    dropped = tuple(msgspec.structs.replace(o, dropped=True) for o in known if _is_past(o, drop_state))
-    kept = {name: operator for name, operator in alive.items() if name not in drop_state}
-    taken = {f"dropped {operator.id}": operator.id for operator in dropped}
-    plan = with_operator_ids(plan, {name: operator.id for name, operator in kept.items()} | taken)
-    check_against(plan, {name: operator.schema for name, operator in kept.items()})
-    described = describe_operators(plan)
-    return plan, (*dropped, *(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators))
-
-
-def with_clocks(plan: Plan, alive: Collection[str], drop_state: Sequence[str]) -> list[str]:
-    """Return the operators to drop, with the clocks of windows that the code no longer has.
-
-    The clock of a window that is still in the code stays: a closed window never reopens (P11).
-    """
-    kept = {operator.name for operator in plan.operators}
-    clocks = [name for name in alive if is_part(name) and operator_of(name) in drop_state]
-    return [*drop_state, *(clock for clock in clocks if clock not in kept)]
-
-
-def _unknown_state(unknown: Sequence[str], alive: Sequence[str]) -> tuple[str, str]:
-    what = f"no state is kept for {', '.join(unknown)}"
-    if not alive:
-        return what, "no operator has state: leave out --drop-state"
-    return what, f"operators with state: {', '.join(alive)}"
-
-
-def left_operators(plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str] = ()) -> list[str]:
-    """Return the operators that have state and are neither in the code nor dropped; a clock goes with its operator."""
-    named = {operator.name for operator in plan.operators} | set(drop_state)
-    return sorted(o.name for o in known if not o.dropped and not is_part(o.name) and o.name not in named)
-
-
-def left_state(gone: Sequence[str]) -> tuple[str, str]:
-    """Return the message and the next step for state whose operator the code no longer has."""
-    drop = " ".join(f"--drop-state {name}" for name in gone)
-    return (
-        f"state is kept for {', '.join(gone)}, which the app no longer has",
-        f"put the operators back, or give up their state: {drop}",
-    )
-
-
-def _is_past(operator: OperatorState, drop_state: Sequence[str]) -> bool:
-    return operator.dropped or operator.name in drop_state

@@ -27,7 +27,6 @@ from holdfast.runtime.execution.admission import (
     prepare_sink,
     refuse_private_memory,
     refuse_second_run,
-    with_identities,
 )
 from holdfast.runtime.execution.exposed import check_written_at_once, exposed
 from holdfast.runtime.execution.holdings import check_targets
@@ -35,6 +34,7 @@ from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.log_end import read_whole_log
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.sources.reading import refuse_other_sources
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
@@ -76,7 +76,7 @@ def prepare(
     """Run all checks that do not need Spark, and create missing targets.
 
     Args:
-        drop_state: Operators whose kept state is dropped, because they were removed or have changed.
+        drop_state: Operators, or aggregates as OPERATOR.AGGREGATE, whose kept state is given up.
         once: Read no further than the present ends of the sources, then stop.
         takeover: Do not check whether another run is alive: the start of this one fences it.
         savepoint: Where to start; it has to be the last checkpoint.
