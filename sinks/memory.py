@@ -141,6 +141,10 @@ class MemorySink:
                 )
             self._schema = schema
 
+    def alter(self) -> None:
+        """Let the next `prepare` bring other columns, as a user alters a table."""
+        self._schema = None
+
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""
         check_null_keys("memory sink", self._key, batch)

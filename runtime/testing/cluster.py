@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.plan.compiler import Plan, describe_operators
+from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork, Network
 from holdfast.runtime.worker.local import LocalState, MemoryState
@@ -272,8 +273,19 @@ class Cluster:
         if not self.members:
             self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
 
-    def replace_driver(self) -> None:
-        """Kill the driver with all workers, and start another one from the log."""
+    def replace_driver(self, plan: Plan | None = None, drop_state: Sequence[str] = ()) -> None:
+        """Kill the driver with all workers, and start another one from the log.
+
+        Args:
+            plan: Of changed code; None: the code is the same.
+            drop_state: As for `holdfast run --drop-state`, if there is a plan.
+
+        Raises:
+            ConfigError: the changed code cannot read the state; nothing was killed.
+        """
+        if plan is not None:
+            self._plan, operators = with_identities(plan, self._known(), drop_state)
+            self.sinks, self.rules = plan.sinks, replace(self.rules, operators=operators)
         for worker in list(self.members):
             del self.members[worker]
         self._inbox.clear()
@@ -281,6 +293,13 @@ class Cluster:
         rules = replace(self.rules, job_uuid=JobUuid(f"{self._random.getrandbits(128):032x}"))
         self.driver = DriverLoop(rules, f"{self._random.getrandbits(128):032x}", self)
         self.driver.begin(self.repository.read_log(), "started again")
+
+    def _known(self) -> tuple[OperatorState, ...]:
+        """Return the operators of the last checkpoint."""
+        job = self.repository.read_log()
+        if job is None or not job.completed:
+            return ()
+        return self.repository.load_manifest(job.completed[-1].body.manifest).operators
 
     def _from(self, worker: WorkerId) -> Callable[[m.FromWorker], None]:
         def send(message: m.FromWorker) -> None:
