@@ -24,12 +24,12 @@ import msgspec
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import is_failure
-from holdfast.model import JobUuid, WorkerId
+from holdfast.model import Epoch, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.plan.compiler import Plan, describe_operators
-from holdfast.runtime.plan.kept_state import with_identities
+from holdfast.runtime.plan.kept_state import lost_since, with_identities
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork, Network
 from holdfast.runtime.worker.local import LocalState, MemoryState
@@ -293,6 +293,13 @@ class Cluster:
         rules = replace(self.rules, job_uuid=JobUuid(f"{self._random.getrandbits(128):032x}"))
         self.driver = DriverLoop(rules, f"{self._random.getrandbits(128):032x}", self)
         self.driver.begin(self.repository.read_log(), "started again")
+
+    def lost_since(self, epoch: int) -> str | None:
+        """Return which state of this checkpoint the job has given up since; None if none, or there is no checkpoint."""
+        completed = {each.body.epoch: each.body.manifest for each in self.driver.state.job.completed}
+        if (manifest := completed.get(Epoch(epoch))) is None:
+            return None
+        return lost_since(self.repository.load_manifest(manifest).operators, self.rules.operators)
 
     def _known(self) -> tuple[OperatorState, ...]:
         """Return the operators of the last checkpoint."""

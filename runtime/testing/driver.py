@@ -236,6 +236,12 @@ class TestDriver:
             ConfigError: the job cannot be rewound to it.
         """
         job = self.cluster.driver.state.job
+        if (lost := self.cluster.lost_since(epoch)) is not None:
+            raise ConfigError(
+                f"the job was not rewound: {lost} the state that it had then",
+                not_done="state and output are untouched",
+                next_step="rewind to a later checkpoint",
+            )
         args = {"epoch": epoch, "timeline": job.timeline}
         answer = self.cluster.driver.asked("rewind", args, job.generation, job.generation)
         assert answer is not None
