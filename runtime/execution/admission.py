@@ -19,6 +19,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.driver.state import GoneSinks
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import understood
+from holdfast.runtime.plan import shape_changes
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.wire.presence import is_gone
@@ -144,7 +145,7 @@ def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -
 
 
 def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[joblog.Record]]) -> GoneSinks:
-    """Refuse to abandon committed output whose sink the code no longer has.
+    """Refuse to abandon committed output whose sink the code no longer has, or has with other columns.
 
     Args:
         records: Reads the job log; called only if the manifest names output of such a sink.
@@ -155,8 +156,19 @@ def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[job
     Raises:
         ConfigError: such output is not known to be delivered.
     """
-    gone = sorted({item.writer.sink for item in before.pending} - {sink.name for sink in plan.sinks})
-    if gone and not delivered_through(records(), before.epoch):
+    pending = {item.writer.sink for item in before.pending}
+    gone, changed = sorted(pending - {sink.name for sink in plan.sinks}), _with_other_columns(plan, before, pending)
+    delivered = not (gone or changed) or delivered_through(records(), before.epoch)
+    if changed and not delivered:
+        raise ConfigError(
+            f"sink {changed[0]!r} has other columns now, but output with the former ones is committed and may not be "
+            "delivered yet",
+            not_done="the job was not started; state and output are untouched",
+            next_step="run the former code and end it with holdfast stop, which waits for delivery; then change the "
+            "columns",
+            where=Where(job=plan.app),
+        )
+    if gone and not delivered:
         raise ConfigError(
             f"the app no longer has the sink {gone[0]!r}, but output for it is committed and not delivered yet",
             not_done="the job was not started; state and output are untouched",
@@ -165,6 +177,15 @@ def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[job
             where=Where(job=plan.app),
         )
     return GoneSinks(tuple(gone), before.epoch)
+
+
+def _with_other_columns(plan: Plan, before: Manifest, pending: Collection[str]) -> list[str]:
+    """Return the sinks with pending output whose columns have other names or types now, as far as known."""
+    if not isinstance(before.shape, dict) or not shape_changes.readable(before.shape):
+        return []
+    now = {sink.name: {field.name: str(field.type) for field in sink.schema} for sink in plan.sinks}
+    had = {name: {n: kind for n, kind, _ in sink["columns"]} for name, sink in before.shape["sinks"].items()}
+    return sorted(name for name in pending if name in now and name in had and now[name] != had[name])
 
 
 def delivered_through(records: Iterable[joblog.Record], epoch: Epoch) -> bool:
