@@ -15,6 +15,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Where
+from holdfast.model import NO_EPOCH
 from holdfast.ports import ObjectStore
 from holdfast.runtime.config.settings import Settings
 from holdfast.runtime.driver import master
@@ -58,6 +59,7 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     """Warnings for the user about what this run cannot guarantee."""
     gone_sinks: master.GoneSinks | None = None
+    checked: master.Checked | None = None
     adopted: tuple[str, ...] = ()
     """Owners of other histories whose targets may be taken over."""
 
@@ -117,9 +119,9 @@ def prepare(
     adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
     dlq_places.write(store, plan)
     warnings = exposed(plan, job, before)
-    return Prepared(
-        plan, settings, root, store, repository, job, operators, partitions, until, warnings, gone_sinks, adopted
-    )
+    checked = master.Checked(NO_EPOCH, ()) if before is None else master.Checked(before.epoch, before.operators)
+    found = (plan, settings, root, store, repository, job, operators, partitions, until, warnings)
+    return Prepared(*found, gone_sinks, checked, adopted)
 
 
 def _look_at_sources(

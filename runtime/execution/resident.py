@@ -222,5 +222,6 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         audit=settings.audit,
         shape=shape_of(plan),
         gone_sinks=prepared.gone_sinks,
+        checked=prepared.checked,
         adopted=prepared.adopted,
     )

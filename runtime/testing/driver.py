@@ -141,6 +141,8 @@ class TestDriver:
         self._random = random.Random(seed)
         self.sources: dict[str, PushedSource] = {}
         self.sinks: dict[str, MemorySink] = {}
+        self._timed: set[str] = set()
+        self._operators: dict[str, OperatorSpec] = {}
         plan = self._doubled(plan)
         partitions = {name: tuple(range(PARTITIONS)) for name in self.sources}
         every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000

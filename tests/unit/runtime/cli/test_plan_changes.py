@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.plan.shape import shape_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.log import LogWriter, create_log
@@ -68,12 +68,21 @@ class Orders:
 
     def start(self, *drop_state: str) -> None:
         """Start the job as `holdfast run` does, with workers in this process."""
+        self.begin(self.checked(*drop_state))
+
+    def checked(self, *drop_state: str) -> Prepared:
+        """Run the checks of a start."""
         self.write()
         app = load(self.file)
-        prepared = prepare(app.plan(), resolve(app), drop_state)
+        return prepare(app.plan(), resolve(app), drop_state)
+
+    def begin(self, prepared: Prepared) -> None:
         self.cluster = Cluster(prepared.plan, 2, 0, self.store, 1.0, {"orders": (0, 1, 2, 3)})
         self.cluster.change_rules(
-            operators=prepared.operators, shape=shape_of(prepared.plan), gone_sinks=prepared.gone_sinks
+            operators=prepared.operators,
+            shape=shape_of(prepared.plan),
+            gone_sinks=prepared.gone_sinks,
+            checked=prepared.checked,
         )
         self.cluster.begin()
 
@@ -309,6 +318,35 @@ class TestChangedAggregates:
         with pytest.raises(ConfigError, match=what) as refused:
             orders.start()
         assert "end it with holdfast stop" in refused.value.next_step
+
+    def test_are_not_applied_to_a_checkpoint_of_yet_another_code(self, orders: Orders) -> None:
+        """Both runs call the new column of state alike, and mean different inputs."""
+        orders.change('total=hf.sum("v")', 'total=hf.sum("v"), more=hf.sum("u")')
+        self.alter(orders, "ADD COLUMN more INTEGER")
+        mine = orders.checked()
+        orders.change('more=hf.sum("u")', 'more=hf.sum("v")')
+        orders.start()
+        orders.order(a=5)
+        orders.stop()
+        orders.begin(mine)
+        orders.cluster.pass_time(2.0)
+        outcome = orders.cluster.driver.outcome
+        assert outcome is not None and outcome[0] == "failed" and outcome[1] is not None
+        assert "another run with other code completed epoch" in outcome[1].what
+
+    def test_are_applied_to_a_later_checkpoint_of_the_code_they_were_compared_with(self, orders: Orders) -> None:
+        orders.change('total=hf.sum("v")', self.ADDED)
+        self.alter(orders, "ADD COLUMN n INTEGER")
+        mine = orders.checked()
+        orders.code = CODE
+        self.alter(orders, "DROP COLUMN n")
+        orders.start()
+        orders.order(a=5)
+        orders.stop()
+        self.alter(orders, "ADD COLUMN n INTEGER")
+        orders.begin(mine)
+        orders.order(a=1)
+        assert self.rows(orders, "total, n")["a"] == (7, 1)
 
     def test_take_effect_if_the_last_checkpoint_names_output_that_is_delivered(self, orders: Orders) -> None:
         orders.start()
