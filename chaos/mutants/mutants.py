@@ -34,7 +34,7 @@ from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import JobFailed
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
-from holdfast.runtime.driver import deployment, master, repair, rewinding
+from holdfast.runtime.driver import deployment, gathering, master, repair, rewinding
 from holdfast.runtime.driver import requests as master_requests
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.event_clock import EventClock
@@ -424,5 +424,7 @@ MUTANTS = (
            (Swap(fields, "free_id", wrong_evolutions.reuses_ids),), needs="evolves", first=130),
     Mutant("folder-of-other-columns", "P14, design/0038", "a folder is used whatever columns its rows have",
            (Swap(marker, "_readable", wrong_evolutions.reads_any_folder),), needs="evolves", first=50),
+    Mutant("base-of-other-code", "P5, design/0038", "a checkpoint is read with ids that were computed from another one",
+           (Swap(gathering, "_unchecked_state", wrong_evolutions.takes_any_base),), needs="evolves", first=190),
 )  # fmt: skip
 """The mutants that the tests must catch; each names the rule that it negates."""
