@@ -1,4 +1,4 @@
-"""Audit digests of a checkpoint: what each epoch took from its sources, and what it staged for its sinks.
+"""Audit digests of a checkpoint: the records that each epoch took from its sources, and the output that it staged.
 
 For its part of an epoch, a worker's ack holds: per source partition, the offsets read and the digest of these records;
 per sink, the staged output; per operator, row counts. If an epoch does not complete, its digests go into the next ack,
@@ -8,8 +8,8 @@ job's whole life, as far as known.
 So "records in = effects out" can be shown later, for every retained checkpoint, from sources and targets alone.
 
 Invariants
-    - The records of a partition in a manifest begin at the offset where the previous manifest says reading resumes.
-    - A worker that rolled back, or a job that was rewound, counts again from its base, and only from there.
+    - The records of a partition in a manifest begin at the offset at which reading resumes in the previous manifest.
+    - A worker that rolled back, or a job that was rewound, counts again from its base, and from no other epoch.
     - Unknown is None, never 0: manifests without digests can be read, and later ones record since when they count.
 
 Pure: no clock, thread or I/O.
@@ -96,7 +96,7 @@ class Audit(msgspec.Struct, frozen=True):
 
 
 def joined(parts: Iterable[PartAudit]) -> PartAudit:
-    """Return the digests of one worker's epochs, given in order, as those of one epoch (P8)."""
+    """Combine the digests of one worker's epochs, given in order, into the digests of one epoch (P8)."""
     sources: dict[tuple[str, int], SourceTaken] = {}
     sinks: dict[Writer, SinkStaged] = {}
     operators: list[OperatorCount] = []

@@ -154,7 +154,7 @@ def follow(
 
     Args:
         handles: State of each subtask as of the previous epoch.
-        positions: How far each partition was read as of the previous epoch.
+        positions: How far each partition was read as of the previous epoch, and those that this one assigns.
         pending: Undelivered output as of the previous epoch.
         confirmed: Newest known tag of every writer.
         header: A manifest whose identity fields are the new one's; its other fields are ignored.
@@ -169,7 +169,8 @@ def follow(
     segments: dict[Subtask, SegmentRef] = {}
     compacted: dict[Subtask, SegmentRef] = {}
     for part in parts:
-        offsets.update({(at.source, at.partition): at for at in part.positions})
+        mine = (msgspec.structs.replace(at, subtask=part.subtask) for at in part.positions)
+        offsets.update({(at.source, at.partition): at for at in mine})
         for done in part.delivered:
             tags[done.writer] = max(done.tag, tags.get(done.writer, done.tag))
         if part.segment is not None:

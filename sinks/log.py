@@ -341,7 +341,7 @@ def _back(where: str, rewinding: Rewinding) -> TakeBack:
 
 def _repaired(ranges: tuple[VoidRange, ...], rewinding: Rewinding) -> Repair:
     sample = tuple({"partition": r.partition, "first_offset": r.first, "end_offset": r.end} for r in ranges)
-    reason = f"offsets of rows appended after epoch {rewinding.to.epoch} become void; who has read them is stopped"
+    reason = f"offsets of rows appended after epoch {rewinding.to.epoch} become void; a job that has read one stops"
     return Repair("truncate", 0, sum(map(len, ranges)), 0, sample[:SAMPLE_MAX], reason)
 
 

@@ -5,11 +5,12 @@ committed since it was last written, in small batches, each of which holds the i
 for 1-3 ms at most.
 
 Invariants
-    - The store is at `applied`, or between `applied` and `applying`, as its marker says. The marker
-      moves to `applying` before the first value of that epoch is written, also if a commit
+    - The store is at the marker's `applied` epoch, or between `applied` and `applying`. The marker
+      moves to `applying` before the first value of that epoch is written, even if a commit
       arrives in the middle of a pass.
     - Ranges are erased before any row that was committed with or after them is written.
-    - A marker whose epoch is not yet known by content is written again once it is; until then the store is no base.
+    - A marker whose epoch's manifest hash is unknown is written again once the hash is known; until then the store
+      cannot be a base.
     - Values are absolute, so applying again after a kill, or restoring over a partly applied
       store, ends in the same state.
     - The marker first gives up key groups and operators that are not part of the base; then their rows are removed,

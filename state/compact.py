@@ -30,7 +30,7 @@ def compact(
     Args:
         header: Header of the result. With `follows` 0, the result is a base.
         pieces: Segments with the key groups [first, end) to use, in the order of their epochs.
-            Those of one epoch have no key group in common.
+            Pieces of one epoch have no key group in common.
         specs: The present operators; rows of others are left out.
 
     Raises:

@@ -107,7 +107,7 @@ def _make_room(root: Path, memory: RocksMemory | None) -> None:
     """Remove the directories that no process may use again."""
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         if path.name.startswith(_REMOVED):
-            shutil.rmtree(path, ignore_errors=True)  # the process that began may be removing it, too
+            shutil.rmtree(path, ignore_errors=True)  # the process that began the removal may still be at it
         elif (path / DAMAGED).exists() and not _is_held(path, memory):
             removed = path.with_name(_REMOVED + path.name)
             with suppress(FileNotFoundError):  # another worker was first

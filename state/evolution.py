@@ -16,6 +16,7 @@ Source: docs/design/0038-schema-evolution.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -60,9 +61,8 @@ def adapted(delta: Delta, spec: TableSpec) -> Delta:
     assert delta.operator == spec.operator
     if delta.keys.type == spec.key and _types_of(delta) == {column.id: column.dtype for column in spec.columns}:
         return delta
-    if not delta.columns.keys() <= {column.id for column in spec.columns} | set(spec.past):
-        raise unreadable(spec)
-    columns = {column.id: _values(delta, spec, column) for column in spec.columns}
+    named = columns_by_name(delta.columns, len(delta.keys), spec)
+    columns = {column.id: named[column.name] for column in spec.columns}
     return replace(delta, keys=_keys(delta.keys, spec), columns=columns)
 
 
@@ -89,12 +89,23 @@ def _renamed(delta: Delta, names: dict[str, str]) -> Delta:
     return replace(delta, columns={names[name]: values for name, values in delta.columns.items()})
 
 
-def _values(delta: Delta, spec: TableSpec, column: ColumnSpec) -> NDArray[Any]:
-    kept = delta.columns.get(column.id)
+def columns_by_name(columns: Mapping[str, NDArray[Any]], rows: int, spec: TableSpec) -> dict[str, NDArray[Any]]:
+    """Return a segment's columns as the present declaration names and types them.
+
+    Raises:
+        ConfigError: the declaration does not explain a difference.
+    """
+    if not columns.keys() <= {column.id for column in spec.columns} | set(spec.past):
+        raise unreadable(spec)
+    return {column.name: _values(columns, rows, spec, column) for column in spec.columns}
+
+
+def _values(columns: Mapping[str, NDArray[Any]], rows: int, spec: TableSpec, column: ColumnSpec) -> NDArray[Any]:
+    kept = columns.get(column.id)
     if kept is None:
         if not column.late:
             raise unreadable(spec)
-        return np.full(len(delta.keys), column.default, column.dtype)
+        return np.full(rows, column.default, column.dtype)
     if kept.dtype == column.dtype:
         return kept
     if not widens(kept.dtype, column.dtype):
@@ -102,8 +113,13 @@ def _values(delta: Delta, spec: TableSpec, column: ColumnSpec) -> NDArray[Any]:
     values = kept.astype(column.dtype)
     if column.counter:
         counter = next(each for each in spec.columns if each.name == column.counter)
-        values[_values(delta, spec, counter) == 0] = column.default
+        values[_values(columns, rows, spec, counter) == 0] = column.default
     return values
+
+
+def present_key(written: KeyType, spec: TableSpec) -> KeyType:
+    """Return the key type in which keys of a segment are decoded: the present one if it is wider."""
+    return spec.key if written.types != spec.key.types and _reads_keys(written, spec.key) else written
 
 
 def _keys(keys: Keys, spec: TableSpec) -> Keys:

@@ -1,4 +1,4 @@
-"""The marker of a cold store: what the store holds, and for which restore it is usable.
+"""The marker of a cold store: the epochs that the store holds, and the restores for which it is usable.
 
 The marker is a row of the store itself. It is `applying = n` before a pass writes values of epoch n, and
 `applied = n` after the last of them; since plain writes survive a kill as a prefix, the marker never promises more
@@ -8,7 +8,7 @@ Invariants
     - The store holds everything up to `applied`, perhaps some of the epochs up to `applying`,
       and nothing else, for the operators and key groups it names.
     - It is readable only with the declarations that wrote it: its rows are packed (state/evolution.py).
-    - It is usable only if both epochs lie on the target's lineage and not after the target, by the hash of their
+    - It is usable only if both epochs are in the target's lineage and not after the target, by the hash of their
       manifests: a root that was restored or copied uses the same numbers again.
 
 Carries out PROTOCOL P1 (job UUID), P14 (lineage, ranges), P15 (marker); docs/design/0020, 0038.
@@ -27,7 +27,7 @@ from holdfast.ports import KeyValue
 
 MARKER_KEY = b"\xff\xffmarker"
 _VERSION = 3
-"""Markers of version 1 name epochs by number alone, those of version 2 no declarations: their stores are no base."""
+"""Markers of version 1 name epochs by number alone, those of version 2 no declarations: they are no base."""
 
 
 class Marker(msgspec.Struct, frozen=True):

@@ -63,7 +63,7 @@ class StateStore:
         key_group_count: Key groups of the job.
         owned: Key groups [first, end) of this worker's subtask.
         cold: The cold store, None to keep everything in memory. Its content is used only if
-            restore() says so; without a restore, the first apply() clears it.
+            restore() is called with a base; without a restore, the first apply() clears it.
     """
 
     def __init__(

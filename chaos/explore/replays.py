@@ -40,6 +40,7 @@ PLAIN: dict[str, Any] = {
     "retention": Retention(),
     "above": None,
     "earlier_job": False,
+    "appears": (),
 }
 """A scenario without a feature, by its name."""
 

@@ -18,7 +18,7 @@ Prey = Literal["worker", "daemon", "executor", "host", "driver", "control", "dat
 Lasting = Literal["instant", "pause", "stop", "cut"]
 PLANES = ("control", "data")
 _TRICKLE: tuple[str, dict[str, tuple[int, int]]] = ("slicer", {"bytes_per_second": (16, 128)})
-"""Toxiproxy's bandwidth unit is KB/s, and a control stream carries less than one in a second."""
+"""Toxiproxy's bandwidth unit is KB/s, and a control stream carries less than 1 KB in a second."""
 _FLOWS = {"control": ("upstream", "downstream"), "data": ("upstream",)}
 """Directions in which a plane's connections carry data after the handshake; upstream is towards the listener."""
 
@@ -35,10 +35,10 @@ class FaultKind:
     needs_cluster: bool = False
     """Whether it needs a platform with processes outside the driver's."""
     attributes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Of a toxic: the range of each attribute."""
+    """For a toxic: the range of each attribute."""
 
     directions: tuple[str, ...] = ()
-    """Of a toxic: the directions it can be applied to."""
+    """For a toxic: the directions to which it can be applied."""
 
     @property
     def plane(self) -> str | None:

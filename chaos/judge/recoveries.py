@@ -1,8 +1,8 @@
 """Groups a job's restart attempts into recoveries: one for each epoch completed after a failure.
 
-While a fault lasts, a job may become ready for a moment again and again. What counts is when records became durable
-again, so all attempts between two completed epochs are one recovery: from when the first failure was noticed to when
-the last attempt was ready, and to the epoch.
+While a fault lasts, a job may become ready for a moment again and again. The recovery ends when records become durable
+again, so all attempts between two completed epochs are one recovery: from the time at which the first failure was
+noticed to the time at which the last attempt was ready, and to the epoch.
 
 Invariants
     - A completed epoch closes at most one recovery.

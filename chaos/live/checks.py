@@ -67,8 +67,8 @@ def audited(shown: dict[str, Any], status: int) -> list[Finding]:
     """Return the findings that follow from the JSON and the exit status of `holdfast audit`.
 
     Exit status 0 means only that no difference was found. Here sources, sinks and chain of every kept checkpoint must
-    be proven, and at least some with rows. What preceded a checkpoint whose predecessor is no longer kept, and rows
-    that no kept checkpoint wrote, cannot be proven: the finding reports that.
+    be proven, and at least some with rows. The records that preceded a checkpoint whose predecessor is no longer kept,
+    and rows that no kept checkpoint wrote, cannot be proven: the finding reports that.
 
     Raises:
         HoldfastError: it proved too little.
@@ -109,7 +109,7 @@ def _is_past(line: dict[str, Any], cut: set[int]) -> bool:
 
 
 def _unshown(shown: dict[str, Any]) -> list[str]:
-    """Return what at least one line must prove and none does."""
+    """Return the items of which no line is proven, although at least one must be."""
     proven = {kind: [line for line in shown[kind] if line["verdict"] == "proven"] for kind in ("sources", "sinks")}
     lacking = {line["sink"] for line in shown["sinks"]} - {
         line["sink"] for line in proven["sinks"] if line["epoch"] is not None

@@ -5,7 +5,7 @@ proves nothing. An audit compares what was read, however much that is.
 
 Invariants
     - A job whose sources have all ended is not stopped: only that end closes its last windows.
-    - A job that is stopped behind its source is reported as such.
+    - If a job is stopped before it has read its whole source, that is reported.
 
 Source: docs/design/0016-live-chaos.md.
 """

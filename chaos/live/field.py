@@ -134,7 +134,7 @@ class Field:
             self.error = f"the command that drives the source ended with status {self._command.poll()}"
 
     def strike(self, fault: Planned) -> Strike | None:
-        """Return the fault bound to a present victim; None if there is none yet."""
+        """Return the fault, bound to a victim that exists now; None if there is none yet."""
         kind = KINDS[fault.kind]
         job = self._job
         assert job is not None

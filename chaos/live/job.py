@@ -39,9 +39,9 @@ class LiveJob:
     Args:
         job: The file of the job.
         out: Folder of the run, for root, temporary files and drivers' messages.
-        flags: Of `holdfast run`.
+        flags: Further flags of `holdfast run`.
         environment: Added to this process's own environment.
-        token: Of the run; known to no other process.
+        token: The token of the run; known to no other process.
     """
 
     def __init__(

@@ -277,7 +277,7 @@ class _Run:
         """Strike the victim as soon as there is one."""
         assert self._armed is not None
         fault, deadline = self._armed
-        if time.monotonic() > deadline:  # also if it struck again and again without visible effect
+        if time.monotonic() > deadline:  # perhaps after several strikes without a visible effect
             self._armed = None
             self._keep_pauses(fault)
             self._write_fault(fault, "missed", None, f"no victim, or no visible effect, for {self._recover_s:.0f} s")

@@ -1,4 +1,4 @@
-"""Wrong versions of the audit digests; chaos/mutants/mutants.py says which rule each negates.
+"""Wrong versions of the audit digests; chaos/mutants/mutants.py names the rule that each negates.
 
 Source: docs/design/0018-audit.md; PROTOCOL P8, P10.
 """

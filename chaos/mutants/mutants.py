@@ -19,6 +19,7 @@ from holdfast.chaos.mutants import (
     wrong_endings,
     wrong_evolutions,
     wrong_expiry,
+    wrong_partitions,
     wrong_reads,
     wrong_recoveries,
     wrong_times,
@@ -36,6 +37,7 @@ from holdfast.errors import JobFailed
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
 from holdfast.runtime.driver import deployment, gathering, master, repair, rewinding
 from holdfast.runtime.driver import requests as master_requests
+from holdfast.runtime.inspect import reading
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.event_clock import EventClock
 from holdfast.runtime.plan import fields
@@ -49,7 +51,7 @@ from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Outcome, already
 from holdfast.sinks.memory_immediate import ImmediateTable
-from holdfast.state import marker
+from holdfast.state import marker, merged
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.table import Table
 
@@ -362,12 +364,18 @@ MUTANTS = (
       for name, rules, does, swap, first in wrong_expiry.VERSIONS),
     *(Mutant(name, rules, does, (Swap(*swap),), needs=needs, first=first)
       for name, rules, does, swap, needs, first in wrong_times.VERSIONS),
+    *(Mutant(name, rules, does, tuple(Swap(*swap) for swap in swaps), needs="grows", first=first)
+      for name, rules, does, swaps, first in wrong_partitions.VERSIONS),
     Mutant("stages-kept", "P8, DESIGN 5", "a sink's collected output stays in memory after it is durable",
            (Swap(subtask.SubtaskRun, "take_stages", _keeps_stages),)),
     Mutant("letters-kept", "P8, DESIGN 6", "dead letters of an epoch are staged again with the next one",
            (Swap(Letters, "take", wrong_writes.tells_letters_again),), needs="letters"),
     Mutant("spans-ignored", "P14, DESIGN 5", "a restore takes a whole piece, whichever of its key groups count",
            (Swap(compaction, "pieces", wrong_reads.takes_whole_pieces),), needs="regrows", first=340),
+    Mutant("reader-takes-the-oldest", "P8", "a reader of stored state shows the oldest row of a key",
+           (Swap(reading, "merged", wrong_reads.reads_older_rows_last),)),
+    Mutant("reader-ignores-ranges", "P8", "a reader of stored state shows windows that a range erased",
+           (Swap(merged, "_erased", wrong_reads.reads_without_ranges),), needs="windowing"),
     Mutant("start-in-a-pruned-hole", "P7", "a driver whose start fell into a hole of the log runs the job",
            (Swap(Repository, "_refuse_hole", _starts_in_holes),), first=20_016),
     Mutant("rewound-without-generation", "P6", "a rewind continues in the generation of the previous owner",

@@ -1,4 +1,4 @@
-"""Wrong versions of the end of a job, of a run and of a checkpoint; mutants.py says which rule each negates.
+"""Wrong versions of the end of a job, of a run and of a checkpoint; mutants.py names the rule that each negates.
 
 Source: PROTOCOL P6, P8, P13, P16, P17.
 """

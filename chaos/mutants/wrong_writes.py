@@ -1,4 +1,4 @@
-"""Wrong versions of writing to targets, stores and local folders; mutants.py says which rule each negates.
+"""Wrong versions of writes to targets, stores and local folders; mutants.py names the rule that each negates.
 
 Source: PROTOCOL P1, P14, P22, list of mutants.
 """

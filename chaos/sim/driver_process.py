@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from holdfast.chaos.sim.faults import points
+from holdfast.chaos.sim.faults.draws import Chance
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.ports.ends import DriverEnd, WorkerEnd
+from holdfast.chaos.sim.ports.sources import ListedSource
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.chaos.sim.ports.targets import ProcessSink
 from holdfast.chaos.sim.worker_process import Inhabited, ProcessClock, ProcessLane, WorkerProcess
@@ -54,6 +56,9 @@ class Launching(Inhabited, Protocol):
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
         """Return a process that a driver launched and that has not started yet."""
 
+    def chance_of(self, name: str) -> Chance:
+        """Return numbers of the seed that nothing else draws."""
+
     def new_rules(self, owner: str) -> Rules:
         """Return the rules that a driver starts with."""
 
@@ -71,7 +76,11 @@ class DriverProcess(DriverEnd):
             spec if spec.path is not None else replace(spec, sink=ProcessSink(world, self, spec.name))
             for spec in world.plan.sinks
         )
+        self.sources = world.plan.sources
+        if world.scenario.grows:
+            self.sources = tuple(replace(spec, source=ListedSource(world, self, spec.source)) for spec in self.sources)
         self.owner = f"{world.random.getrandbits(128):032x}"
+        self.listing_chance = world.chance_of(f"listings/{name}")
         self.loop = DriverLoop(world.new_rules(self.owner), self.owner, self, PULSE_S, validate)
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._launched: dict[int, WorkerProcess] = {}
@@ -126,7 +135,9 @@ class DriverProcess(DriverEnd):
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """See DriverPorts.send."""
         if isinstance(message, m.Trigger):
-            self._world.checks.triggered(message.generation, message.barrier, self.owner)
+            self._world.checks.triggered(message, self.owner)
+        if isinstance(message, m.Deploy):
+            self._world.checks.assigned.deployed(message)
         process = self._workers.get(worker)
         if process is not None:
             self.call(lambda: process.stream.to_worker(message), lambda: points.of_message(message))
@@ -155,8 +166,8 @@ class DriverProcess(DriverEnd):
     def lane(self, name: str) -> Lane:
         """See DriverPorts.lane."""
         if name not in self._lanes:
-            lane = SweepLane if name == "sweep" else ProcessLane
-            self._lanes[name] = lane(self._world, self, name, self._look)
+            kind = {"sweep": SweepLane, "sources": ListingLane}.get(name, ProcessLane)
+            self._lanes[name] = kind(self._world, self, name, self._look)
         return self._lanes[name]
 
     # Events
@@ -276,6 +287,17 @@ class SweepLane(ProcessLane):
 
         # A sweep that waited for another began with a shorter log, and which one is unknown here.
         super().submit(work if self.hands_over else watched, done)
+
+
+class ListingLane(ProcessLane):
+    """A driver's lane for listings of the sources. Its delays come from numbers of its own, in every seed."""
+
+    def _delay(self) -> float:
+        assert isinstance(self._process, DriverProcess)
+        own, grows = self._process.listing_chance, self._world.scenario.grows
+        if grows and self._world.faults.strikes(Fault.LANE_SLOW, lambda: points.of_lane(self.name)):
+            return own.choice((0.05, 0.3, 1.5))
+        return own.uniform(0.0002, 0.02 if grows else 0.004)
 
 
 def back_from(job: joblog.Job, back: int) -> Epoch | None:

@@ -1,7 +1,7 @@
 """A worker's process in the simulated world: the production loop with the surroundings of runtime/spark/host.py.
 
 The loop gets its turns, its messages and its lanes' results as events. Heartbeats and the session
-timeout are those of a real host. A process that left may still have work in its lanes, like the
+timeout are as on a real host. A process that left may still have work in its lanes, like the
 threads of a Python worker that Spark keeps: that work continues for a while.
 
 Invariants
@@ -65,7 +65,7 @@ class Inhabited(Networked, Protocol):
         """Return the protocol points at which a process is."""
 
     def hit(self, fault: Fault, at: Iterable[Point]) -> None:
-        """A process that was born with it ends at these points."""
+        """A process that was assigned this fault ends at these points."""
 
 
 class ProcessClock:

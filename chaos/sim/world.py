@@ -87,9 +87,12 @@ class World:
         plan = versions[0]
         schema = plan.sources[0].source.schema
         batches = batches_of(scenario.partitions, schema)
-        source = ArrivingSource(batches, arrivals, clock, self.random, rows_max, schema)
+        appears = tuple(self._start + at if at else 0.0 for at in scenario.appears)
+        given = batches, arrivals, clock, self.random, rows_max, schema
+        sources = {name: ArrivingSource(*given, mine, appears) for name, mine in scenario.sources.items()}
         self.versions = [
-            replace(each, sources=tuple(replace(spec, source=source) for spec in each.sources)) for each in versions
+            replace(each, sources=tuple(replace(spec, source=sources[spec.name]) for spec in each.sources))
+            for each in versions
         ]
         self.plan = self.versions[0]
         self._plans: dict[str, Plan] = {}
@@ -104,6 +107,7 @@ class World:
         )
         self.objects = WatchedObjects(self._landed, self.checks.history.deleted)
         self.checks.objects = self.objects
+        self.checks.elapsed = lambda: self.elapsed
         if scenario.earlier_job:
             self._leave_earlier_tags()
 
@@ -124,6 +128,8 @@ class World:
             self.schedule.after(rewind.at, None, "", partial(self._want_rewind, rewind))
         for end in self.scenario.ends:
             self.schedule.after(end.at, None, "", partial(self._want_end, end.how))
+        for partition in sorted(self.scenario.added):
+            self.schedule.after(self.scenario.appears[partition], None, f"PARTITION {partition} IS ADDED", lambda: None)
         if self.scenario.aims:
             aiming = Aiming(self.scenario.aims, self.points_of, self._strike_aimed)
             self.schedule.watch = lambda process: aiming.look(process, isinstance(process, DriverProcess))
@@ -135,11 +141,15 @@ class World:
             return False
         return not any(p.alive for p in (*self.drivers, *self.workers))
 
+    def chance_of(self, name: str) -> Chance:
+        """Return numbers of the seed that nothing else draws."""
+        return random.Random(f"{self.scenario.seed}/{name}")
+
     def new_rules(self, owner: str) -> master.Rules:
         """Return the rules that a driver starts with."""
         scenario = self.scenario
         uuid = JobUuid(f"{self.random.getrandbits(128):032x}")
-        partitions = scenario.sources
+        partitions = scenario.sources_at(self.elapsed)
         parallelism = scenario.parallelisms[len(self.drivers) % len(scenario.parallelisms)]
         version = min(len(self.drivers), len(self.versions) - 1)
         rules = rules_of(self.versions[version], parallelism, partitions, uuid, scenario.checkpoint_every)
@@ -161,6 +171,7 @@ class World:
             restart_backoff_first=0.05,
             restart_backoff_max=0.4,
             retention=scenario.retention,
+            discover_every=scenario.listed_every,
         )
 
     def _overtaken(self, error: ErrorReport | None) -> bool:
@@ -170,7 +181,8 @@ class World:
     def _arrived(self) -> dict[str, dict[int, int]]:
         """Return the present end of each partition of each source, where a bounded run stops reading."""
         ends = [bisect_right(times, self.elapsed) for times in self.scenario.arrivals]
-        return {name: {p: ends[p] for p in partitions} for name, partitions in self.scenario.sources.items()}
+        there = self.scenario.sources_at(self.elapsed)
+        return {name: {p: ends[p] for p in partitions} for name, partitions in there.items()}
 
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
         """Return a process that a driver launched, not yet started."""

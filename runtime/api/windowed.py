@@ -102,7 +102,7 @@ def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_laten
     for name in (WINDOW_START, WINDOW_END):
         if name in keys:
             raise refused(f"{where}: {name!r} is a key column, but the result has its own {name!r}", "rename the key")
-    lateness_ms = duration_ms(allowed_lateness, "allowed_lateness")
+    lateness_ms = duration_ms(allowed_lateness, f"{where}: allowed_lateness")
     if lateness_ms < 0:
         raise refused(f"{where}: allowed_lateness={allowed_lateness!r} is negative", "give 0s or more")
     if window.size_us + 1_000 * lateness_ms > LENGTH_MAX_US:

@@ -1,7 +1,7 @@
-"""What an audit found: one line per item checked, with a verdict.
+"""The findings of an audit: one line per item checked, with a verdict.
 
 A line is *proven* (read back and identical), *differs* (read back and different), or *not provable*, with the reason.
-Where digests are counts only, a line is proven by count, and says so.
+Where digests are counts only, a line is marked as proven by count.
 
 Pure. Source: API.md (audit); docs/design/0018-audit.md.
 """

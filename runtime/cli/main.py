@@ -32,6 +32,7 @@ COMMANDS = {
     "savepoint": "name a checkpoint of a job, so that it is kept",
     "rewind": "go back to an earlier checkpoint: state, offsets and the rows in targets",
     "checkpoints": "list, show or verify the checkpoints of a job",
+    "state": "read the state of operators: one key, all rows, what changed, how large it is",
     "audit": "prove from sources and targets that every record read came out once, for every checkpoint kept",
     "dlq": "list dead letters, and append their records to the log that they came from",
     "log": "create, write, read, compact and seal embedded logs",
@@ -44,7 +45,7 @@ PLACES = {
     "start": ("demo", "new", "run", "plan", "connectors", "doctor"),
     "operate": (
         *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind"),
-        *("checkpoints", "audit", "dlq"),
+        *("checkpoints", "state", "audit", "dlq"),
     ),
 }
 ELSEWHERE = {
@@ -82,6 +83,7 @@ def _dispatch(arguments: list[str]) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     command = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if command is None:
+        _refuse_in_front(arguments)
         for name, does in COMMANDS.items():
             subparsers.add_parser(name, help=does)
         if parser.parse_args(arguments).version:
@@ -97,12 +99,20 @@ def _dispatch(arguments: list[str]) -> int:
             next_step=f"did you mean holdfast {close[0]}?" if close else f"use one of {', '.join(COMMANDS)}",
         )
     module_of(command).add_parser(subparsers)
-    chosen = subparsers.choices[command]
-    args, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
+    args = parser.parse_args(arguments)
     status: int = args.handler(args)
     return status
+
+
+def _refuse_in_front(arguments: list[str]) -> None:
+    """Refuse flags before the command; only those of holdfast itself stand there."""
+    flag = arguments[0].partition("=")[0] if arguments else "--help"
+    if flag not in ("-h", "--help", "--version"):
+        raise ConfigError(
+            f"{flag} stands before the command",
+            not_done="the command did nothing",
+            next_step=f"give flags after it: holdfast COMMAND ... {flag}; commands: holdfast --help",
+        )
 
 
 if __name__ == "__main__":

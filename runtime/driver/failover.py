@@ -55,7 +55,7 @@ def spoken_for(state: Master, message: m.Vitals, now: float) -> Step:
             cause += f" for {message.for_ms / 1000:.0f} s"
             return lose(state, message.worker, cause, None, now)
         case _:
-            pass  # the end of its stream follows
+            pass  # the end of its stream follows, and counts as the loss
     return replace(state, workers={**state.workers, message.worker: hosted}), []
 
 
@@ -128,7 +128,7 @@ def count_failure(
 ) -> Step:
     """Count a failure, once for workers lost together; too many within the window end the run with the first cause.
 
-    A lost executor takes all its workers with it: if each counted, more workers would mean a longer backoff.
+    A lost executor ends all its workers: if each counted, more workers would mean a longer backoff.
     """
     if launch is not None and launch <= state.struck:
         return state, []
@@ -200,7 +200,7 @@ def end(state: Master, outcome: str, error: ErrorReport | None) -> Step:
 
 
 def all_run(state: Master, now: float) -> Master:
-    """Every subtask takes records: count further losses as new failures, and note how long the recovery took."""
+    """Count further losses as new failures, and note how long the recovery took: every subtask takes records now."""
     state = replace(state, struck=0)
     if state.recovering_since is None:
         return state

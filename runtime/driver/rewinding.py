@@ -74,7 +74,7 @@ def is_last_act(state: Master) -> bool:
 
 
 def is_past(state: Master, message: m.Failed) -> bool:
-    """Return whether a target only fenced output that a rewind of this job has abandoned."""
+    """Return whether the worker failed only because a target fenced output that a rewind of this job has abandoned."""
     return message.error.kind == Fenced.kind and message.generation < state.job.generation
 
 

@@ -14,12 +14,14 @@ from collections.abc import Callable, Collection, Iterable
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
-from holdfast.model import DriverProcess, Epoch
+from holdfast.model import DriverProcess, Epoch, SourcePosition
 from holdfast.ports import ObjectStore
+from holdfast.runtime.driver.partitions import FIRST_RECORD, no_longer_listed, refusal_to_grow
 from holdfast.runtime.driver.state import GoneSinks
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import understood
 from holdfast.runtime.plan import shape_changes
+from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.wire.presence import is_gone
@@ -117,6 +119,21 @@ def check_has_end(job: str, name: str, source: Source) -> None:
             next_step=f"{endless.instead}, or run without --once",
             where=Where(job=job, source=name),
         )
+
+
+def check_partitions(plan: Plan, positions: Iterable[SourcePosition], source: str, here: Collection[int]) -> None:
+    """Refuse a source that lacks a partition of the last checkpoint, or has a new one that it must not have (P12, P22).
+
+    Args:
+        positions: Those of the last checkpoint; none before the first.
+        here: The partitions that the source lists.
+    """
+    read = [at.partition for at in positions if at.source == source]
+    if gone := [(source, partition) for partition in read if partition not in here]:
+        raise no_longer_listed(plan.app, gone)
+    new = [SourcePosition(source, p, FIRST_RECORD) for p in here if p not in read] if read else []
+    if (refusal := refusal_to_grow(plan.app, not_to_grow(plan), new)) is not None:
+        raise refusal
 
 
 def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:

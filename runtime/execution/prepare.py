@@ -23,6 +23,7 @@ from holdfast.runtime.driver.repair import writers_of
 from holdfast.runtime.execution.admission import (
     check_from,
     check_has_end,
+    check_partitions,
     check_repairable,
     check_sinks,
     prepare_sink,
@@ -36,7 +37,7 @@ from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.log_end import read_whole_log
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.kept_state import with_identities
-from holdfast.runtime.sources.reading import refuse_other_sources
+from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 
@@ -137,6 +138,7 @@ def _look_at_sources(
         opened = spec.source.open()
         refuse_other_sources(plan.app, () if before is None else before.positions, {spec.name: opened})
         partitions[spec.name] = tuple(opened.partitions())
+        check_partitions(plan, () if before is None else before.positions, spec.name, partitions[spec.name])
         if until is not None:
             until[spec.name] = opened.end_offsets()
         opened.close()

@@ -15,7 +15,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.runtime.job.live import Activity, Failures, Status, Waiting
-from holdfast.runtime.job.status import LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED, time_held
+from holdfast.runtime.job.status import (
+    LOCAL_STATE_REFUSED,
+    MERGE_REFUSED,
+    REQUEST_UNREADABLE,
+    ROOT_REFUSED,
+    SOURCE_UNLISTED,
+    time_held,
+)
 from holdfast.runtime.wire.vitals import FUNCTION, INTERPRETER, SOURCE, described
 
 SLOW_EPOCHS = 3
@@ -131,7 +138,7 @@ def _workers(shown: Status, now: Activity) -> Iterator[Finding]:
 
 def _local(shown: Status) -> Iterator[Finding]:
     for problem in shown.problems:
-        if problem.code in (LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED):
+        if problem.code in (LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED, SOURCE_UNLISTED):
             yield Finding(problem.code, problem.what, problem.next)
 
 

@@ -36,8 +36,8 @@ from holdfast.runtime.operators.contract import (
     TableDraft,
 )
 from holdfast.runtime.operators.differences import Found, compare_keys
-from holdfast.runtime.rows.aggregate_functions import SEEN, Known, Slots, State
-from holdfast.runtime.rows.aggregates import BoundAggregation, state_columns
+from holdfast.runtime.rows.aggregate_functions import Known, Slots, State
+from holdfast.runtime.rows.aggregates import BoundAggregation, result_of, state_columns
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import PUT
 from holdfast.state.keys.batch import Keys, KeyType
@@ -152,13 +152,7 @@ class Folding:
 
     def results(self, slots: Slots) -> list[pa.Array]:
         """Return the result columns of these slots."""
-        arrays = []
-        for bound, function, names in self._parts:
-            state, kind = self._state(names), bound.result.type
-            null = state[SEEN][slots] == 0 if bound.result.nullable else None
-            array = pa.array(function.result(state, slots), mask=null)
-            arrays.append(array if array.type == kind else array.view(kind))
-        return arrays
+        return [result_of(bound, self._state(names), slots) for bound, _, names in self._parts]
 
     def _state(self, names: Mapping[str, str]) -> State:
         return {role: self._table.column(name) for role, name in names.items()}

@@ -242,7 +242,10 @@ class Step(ABC):
         return ()
 
     def identity(self, column: Description) -> dict[str, Any]:
-        """Return the identity of its state, as JSON-able values to store with a checkpoint."""
+        """Return the identity of its state, as JSON-able values to store with a checkpoint.
+
+        It also serves readers of the state: `times`, if present, lists the state columns that hold event times.
+        """
         raise AssertionError(f"{self.kind} has no state")
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

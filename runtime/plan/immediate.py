@@ -80,6 +80,15 @@ def is_immediate(spec: SinkSpec) -> bool:
     return spec.path is not None and spec.sink.traits.immediate
 
 
+def not_to_grow(plan: Plan) -> dict[str, str]:
+    """Return the sources that must keep their partitions, each with a sink that is written immediately from it.
+
+    Another number of partitions changes which partition a key is in, and every key of such a target has one (P22).
+    """
+    sources = {spec.name: plan.fragments[spec.fragment].source for spec in plan.sinks if is_immediate(spec)}
+    return {source: sink for sink, source in sources.items() if source is not None}
+
+
 def immediate_sink(spec: SinkSpec) -> ImmediateSink | None:
     """Return the sink if it is written immediately."""
     return cast(ImmediateSink, spec.sink) if is_immediate(spec) else None

@@ -25,6 +25,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Where
 from holdfast.ports import Clock
 from holdfast.runtime.driver.rewinding import is_accept
+from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.kept_state import lost_since
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.rewind.estimate import estimate_ms, taking_back_s
@@ -67,7 +68,7 @@ def worked_out(
         "from": {"timeline": job.timeline, "epoch": job.base_epoch},
         "to": {"timeline": job.timeline + 1, "epoch": base.body.epoch, "at": base.at},
         "sources": sources,
-        "state": _state(there),
+        "state": state_of(there),
         "sinks": [each.shown for each in sinks],
         "accept": accept,
         "estimate_ms": estimate_ms(repository, job, sources, sinks),
@@ -149,9 +150,12 @@ def _manifests(repository: Repository, job: Job, base: Completed) -> tuple[Manif
     return there, there if last is base else repository.load_manifest(last.body.manifest)
 
 
-def _state(there: Manifest) -> list[dict[str, Any]]:
-    """Return the state to restore. Segments mix the operators of a subtask, so only a sole operator's size is known."""
-    operators = [operator for operator in there.operators if not operator.dropped]
+def state_of(there: Manifest) -> list[dict[str, Any]]:
+    """Return the state to restore, by the operators that users name.
+
+    Segments mix the operators of a subtask, so only a sole operator's size is known.
+    """
+    operators = [operator for operator in there.operators if not operator.dropped and not is_part(operator.name)]
     total = sum({p.object.path: p.object.size for handle in there.state for p in pieces(handle)}.values())
     return [
         {"operator": operator.name, "action": "restore", "bytes": total if len(operators) == 1 else None}

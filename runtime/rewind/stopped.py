@@ -45,6 +45,7 @@ class _Ports:
 
     def __init__(self, repository: Repository, sinks: Sequence[SinkSpec], lanes: ThreadLanes) -> None:
         self.clock, self.repository, self.sinks, self._lanes = SystemClock(), repository, sinks, lanes
+        self.sources = ()  # nothing is read
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Never called: there is no worker."""
@@ -146,7 +147,7 @@ def _told(job: Job, owner: str, state: State, reason: str | None) -> Status:
 def _last_words(lanes: ThreadLanes, tell: Callable[[Status], None], told: Status) -> None:
     """Write the final `live.json` after any write in progress, because readers see the last one.
 
-    Without it, readers wait until the file is stale; that is no reason to report the rewind as failed.
+    If that fails, readers wait until the file is stale; the rewind has succeeded all the same.
     """
     over = threading.Event()
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.aggregate_functions import FUNCTIONS, SEEN, AggregateFunction, is_time
+from holdfast.runtime.rows.aggregate_functions import FUNCTIONS, SEEN, AggregateFunction, Slots, State, is_time
 from holdfast.runtime.rows.expressions import check_column_name, unknown_column
 from holdfast.state.tables.spec import ColumnSpec
 
@@ -172,6 +172,14 @@ def state_columns(bound: BoundAggregation) -> tuple[ColumnSpec, ...]:
         ColumnSpec(bound.state[role], dtype, default, counter="" if role == SEEN else counter)
         for role, (dtype, default) in columns.items()
     )
+
+
+def result_of(bound: BoundAggregation, state: State, slots: Slots) -> pa.Array:
+    """Return the results of these slots, null where the key has seen no value."""
+    kind = bound.result.type
+    null = state[SEEN][slots] == 0 if bound.result.nullable else None
+    array = pa.array(bound.function.result(state, slots), mask=null)
+    return array if array.type == kind else array.view(kind)
 
 
 def _aggregation(kind: Kind, column: str | None, filter: object) -> Aggregation:

@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 from holdfast.frozen import replace
 from holdfast.model import LAST_US, NEVER_US, Watermark
 
-__all__ = ["LAST_US", "NEVER_US", "Minimum", "Watermark", "begin", "told"]
+__all__ = ["LAST_US", "NEVER_US", "Minimum", "Watermark", "begin", "joined", "told"]
 
 P = TypeVar("P", bound=Hashable)
 
@@ -43,6 +43,15 @@ def begin(parts: Iterable[P]) -> Minimum[P]:
     """Return the minimum over parts that have reported nothing yet; without parts it is idle."""
     known = {part: Watermark(NEVER_US) for part in parts}
     return Minimum(known, Watermark(NEVER_US, idle=not known, over=not known))
+
+
+def joined(state: Minimum[P], part: P) -> tuple[Minimum[P], bool]:
+    """Add a part that has reported nothing; return the next state and whether the minimum changed.
+
+    The minimum does not go back to where the part begins. It stands still until the part reports.
+    """
+    assert part not in state.parts
+    return told(replace(state, parts={**state.parts, part: Watermark(NEVER_US, over=True)}), part, Watermark(NEVER_US))
 
 
 def told(state: Minimum[P], part: P, watermark: Watermark) -> tuple[Minimum[P], bool]:

@@ -61,6 +61,13 @@ class EventTime:
             self._minimum, _ = watermark.told(self._minimum, partition, Watermark(at_us))
         send(self._minimum.now)
 
+    def begin(self, partition: int) -> None:
+        """Read another partition, from its first record on; until that comes, or it is idle, time stands still."""
+        self._at[partition] = NEVER_US
+        self._minimum, changed = watermark.joined(self._minimum, partition)
+        if changed:
+            self._send(self._minimum.now)
+
     def turn(self, partition: int) -> tuple[bool, int]:
         """Return the sort key of a partition: lowest watermark is read first, partitions just found empty last."""
         looked_at = self._looked_at.get(partition)

@@ -29,6 +29,7 @@ from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.plan.compiler import Plan, describe_operators
+from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.kept_state import lost_since, with_identities
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork, Network
@@ -37,6 +38,8 @@ from holdfast.runtime.worker.loop import Limits, WorkerLoop
 from holdfast.state.keys.keygroups import range_of
 
 HEARTBEAT_S = 0.5
+DISCOVER_S = 10.0
+"""Time between two listings of the sources."""
 
 
 class VirtualClock:
@@ -152,6 +155,8 @@ def rules_of(
         restart_window=60.0,
         restart_backoff_first=0.1,
         restart_backoff_max=10.0,
+        discover_every=DISCOVER_S,
+        fixed=not_to_grow(plan),
     )
 
 
@@ -168,7 +173,7 @@ class Cluster:
         partitions: Mapping[str, tuple[int, ...]],
     ) -> None:
         self.clock, self._store, self._random = VirtualClock(), store, random.Random(seed)
-        self._plan, self.sinks = plan, plan.sinks
+        self._plan, self.sinks, self.sources = plan, plan.sinks, plan.sources
         self.network = MemoryNetwork()
         self.members: dict[WorkerId, Member] = {}
         self.held_launches: list[int] | None = None
@@ -273,12 +278,18 @@ class Cluster:
         if not self.members:
             self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
 
-    def replace_driver(self, plan: Plan | None = None, drop_state: Sequence[str] = ()) -> None:
+    def replace_driver(
+        self,
+        plan: Plan | None = None,
+        drop_state: Sequence[str] = (),
+        partitions: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
         """Kill the driver with all workers, and start another one from the log.
 
         Args:
             plan: Of changed code; None: the code is the same.
             drop_state: As for `holdfast run --drop-state`, if there is a plan.
+            partitions: Of the sources of changed code; None: they are the same.
 
         Raises:
             ConfigError: the changed code cannot read the state; nothing was killed.
@@ -286,6 +297,8 @@ class Cluster:
         if plan is not None:
             self._plan, operators = with_identities(plan, self._known(), drop_state)
             self.sinks, self.rules = plan.sinks, replace(self.rules, operators=operators)
+        if partitions is not None:
+            self.rules = replace(self.rules, partitions=partitions)
         for worker in list(self.members):
             del self.members[worker]
         self._inbox.clear()

@@ -53,13 +53,15 @@ class PushedSource:
     def __init__(self, name: str, schema: pa.Schema, rng: random.Random, before: PushedSource | None = None) -> None:
         self.name, self.schema, self._random = name, schema, rng
         self.where = f"source {name!r}"
-        self.tables: list[pa.Table] = [schema.empty_table() for _ in range(PARTITIONS)]
+        self.tables: list[pa.Table] = []
         self.over = False
         self.read_again = 0
         """Records that were read again after a recovery to an earlier epoch."""
-        self._read_to = [0] * PARTITIONS
-        self._marks: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
-        if before is not None:
+        self._read_to: list[int] = []
+        self._marks: dict[int, list[tuple[int, int]]] = {}
+        if before is None:
+            self.add_partitions(PARTITIONS)
+        else:
             self.tables = [_with_columns(table, schema) for table in before.tables]
             self._read_to, self._marks = before._read_to, before._marks
 
@@ -77,9 +79,16 @@ class PushedSource:
     def changed(self, identity: str) -> str | None:
         """The source never changes."""
 
+    def add_partitions(self, count: int) -> None:
+        """Add empty partitions."""
+        for _ in range(count):
+            self._marks[len(self.tables)] = []
+            self.tables.append(self.schema.empty_table())
+            self._read_to.append(0)
+
     def partitions(self) -> list[int]:
         """Return all partitions."""
-        return list(range(PARTITIONS))
+        return list(range(len(self.tables)))
 
     def end_offsets(self) -> dict[int, int]:
         """Return how many records were pushed."""
@@ -144,16 +153,22 @@ class TestDriver:
         self._timed: set[str] = set()
         self._operators: dict[str, OperatorSpec] = {}
         plan = self._doubled(plan)
-        partitions = {name: tuple(range(PARTITIONS)) for name in self.sources}
+        partitions = self._partitions()
         every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000
         self.cluster = Cluster(plan, parallelism, seed, MemoryObjects(), every, partitions)
+        self._app = plan.app
+        self._entered = False
+        self._crashed: set[int] = set()
+        """Subtasks whose replacement waits for `recover`."""
 
     def __enter__(self) -> Self:
         self.cluster.begin()
+        self._entered = True
         self._settle()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._entered = False
         for member in self.cluster.members.values():
             member.loop.close()
 
@@ -164,23 +179,41 @@ class TestDriver:
 
         Raises:
             ConfigError: no such source or partition, or a row does not fit the schema: a value of another type, a
-                datetime without a time zone.
+                datetime without a time zone. Or the job has finished.
         """
+        self._refuse_after_end()
         pushed = self._source(source)
-        if not 0 <= partition < PARTITIONS:
+        if not 0 <= partition < len(pushed.tables):
             raise ConfigError(
                 f"source {source!r} has no partition {partition}",
-                next_step=f"push to one of 0 to {PARTITIONS - 1}",
+                next_step=f"push to one of 0 to {len(pushed.tables) - 1}, or add_partitions({source!r}) first",
             )
         pushed.tables[partition] = pa.concat_tables([pushed.tables[partition], _table_of(source, pushed.schema, rows)])
         self._settle()
+
+    def add_partitions(self, source: str, count: int = 1) -> None:
+        """Add empty partitions to a source; return when the job has discovered them and reads them.
+
+        A source has four partitions, 0 to 3; new ones follow. The job closes an epoch for them.
+
+        Raises:
+            ConfigError: no such source.
+            JobFailed: the job must not read more partitions of it.
+        """
+        pushed = self._source(source)
+        pushed.add_partitions(count)
+        wanted = {(source, partition) for partition in pushed.partitions()}
+        while not wanted <= self._read():
+            self.cluster.pass_time(0.25)
+            self._check()
 
     def watermark(self, source: str, at: datetime) -> None:
         """Set the watermark of every partition of a source to `at`, after all records pushed so far.
 
         Raises:
-            ConfigError: no such source, it has no event time, or `at` has no time zone.
+            ConfigError: no such source, it has no event time, or `at` has no time zone. Or the job has finished.
         """
+        self._refuse_after_end()
         pushed = self._source(source)
         has_zone = isinstance(at, datetime) and at.utcoffset() is not None
         if source not in self._timed or not has_zone:
@@ -195,11 +228,18 @@ class TestDriver:
 
     def advance(self, duration: str) -> None:
         """Let virtual time pass, such as "5m"; everything that is due happens."""
+        self._refuse_outside()
         self.cluster.pass_time(duration_ms(duration, "the time to advance by", "no time passed") / 1000)
         self._check()
 
     def checkpoint(self) -> Epoch:
-        """Complete an epoch that holds everything pushed, deliver it, and return its number."""
+        """Complete an epoch that holds everything pushed, deliver it, and return its number.
+
+        Raises:
+            ConfigError: a worker has crashed and `recover` was not called, or the job has finished.
+        """
+        self._refuse_after_end()
+        self._refuse_while_crashed()
         self._settle()
         before = self.cluster.driver.state.job.base_epoch
         self.cluster.driver.close_epoch()
@@ -209,7 +249,13 @@ class TestDriver:
         return self.cluster.driver.state.job.base_epoch
 
     def finish(self) -> None:
-        """End every source, and run until the job is finished and delivered."""
+        """End every source, and run until the job is finished and delivered.
+
+        Raises:
+            ConfigError: a worker has crashed and `recover` was not called.
+        """
+        self._refuse_outside()
+        self._refuse_while_crashed()
         for source in self.sources.values():
             source.over = True
         while self.cluster.driver.outcome is None:
@@ -219,12 +265,18 @@ class TestDriver:
 
     def crash(self, worker: int | None = None) -> None:
         """Kill one worker (by subtask, default 0); its memory is lost and no replacement starts until `recover`."""
+        self._refuse_after_end()
+        subtask = worker or 0
+        victim = self._worker(subtask)
         self.cluster.held_launches = self.cluster.held_launches or []
-        self.cluster.crash(self._worker(worker or 0))
+        self.cluster.crash(victim)
+        self._crashed.add(subtask)
         self._settle()
 
     def recover(self) -> None:
         """Let a replacement start; return when every subtask is ready again."""
+        self._refuse_after_end()
+        self._crashed.clear()
         self.cluster.release_launches()
         self._settle()
         while self.cluster.driver.state.recovering_since is not None:
@@ -235,8 +287,9 @@ class TestDriver:
         """Rewind to a checkpoint: state, offsets and delivered rows; return when every subtask reads again from there.
 
         Raises:
-            ConfigError: the job cannot be rewound to it.
+            ConfigError: the job cannot be rewound to it, or has finished.
         """
+        self._refuse_after_end()
         job = self.cluster.driver.state.job
         if (lost := self.cluster.lost_since(epoch)) is not None:
             raise ConfigError(
@@ -273,10 +326,11 @@ class TestDriver:
             ConfigError: `holdfast run` would refuse the changed app; the present one goes on.
         """
         plan = _plan_of(app, len(self.cluster.rules.key_ranges))
+        self._refuse_after_end()
         self.checkpoint()
         before = self.sources, self.sinks, self._timed, self._operators
         try:
-            self.cluster.replace_driver(self._doubled(plan), drop_state)
+            self.cluster.replace_driver(self._doubled(plan), drop_state, self._partitions())
         except ConfigError:
             self.sources, self.sinks, self._timed, self._operators = before
             raise
@@ -320,6 +374,9 @@ class TestDriver:
         workers = self.cluster.driver.state.workers.values()
         return {hosted.subtask: hosted.how for hosted in workers if hosted.subtask is not None}
 
+    def _partitions(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(pushed.partitions()) for name, pushed in self.sources.items()}
+
     def _doubled(self, plan: Plan) -> Plan:
         """Return the plan with sources and sinks of the test, which keep what they hold."""
         self.sources = {s.name: self._pushed(s) for s in plan.sources}
@@ -332,6 +389,31 @@ class TestDriver:
         before = self.sources.get(spec.name)
         return PushedSource(spec.name, spec.source.schema, self._random, before)
 
+    def _refuse_outside(self) -> None:
+        if not self._entered:
+            raise ConfigError(
+                "TestDriver runs its job only inside a with statement",
+                next_step="write: with TestDriver(app) as t:",
+            )
+
+    def _refuse_after_end(self) -> None:
+        """Refuse a call that needs a running job; the cause of a failure is raised again."""
+        self._refuse_outside()
+        self._check()
+        if self.cluster.driver.outcome is not None:
+            raise ConfigError(
+                f"job {self._app!r} has {self.cluster.driver.outcome[0]}",
+                next_step="make this call before t.finish(), or begin another TestDriver",
+            )
+
+    def _refuse_while_crashed(self) -> None:
+        if self._crashed:
+            lost = ", ".join(str(subtask) for subtask in sorted(self._crashed))
+            raise ConfigError(
+                f"the worker of subtask {lost} has crashed, so no epoch can complete",
+                next_step="start its replacement first: t.recover()",
+            )
+
     def _source(self, name: str) -> PushedSource:
         if name not in self.sources:
             raise ConfigError(f"no source is named {name!r}", next_step=f"use one of {sorted(self.sources)}")
@@ -342,6 +424,11 @@ class TestDriver:
             if hosted.subtask == subtask:
                 return worker
         raise ConfigError(f"no worker runs subtask {subtask}", next_step="recover() first, or name another subtask")
+
+    def _read(self) -> set[tuple[str, int]]:
+        """Return the partitions that some worker reads."""
+        workers = self.cluster.driver.state.workers.values()
+        return {(at.source, at.partition) for hosted in workers for at in hosted.progress.positions}
 
     def _delivered(self) -> bool:
         phase = self.cluster.driver.state.running

@@ -45,7 +45,7 @@ Consumer = Callable[[pa.RecordBatch], None]
 
 
 Send = Callable[[int, pa.RecordBatch], None]
-"""send(edge, rows): takes all rows of an edge, for whichever subtask."""
+"""send(edge, rows): takes all rows of an edge, for any subtask."""
 Write = Callable[[str, pa.RecordBatch], None]
 """write(sink, rows)."""
 

@@ -1,4 +1,4 @@
-"""Where a worker keeps its state: memory, and behind it a local folder with RocksDB.
+"""Where a worker keeps its state: in memory, with a copy of the committed values in a local RocksDB folder.
 
 A folder that a dead worker left on this machine is the best base: only the segments after its marker
 have to be read. Folders are kept below the machine's identity and its boot id, because unsynced writes

@@ -85,6 +85,11 @@ class KeyType:
         return len(self.types) == 1 and codec.is_integral(self.types[0]) and not self.nullable[0]
 
     @property
+    def unrouted_width(self) -> int:
+        """Return with how many bytes the unrouted columns begin every canonical key."""
+        return sum(2 if pa.types.is_boolean(column) else 9 for column in self.types[: self.unrouted])
+
+    @property
     def fields(self) -> tuple[pa.Field, ...]:
         """The columns as schema fields."""
         return tuple(pa.field(*column) for column in zip(self.names, self.types, self.nullable, strict=True))
@@ -208,8 +213,7 @@ class Keys:
             return self.hashes
         kind = self.type
         routed = KeyType(kind.names[kind.unrouted :], kind.types[kind.unrouted :], kind.nullable[kind.unrouted :])
-        widths = [2 if pa.types.is_boolean(column) else 9 for column in kind.types[: kind.unrouted]]
-        return routed.from_canonical(codec.without_first(self.canonical(), sum(widths))).hashes
+        return routed.from_canonical(codec.without_first(self.canonical(), kind.unrouted_width)).hashes
 
 
 def _hashes(kind: KeyType, keys: pa.Array, ints: pa.Array | None) -> NDArray[np.uint64]:

@@ -1,6 +1,6 @@
 """Canonical key bytes: one byte string per key, equal only for equal keys, ordered like the keys.
 
-Every column gives a null byte (0 null, 1 not) and then
+Every column contributes a null byte (0 null, 1 not) and then
     integer, timestamp, date   8 bytes big-endian, sign bit flipped (uint64: not flipped)
     bool                       1 byte
     text, binary               the bytes with 00 written as 00 FF, and a closing 00
@@ -112,7 +112,7 @@ def from_matrix(matrix: NDArray[np.uint8]) -> pa.Array:
 
 
 def from_bytes(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> pa.Array:
-    """Return byte strings that lie one after another in `data` as large_binary."""
+    """Return byte strings that are adjacent in `data` as large_binary."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]

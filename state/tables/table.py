@@ -1,7 +1,7 @@
 """The resident table of one stateful operator: typed columns, updated a whole batch at a time.
 
 Every key has a dense slot. *Working* columns hold the values as of the last record, *committed*
-columns those as of the last completed epoch known here; lists of dirty slots say where the two
+columns those as of the last completed epoch known here; lists of dirty slots show where the two
 may differ. So the cost of a barrier, a commit or a rollback depends on the changes, not on the size of the table,
 and a rollback reads no file.
 
@@ -63,7 +63,7 @@ class Table(SlotColumns):
         spec: Key type and columns.
         key_group_count: Key groups of the job.
         loader: Loads the rows of keys not seen yet; None if there are none to load.
-        keep_unapplied: Remember committed slots until `applied` says they are in the cold store.
+        keep_unapplied: Remember committed slots until `applied` reports them as written to the cold store.
     """
 
     def __init__(

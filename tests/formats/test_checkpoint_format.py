@@ -19,6 +19,8 @@ from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest, decode, encode
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import ObjectRef, WorkerId
+from holdfast.runtime.inspect.reading import reading_of
+from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.storage.objects import LocalObjects
@@ -122,6 +124,14 @@ class TestACheckpointWithFieldIds:
         rows = restored("checkpoint_v2", app_of(FIRST, {"n": hf.count()}), epoch=2)
         assert {key: row["n.count"] for key, row in rows["totals"].items()} == {
             key: len(each) for key, each in sales(0, 20).items()
+        }
+
+    def test_is_inspected_under_the_names_of_its_results(self) -> None:
+        found = pa.Table.from_batches(reading_of(open_job(str(HERE), "checkpoint_v2"), "totals").batches()).to_pylist()
+        later = sales(25, 30)
+        assert {(row["shop"], row["item"]): (row["n"], row["least"], row["highest"]) for row in found} == {
+            key: (len(later.get(key, ())), min(one["pieces"] for one in each), max(prices(each), default=None))
+            for key, each in sales(0, 30).items()
         }
 
     def test_keeps_ids_by_name_and_those_that_are_retired(self) -> None:

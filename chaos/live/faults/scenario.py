@@ -126,7 +126,7 @@ def parse(raw: Mapping[str, Any], name: str, *, toxiproxy: bool, checked_elsewhe
 
     Args:
         raw: The parsed TOML.
-        name: Of the scenario, if its file gives none.
+        name: The name of the scenario, if its file gives none.
         toxiproxy: Whether the Toxiproxy server can be started.
         checked_elsewhere: Whether the caller provides a check.
 

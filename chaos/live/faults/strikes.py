@@ -166,7 +166,7 @@ def of_processes(
     written: Callable[[], list[float]],
     revive: Callable[[], str] | None = None,
 ) -> Strike | None:
-    """Return the fault bound to a present victim; None if there is none.
+    """Return the fault, bound to a victim that exists now; None if there is none.
 
     Args:
         written: As `Full` takes it.

@@ -39,7 +39,7 @@ def passes(row: Any) -> bool:
 
 
 def calling(stream: Stream, functions: bool) -> Stream:
-    """Return the stream behind a function, or unchanged."""
+    """Return the stream after a function, or unchanged."""
     return stream.filter(passes) if functions else stream
 
 

@@ -47,12 +47,13 @@ WINDOWS, LATE = "windows", "late"
 """Sinks of seeds with windows: a row per closed window, and the late records."""
 OUT_OF_ORDERNESS_S = 1
 UPSERTS = {"by_key": "key", "by_bucket": "bucket"}
-"""Upsert sinks, each behind an operator, with their key column."""
+"""Upsert sinks, each after an operator, with their key column."""
 APPENDS_AFTER_S = (0.0, 0.02, 0.3, 2.0)
 """Seconds between a user's look at the log and the record that names a checkpoint."""
 TIMED_SHARE, RESCALED_SHARE, UNITED_SHARE, LEDGER_SHARE, REGROUPED_SHARE = 0.5, 0.3, 0.3, 0.15, 0.25
 SMALL_BOUNDS_SHARE = 0.1
 ENDS_SHARE, ONCE_SHARE, LETTERS_SHARE = 0.2, 0.1, 0.15
+GROWING_SHARE, ADDED_MAX, LISTED_EVERY_S = 0.25, 3, (0.15, 0.4, 1.0)
 REGROWING_SHARE, REGROWS_AT = 0.12, (1.5, 3.0, 4.5, 6.0, 7.5)
 RESTING_SHARE = 0.5
 RESTING_MIN = 6
@@ -142,7 +143,7 @@ class Scenario:
     ledger: bool
     """Whether records move their values between accounts."""
     regroups: bool
-    """Whether the results of windows are aggregated again behind a second shuffle."""
+    """Whether the results of windows are aggregated again after a second shuffle."""
     rewinds: tuple[RewindAsked, ...]
     folders: bool
     """Whether workers keep committed state in folders that outlive them."""
@@ -163,6 +164,10 @@ class Scenario:
     """Whether each driver brings the next version of the code."""
     rests: tuple[int, ...] = ()
     """Ids of records that must be late: their partition was idle for so long before them while another was active."""
+    appears: tuple[float, ...] = ()
+    """When each partition is added; empty: all are there from the start."""
+    listed_every: float = 0.0
+    """Time between two listings of the sources; 0: they are listed only where a run may end."""
 
     @property
     def rescales(self) -> bool:
@@ -174,6 +179,23 @@ class Scenario:
         """Return the partitions of each source."""
         every = range(len(self.partitions))
         return {SOURCE: tuple(every[::2]), SECOND: tuple(every[1::2])} if self.united else {SOURCE: tuple(every)}
+
+    @property
+    def grows(self) -> bool:
+        """Return whether partitions are added while the job runs."""
+        return bool(self.appears)
+
+    @property
+    def added(self) -> frozenset[int]:
+        """Return the partitions that are not there from the start."""
+        return frozenset(partition for partition, at in enumerate(self.appears) if at > 0.0)
+
+    def sources_at(self, at: float) -> dict[str, tuple[int, ...]]:
+        """Return the partitions of each source that exist at a time."""
+        return {
+            name: tuple(p for p in partitions if not self.appears or self.appears[p] <= at)
+            for name, partitions in self.sources.items()
+        }
 
     @property
     def reads_damaged(self) -> bool:
@@ -266,7 +288,7 @@ def scenario(seed: int) -> Scenario:
         aims=(),
         call_s=0.0,
     )
-    return _with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole)))))
+    return _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
 
 
 def _with_more(whole: Scenario) -> Scenario:
@@ -335,6 +357,32 @@ def _regrowing(whole: Scenario) -> Scenario:
         arrivals=tuple(tuple(at * stretch for at in times) for times in whole.arrivals),
         heal_at=heal_at,
         regrows=True,
+    )
+
+
+def _growing(whole: Scenario, keys: int) -> Scenario:
+    """In some seeds add partitions while the job runs, half of the time with faults that wait for that moment."""
+    rng = random.Random(f"{whole.seed}/growing")
+    # A job that is written immediately must not get partitions; one with a rest must be idle at its time.
+    if whole.at_once or whole.rests or rng.random() >= GROWING_SHARE:
+        return whole
+    first = len(whole.partitions)
+    appears = [rng.uniform(0.1, whole.heal_at + 2.0) for _ in range(rng.randint(1, ADDED_MAX))]
+    records, arrivals = [], []
+    for partition, at in enumerate(appears, first):
+        count = rng.choice((0, 1, 6, 12, 25))
+        made = tuple(_record(rng, partition, offset, keys) for offset in range(count))
+        records.append(made if whole.windowing is None else _timed(rng, made))
+        arrivals.append(tuple(sorted(at + rng.choice((0.0, rng.uniform(0.0, 2.0))) for _ in range(count))))
+    refused = {Fault.LISTING_REFUSED: rng.choice((0.2, 0.6))} if rng.random() < 0.4 else {}
+    return replace(
+        whole,
+        partitions=(*whole.partitions, *records),
+        arrivals=(*whole.arrivals, *arrivals),
+        appears=(*(0.0,) * first, *appears),
+        listed_every=rng.choice(LISTED_EVERY_S),
+        armed={**whole.armed, **refused},
+        aims=(*whole.aims, *aims.draw_at_partitions(rng)),
     )
 
 
@@ -429,7 +477,7 @@ def _moments(rng: random.Random, armed: dict[Fault, float], heal_at: float) -> l
 
 
 def operator_of(sink: str) -> str:
-    """Return the name of the operator behind an upsert sink."""
+    """Return the name of the operator whose results an upsert sink takes."""
     return f"{sink}_totals"
 
 

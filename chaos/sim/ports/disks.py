@@ -129,7 +129,7 @@ class Disk:
             folder.store = folder.store.after_power_loss(kept)
 
     def _is_of_now(self, folder: Folder) -> bool:
-        """See runtime/worker/local.py: folders lie below the machine's boot id."""
+        """See runtime/worker/local.py: folders are kept below the machine's boot id."""
         return folder.boot == self._boot
 
     def lost(self, process: Process) -> None:

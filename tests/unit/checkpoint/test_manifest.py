@@ -110,14 +110,14 @@ class TestPositions:
         )
         assert made.positions == (
             SourcePosition("r", 0, 12),
-            SourcePosition("s", 0, 40),
-            SourcePosition("s", 1, 50),
+            SourcePosition("s", 0, 40, subtask=Subtask(0)),
+            SourcePosition("s", 1, 50, subtask=Subtask(1)),
         )
 
     def test_the_watermark_of_a_partition_goes_with_its_offset(self) -> None:
         """P11"""
         made = following(part(0, positions=(SourcePosition("s", 0, 40, 7),)), part(1))
-        assert made.positions == (SourcePosition("s", 0, 40, 7),)
+        assert made.positions == (SourcePosition("s", 0, 40, 7, subtask=Subtask(0)),)
 
 
 class TestPending:

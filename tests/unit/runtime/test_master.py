@@ -27,7 +27,18 @@ from holdfast.model import (
 )
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.invariants import validate
-from holdfast.runtime.driver.master import CreateRecord, Dismiss, End, Launch, LoadManifest, Master, Send, StoreManifest
+from holdfast.runtime.driver.master import (
+    CreateRecord,
+    Dismiss,
+    End,
+    Launch,
+    ListPartitions,
+    LoadManifest,
+    Master,
+    Send,
+    StoreManifest,
+)
+from holdfast.runtime.driver.partitions import counts_of
 from holdfast.runtime.wire import messages as m
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
@@ -76,6 +87,8 @@ class Run:
 
     def __init__(self, rules: master.Rules = RULES) -> None:
         self.rules, self.now = rules, 100.0
+        self.lists = True
+        """Listings of the sources are answered as they are asked for: nothing is new."""
         self.state: Master
         self.log: list[joblog.Record] = []
         self.manifests: list[Manifest] = []
@@ -84,8 +97,17 @@ class Run:
     def take(self, step: master.Step) -> list[master.Effect]:
         self.state, effects = step
         validate(self.state)
+        if self.lists and (asked := [effect for effect in effects if isinstance(effect, ListPartitions)]):
+            effects = [effect for effect in effects if effect not in asked]
+            self.effects += effects
+            return effects + self.answer(asked[0])
         self.effects += effects
         return effects
+
+    def answer(self, asked: ListPartitions, *new: SourcePosition) -> list[master.Effect]:
+        """The sources are listed: they have what is known, and these."""
+        known = (SourcePosition(source, p, 0) for source, partitions in asked.known.items() for p in partitions)
+        return self.take(master.listed(self.state, asked.number, (*known, *new), self.now))
 
     def begin(self, owner: str = DRIVER) -> list[master.Effect]:
         job = reduce(joblog.fold, self.log, None)
@@ -123,7 +145,16 @@ class Run:
 
     def beat(self, worker: WorkerId, *, ended: bool = False, broken: bool = False, delivered: int = 0) -> None:
         done = (Confirmed(OUT0, tag(delivered)),) if delivered else ()
-        self.hear(m.Heartbeat(worker, self.generation, ended, broken, done, m.Progress()))
+        self.hear(self.heartbeat(worker, ended, broken, done))
+
+    def heartbeat(
+        self, worker: WorkerId, ended: bool = False, broken: bool = False, done: tuple[Confirmed, ...] = (), **more: Any
+    ) -> m.Heartbeat:
+        """A heartbeat about every partition that the subtask has by now."""
+        subtask = self.state.workers[worker].subtask
+        reads = 0 if subtask is None else counts_of(self.state)[subtask]
+        said = {"partitions": reads} | more
+        return m.Heartbeat(worker, self.generation, ended, broken, done, m.Progress(), **said)
 
     def ack(self, worker: WorkerId, epoch: int, **fields: Any) -> list[master.Effect]:
         subtask = self.state.workers[worker].subtask
@@ -149,7 +180,10 @@ class Run:
             self.now = min(end, self.now + 1.0)
             workers = {w: replace(h, seen=self.now) if w in alive else h for w, h in self.state.workers.items()}
             self.state = replace(self.state, workers=workers)
+            before = self.state.listings
             effects += self.take(master.tick(self.state, self.now, 0))
+            if self.lists and self.state.listings > before:
+                effects += self.take(master.tick(self.state, self.now, 0))
             if self.now >= end:
                 return effects
 
@@ -367,7 +401,7 @@ class TestQuiet:
     """Nothing new and nothing owed, no epoch (docs/design/0025)."""
 
     def quiet(self, run: Run, worker: WorkerId, epoch: int) -> list[master.Effect]:
-        beat = m.Heartbeat(worker, run.generation, False, False, (), m.Progress(), quiet=Epoch(epoch))
+        beat = run.heartbeat(worker, quiet=Epoch(epoch))
         return run.hear(beat)
 
     def idle(self) -> Run:
@@ -463,7 +497,7 @@ class TestEpochs:
         (store,) = acked(run, staged={"out": staged("x")}, positions=(SourcePosition("s", 0, 7),))
         assert isinstance(store, StoreManifest)
         assert (store.manifest.epoch, store.manifest.follows) == (1, 0)
-        assert store.manifest.positions == (SourcePosition("s", 0, 7),)
+        assert store.manifest.positions == (SourcePosition("s", 0, 7, subtask=Subtask(0)),)
         assert store.manifest.pending == (Pending(OUT0, tag(1), staged("x")),)
         (create,) = run.store()
         assert isinstance(create, CreateRecord)

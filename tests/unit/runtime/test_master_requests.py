@@ -205,7 +205,7 @@ class TestFinish:
     def test_the_workers_are_told_until_all_have_ended(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
-        assert [e for e in run.effects if isinstance(e, Send)][-2:] == [Send(A, self.END), Send(B, self.END)]
+        assert run.pass_time(0.0) == [Send(A, self.END), Send(B, self.END)]
         run.beat(A, ended=True)
         assert [e for e in master.pulse(run.state) if e == Send(B, self.END)]
         run.beat(B, ended=True)
@@ -223,6 +223,7 @@ class TestFinish:
     def test_it_ends_as_at_the_end_of_input(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
+        run.pass_time(0.0)
         assert run.pass_time(1.0) == []
         run.beat(A, ended=True)
         run.beat(B, ended=True)
@@ -235,6 +236,7 @@ class TestFinish:
     def test_a_recovery_tells_the_workers_again(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
+        run.pass_time(0.0)
         run.beat(A, ended=True)
         run.lose(B)
         replaced(run)
@@ -265,7 +267,7 @@ class TestFinish:
         run = running(replace(RULES, until=UNTIL) if once else RULES)
         if once:
             for worker in (A, B):
-                run.hear(m.Heartbeat(worker, run.generation, False, False, (), m.Progress(), caught_up=True))
+                run.hear(run.heartbeat(worker, caught_up=True))
         else:
             ask(run, "stop")
         run.pass_time(0.0)
@@ -309,7 +311,7 @@ UNTIL = {"s": {0: 5, 1: 7, 2: 0}}
 
 class TestOnce:
     def beat(self, run: Run, worker: Any, *, caught_up: bool = True, ended: bool = False) -> None:
-        run.hear(m.Heartbeat(worker, run.generation, ended, False, (), m.Progress(), caught_up))
+        run.hear(run.heartbeat(worker, ended, caught_up=caught_up))
 
     def test_the_workers_are_told_how_far_to_read(self) -> None:
         run = running(replace(RULES, until=UNTIL))
@@ -340,6 +342,7 @@ class TestOnce:
     def test_a_finish_waits_for_the_end_of_the_input_itself(self) -> None:
         run = running(replace(RULES, until=UNTIL))
         ask(run, "stop", how="finish")
+        run.pass_time(0.0)
         self.beat(run, A)
         self.beat(run, B)
         assert run.pass_time(0.0) == []

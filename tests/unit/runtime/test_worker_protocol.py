@@ -25,7 +25,9 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
+from holdfast.runtime.wire.messages import Assigned
 from holdfast.runtime.worker.protocol import (
+    Begin,
     CloseFragment,
     Commit,
     Compact,
@@ -331,3 +333,34 @@ class TestDigests:
 
     def test_where_nothing_is_digested_nothing_is_told(self) -> None:
         assert self.told(play(*closed(7), seal(7))[1]) == [None]
+
+
+def given(partition: int, subtask: int = 1) -> Assigned:
+    return Assigned(SourcePosition("s", partition, 0), Subtask(subtask))
+
+
+class TestAnAssignment:
+    """P12: it rides on a trigger and applies from the next epoch."""
+
+    def test_applies_behind_the_barrier_of_its_trigger(self) -> None:
+        barrier = Barrier(FIRST, BASE, False)
+        _, effects = triggered(fresh(), barrier, (given(4),))
+        assert effects == [CloseFragment(SOURCE, barrier), Begin((given(4).position,))]
+
+    def test_of_another_subtask_changes_nothing(self) -> None:
+        barrier = Barrier(FIRST, BASE, False)
+        assert triggered(fresh(), barrier, (given(4, subtask=0),)) == triggered(fresh(), barrier)
+
+    def test_is_taken_once_however_often_triggers_repeat_it(self) -> None:
+        machine, _ = triggered(fresh(), Barrier(FIRST, BASE, False), (given(4),))
+        following = Barrier(Epoch(FIRST + 1), BASE, False)
+        for barrier in (Barrier(FIRST, BASE, False), following, following):
+            machine, effects = triggered(machine, barrier, (given(4),))
+            assert not [effect for effect in effects if isinstance(effect, Begin)]
+
+    def test_whose_trigger_was_lost_applies_behind_the_barrier_of_the_next(self) -> None:
+        following = Barrier(Epoch(FIRST + 1), BASE, False)
+        _, effects = triggered(fresh(), following, (given(4), given(5)))
+        closed = [effect for effect in effects if isinstance(effect, CloseFragment)]
+        assert [each.barrier.epoch for each in closed] == [FIRST, FIRST + 1]
+        assert effects[-1] == Begin((given(4).position, given(5).position))

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from other_dialect import OtherTable
 
 import holdfast as hf
 from holdfast.errors import Unavailable
@@ -21,7 +22,7 @@ from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.audited import Asked, Gone, Shown
 from holdfast.sinks.contract import Rewinding
 from holdfast.sinks.log_audit import shown
-from holdfast.sinks.sqlite.audit import shown as table_shown
+from holdfast.sinks.sql.audit import shown as table_shown
 from holdfast.sinks.staging import Part, Stage, decode
 from holdfast.storage.digests import NOTHING
 from holdfast.storage.local import LocalObjects
@@ -84,21 +85,21 @@ def ask(sink: Any, upsert: bool = False, after: int = 0, job: str = JOB) -> Show
 
 class TestWhatIsReadBack:
     @settings(max_examples=40, deadline=None)
-    @given(deliveries, st.sampled_from(["table", "keyed", "idempotent", "log"]))
+    @given(
+        deliveries,
+        st.sampled_from(["table", "keyed", "idempotent", "other table", "other keyed", "other idempotent", "log"]),
+    )
     def test_has_the_digests_of_what_was_staged(
         self, given: list[tuple[int, list[tuple[dict[str, Any], bool]]]], kind: str
     ) -> None:
         with TemporaryDirectory() as folder:
-            upsert = kind in ("keyed", "idempotent")
+            upsert = kind.endswith(("keyed", "idempotent"))
+            delivery = "idempotent" if kind.endswith("idempotent") else "transactional"
+            made = OtherTable if kind.startswith("other") else hf.SQLite
             sink: Any = (
                 hf.Log(f"{folder}/log", partitions=2).sink()
                 if kind == "log"
-                else hf.SQLite(
-                    f"{folder}/out.db",
-                    "out",
-                    KEY if upsert else None,
-                    "idempotent" if kind == "idempotent" else "transactional",
-                )
+                else made(f"{folder}/out.db", "out", KEY if upsert else None, delivery)
             )
             sink.prepare(SCHEMA, KEY if upsert else None)
             wanted: dict[tuple[int, Tag], RowDigest] = {}
@@ -157,7 +158,7 @@ class TestATableThatIsWrittenMeanwhile:
                 deliver()
 
         asked = Asked(JOB, "out", SCHEMA, KEY if keyed else None, Epoch(0))
-        found = table_shown("out", sink.path, "out", sink.key, asked, between, 1 + seed % 3)
+        found = table_shown(sink, asked, between, 1 + seed % 3)
         assert next(epochs, 12) > 8
         assert found.standing == {0: tag(6), 1: tag(5)} and not found.wrong
         known = {at: digest for at, digest in wanted.items() if at[0] not in found.lost or at[1] > found.lost[at[0]]}
@@ -185,7 +186,7 @@ class TestATableThatIsWrittenMeanwhile:
             )
         )
         asked = Asked(JOB, "out", SCHEMA, KEY, Epoch(1))
-        found = table_shown("out", sink.path, "out", KEY, asked, lambda: next(between, lambda: None)())
+        found = table_shown(sink, asked, lambda: next(between, lambda: None)())
         assert next(between, None) is None and found.standing == {0: tag(2)}
         assert found.unseen == 3  # 1, 2 and 3
 
@@ -205,7 +206,7 @@ class TestATableThatIsWrittenMeanwhile:
             if len(pieces) == 2:
                 sink.repair(Rewinding(JOB, "out", tag(1, 2), (Writer("out", Subtask(0)),)), SCHEMA, None)
 
-        found = table_shown("out", sink.path, "out", key, Asked(JOB, "out", SCHEMA, None, Epoch(0)), between, 1)
+        found = table_shown(sink, Asked(JOB, "out", SCHEMA, None, Epoch(0)), between, 1)
         assert found.standing == {0: tag(1, 2)}
         assert [at for at, digest in found.rows.items() if digest.rows] == [(0, tag(1))]
 
@@ -218,7 +219,7 @@ class TestATableThatIsWrittenMeanwhile:
                 db.execute("VACUUM")
 
         with pytest.raises(Unavailable, match="3 times"):
-            table_shown("out", sink.path, "out", KEY, Asked(JOB, "out", SCHEMA, KEY, Epoch(0)), between)
+            table_shown(sink, Asked(JOB, "out", SCHEMA, KEY, Epoch(0)), between)
 
 
 class TestWhatATableCannotTell:

@@ -19,8 +19,8 @@ from holdfast.checkpoint.catalogue import Retention
 from holdfast.errors import Unavailable
 from holdfast.runtime.audit.report import Report
 from holdfast.runtime.cli.operate.audit import audited
-from holdfast.runtime.cli.operate.history import open_job
 from holdfast.runtime.cli.start.jobfile import load
+from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.audited import Asked, Shown
 from holdfast.state.keys.keygroups import range_of

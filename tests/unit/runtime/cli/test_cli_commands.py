@@ -15,11 +15,11 @@ import pytest
 from holdfast.checkpoint import joblog
 from holdfast.errors import AlreadyExists, Unavailable
 from holdfast.runtime.cli.main import COMMANDS
-from holdfast.runtime.cli.operate.history import Stored, open_job
 from holdfast.runtime.cli.operate.savepoint import name_last
 from holdfast.runtime.execution.admission import check_from
 from holdfast.runtime.job import requests
 from holdfast.runtime.job.requests import Inbox, Request
+from holdfast.runtime.job.stored import Stored, open_job
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
