@@ -17,6 +17,7 @@ import msgspec
 from holdfast.chaos.mutants import (
     audit_mutants,
     wrong_endings,
+    wrong_evolutions,
     wrong_expiry,
     wrong_partitions,
     wrong_reads,
@@ -34,11 +35,12 @@ from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import JobFailed
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
-from holdfast.runtime.driver import deployment, master, repair, rewinding
+from holdfast.runtime.driver import deployment, gathering, master, repair, rewinding
 from holdfast.runtime.driver import requests as master_requests
 from holdfast.runtime.inspect import reading
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.event_clock import EventClock
+from holdfast.runtime.plan import fields
 from holdfast.runtime.rows import watermark
 from holdfast.runtime.rows.dead_letters import Letters
 from holdfast.runtime.sources.event_time import EventTime
@@ -426,5 +428,11 @@ MUTANTS = (
            (Swap(delivery, "_queue", _drops_if_full),), needs="small_bounds"),
     Mutant("waiting-rows-forgotten", "P8, DESIGN 4.2", "rows left over from a turn are never processed",
            (Swap(subtask.SubtaskRun, "_once_through", _forgets_what_waits),), needs="slow_functions"),
+    Mutant("field-id-reused", "design/0038", "a column of state gets the id of one that was removed",
+           (Swap(fields, "free_id", wrong_evolutions.reuses_ids),), needs="evolves", first=130),
+    Mutant("folder-of-other-columns", "P14, design/0038", "a folder is used whatever columns its rows have",
+           (Swap(marker, "_readable", wrong_evolutions.reads_any_folder),), needs="evolves", first=50),
+    Mutant("base-of-other-code", "P5, design/0038", "a checkpoint is read with ids that were computed from another one",
+           (Swap(gathering, "_unchecked_state", wrong_evolutions.takes_any_base),), needs="evolves", first=190),
 )  # fmt: skip
 """The mutants that the tests must catch; each names the rule that it negates."""

@@ -16,7 +16,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.errors import JobFailed, Where
+from holdfast.runtime.operators import aggregate_changes
 from holdfast.runtime.operators.contract import (
     OP_FIELD,
     Description,
@@ -34,7 +35,7 @@ from holdfast.runtime.operators.contract import (
     OperatorContext,
     TableDraft,
 )
-from holdfast.runtime.operators.differences import Found, columns_text, compare_keys
+from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.rows.aggregate_functions import AggregateFunction, Known, Slots, State
 from holdfast.runtime.rows.aggregates import BoundAggregation, result_of, state_columns
 from holdfast.runtime.wire.messages import OperatorProgress
@@ -72,7 +73,16 @@ class Aggregate(KeyedStep):
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
-        compare_aggregates(found, before["aggregates"], now["aggregates"])
+        aggregate_changes.compare_aggregates(found, self.aggregations, before, now, in_windows=False)
+
+    def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
+        return aggregate_changes.names(before)
+
+    def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
+        return aggregate_changes.without(before, parts)
+
+    def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
+        return aggregate_changes.continued(self.aggregations, before, columns)
 
     def text(self) -> str:
         return f"aggregate {self.operator} by {', '.join(self.keys)}: {aggregates_text(self.aggregations)}"
@@ -296,40 +306,3 @@ def aggregates_identity(
         return shown | {"input": None if bound.column is None else column(bound.column)}
 
     return {"key": [column(name) for name in keys], "aggregates": [aggregate(bound) for bound in aggregations]}
-
-
-def compare_aggregates(found: Found, before: list[Any], now: list[Any]) -> None:
-    """Compare the aggregates of two identities."""
-    if [each["name"] for each in before] != [each["name"] for each in now]:
-        found.refuse(f"had the aggregates {_names(before)} and now has {_names(now)}")
-        return
-    for old, new in zip(before, now, strict=True):
-        called = f"aggregate {new['name']!r}"
-        was, given = old["input"], new["input"]
-        if old["function"] != new["function"] or (was is None) != (given is None):
-            found.refuse(f"had {called} as {_call(old)} and now has it as {_call(new)}")
-        elif old["result"] != new["result"]:
-            found.refuse(f"had {called} of type {old['result']} and now has it as {new['result']}")
-        elif was is not None and given is not None:
-            _compare_inputs(found, new, was, given)
-
-
-def _compare_inputs(found: Found, aggregate: Any, was: Any, given: Any) -> None:
-    called, function = f"aggregate {aggregate['name']!r}", aggregate["function"]
-    found.compare_provenance(f"input of {called}", was, given)
-    if was["nullable"] != given["nullable"] and function != "count":
-        found.refuse(f"had {called} over {columns_text([was])} and now has it over {columns_text([given])}")
-    elif (was["type"], was["nullable"]) != (given["type"], given["nullable"]):
-        found.allow(
-            f"had {called} over {columns_text([was])} and now has it over {columns_text([given])}",
-            "the kept state is read unchanged, and later values are added to it",
-        )
-
-
-def _call(aggregate: Mapping[str, Any]) -> str:
-    given = aggregate["input"]
-    return f"{aggregate['function']}({'' if given is None else repr(given['column'])})"
-
-
-def _names(aggregates: Sequence[Mapping[str, Any]]) -> str:
-    return "(" + ", ".join(f"{each['name']}: {_call(each)}" for each in aggregates) + ")"

@@ -19,7 +19,7 @@ Source: docs/design/0031-operator-kernel.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -251,6 +251,23 @@ class Step(ABC):
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """Record the differences between the identity `now` and the one that wrote the state."""
         raise AssertionError(f"{self.kind} has no state")
+
+    def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the parts of the state with this identity that can each be given up alone."""
+        return ()
+
+    def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
+        """Return the identity without these parts."""
+        assert not parts
+        return before
+
+    def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
+        """Return the former name of every column of its own table that continues one of the state with this identity.
+
+        Args:
+            columns: Names of the columns now.
+        """
+        return {name: name for name in columns}
 
     # Code
 

@@ -18,7 +18,7 @@ Source: docs/design/0006-watermarks.md; PROTOCOL P11; DESIGN section 5 (keys of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,12 +27,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
+from holdfast.runtime.operators import aggregate_changes
 from holdfast.runtime.operators.aggregate import (
     Folding,
     aggregates_identity,
     aggregates_text,
     columns_read,
-    compare_aggregates,
     value_columns,
 )
 from holdfast.runtime.operators.contract import (
@@ -111,8 +111,17 @@ class WindowAggregate(KeyedStep):
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
-        compare_aggregates(found, before["aggregates"], now["aggregates"])
+        aggregate_changes.compare_aggregates(found, self.aggregations, before, now, in_windows=True)
         _compare_windows(found, before["window"], now["window"])
+
+    def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
+        return aggregate_changes.names(before)
+
+    def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
+        return aggregate_changes.without(before, parts)
+
+    def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
+        return aggregate_changes.continued(self.aggregations, before, columns)
 
     def text(self) -> str:
         window = f"{self.window.shown()} of {self.time}, lateness {span(self.lateness_us)}, emit {self.emit}"

@@ -351,7 +351,8 @@ class WorkerLoop:
                 job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages(epoch))
                 self._seal(active.deploy.generation, epoch, job)
             case worker.Compact(merge):
-                self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge))
+                specs = tuple(operator.table for operator in self._plan.operators)
+                self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge, specs))
             case worker.SendAck():
                 part = worker.part_of(active.machine, effect, self._deliveries.confirmed())
                 self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))

@@ -27,7 +27,7 @@ from holdfast.chaos.sim.faults import aims, faults
 from holdfast.chaos.sim.faults.aims import Aim
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
-from holdfast.chaos.sim.jobs import ledger, lettered
+from holdfast.chaos.sim.jobs import evolving, ledger, lettered
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource
 from holdfast.chaos.sim.jobs.functions import calling
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input
@@ -160,6 +160,8 @@ class Scenario:
     """Whether there is a branch whose function fails on some records, and a DLQ."""
     once: tuple[bool, ...] = (False,)
     """Whether each driver, in turn, reads only up to the end of the sources at its start, and then stops."""
+    evolves: bool = False
+    """Whether each driver brings the next version of the code."""
     rests: tuple[int, ...] = ()
     """Ids of records that must be late: their partition was idle for so long before them while another was active."""
     appears: tuple[float, ...] = ()
@@ -393,7 +395,9 @@ def _with_ends(whole: Scenario) -> Scenario:
         asked = tuple(EndAsked(rng.uniform(0.3, 5.0), how) for how in hows)
     once = rng.choice(((True, False), (True, True, False))) if rng.random() < ONCE_SHARE else (False,)
     letters = random.Random(f"{whole.seed}/letters").random() < LETTERS_SHARE
-    return replace(whole, ends=tuple(sorted(asked, key=lambda end: end.at)), once=once, letters=letters)
+    evolves = random.Random(f"{whole.seed}/evolves").random() < evolving.EVOLVES_SHARE
+    ends = tuple(sorted(asked, key=lambda end: end.at))
+    return replace(whole, ends=ends, once=once, letters=letters, evolves=evolves)
 
 
 def _with_functions(whole: Scenario) -> Scenario:
@@ -488,8 +492,13 @@ def plan_of(
     united: bool = False,
     functions: bool = False,
     letters: bool = False,
+    version: int | None = None,
 ) -> Plan:
-    """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own."""
+    """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own.
+
+    Args:
+        version: Of the code of an evolving job.
+    """
     app = hf.App("simulated", key_groups=16, dlq=MemorySink() if letters else None)
     source = ArrivingSource((), (), None, random.Random(0), 1, SCHEMA if windowing is None else TIMED_SCHEMA)
     timed: dict[str, Any] = {}
@@ -513,11 +522,9 @@ def plan_of(
         kept.select("place", "id", "value").sink(LASTS, ImmediateTable(["place"]))
     for name in upserts:
         key = UPSERTS[name]
-        totals = (
-            calling(records, functions)
-            .key_by(key)
-            .agg(operator_of(name), n=hf.count(), total=hf.sum("value"), low=hf.min("value"), high=hf.max("value"))
-        )
+        totals = calling(records, functions).key_by(key).agg(operator_of(name), **evolving.aggregates(version or 0))
+        if version is not None:
+            totals = totals.select(key, "n", "total", low="lowest" if version else "low", high="high")
         totals.sink(name, MemorySink(key=[key]))
     if with_ledger:
         ledger.keep_ledger(records)

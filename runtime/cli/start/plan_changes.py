@@ -15,10 +15,11 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import Settings
-from holdfast.runtime.execution.admission import check_sinks, left_operators, left_state
+from holdfast.runtime.execution.admission import check_sinks
 from holdfast.runtime.execution.exposed import check_written_at_once
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan import identity, shape, shape_changes
+from holdfast.runtime.plan.kept_state import left_operators, left_state
 from holdfast.runtime.plan.model import Plan
 
 
