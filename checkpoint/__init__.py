@@ -1,4 +1,4 @@
-"""What makes a checkpoint: alignment, coordinator, job log, manifest, catalogue, timelines, recovery.
+"""The parts of a checkpoint: alignment, coordinator, job log, manifest, catalogue, timelines, recovery.
 
-Its modules decide; only repository.py reads and writes objects. It knows neither state tables nor sinks.
+The modules decide; only repository.py reads and writes objects. No state tables and no sinks.
 """

@@ -8,8 +8,8 @@ Invariants
     - A paused channel delivers nothing until it is resumed.
     - Every channel delivers every barrier, in epoch order: a skipped one is a broken channel (P9).
     - The epochs that a fragment closes strictly increase.
-    - A barrier is the last one only if every channel says so: a sender that lost a trigger sends that barrier
-      with the next one, and marks only the newer one as last.
+    - A barrier is the last one only if every channel marks it so: a sender that missed a trigger sends that barrier
+      together with the next one, and marks only the newer one as last.
 
 Pure: no clock, thread or I/O. Driven by runtime/worker/protocol.py.
 Source: Carbone et al., Lightweight Asynchronous Snapshots, 2015, algorithm 1; PROTOCOL P9.
@@ -37,7 +37,7 @@ class Aligning:
 
     channels: frozenset[ChannelId]
     barrier: Barrier
-    """Its `last` is true only if all channels that arrived agree."""
+    """Its `last` is true only if all channels that delivered it so far marked it as last."""
     arrived: frozenset[ChannelId]
 
 

@@ -70,7 +70,7 @@ Appender = Quiet | InFlight | Overtaken
 
 @dataclass(frozen=True)
 class Create:
-    """Create the record conditionally at its sequence; answer Occupied with the record then stored there."""
+    """Create the record conditionally at its sequence; then call `occupied` with the record stored at that sequence."""
 
     record: Record
 

@@ -1,4 +1,4 @@
-"""Audit digests of a checkpoint: what each epoch took from its sources, and what it staged for its sinks.
+"""Audit digests of a checkpoint: the records that each epoch took from its sources, and the output that it staged.
 
 For its part of an epoch, a worker's ack holds: per source partition, the offsets read and the digest of these records;
 per sink, the staged output; per operator, row counts. If an epoch does not complete, its digests go into the next ack,
@@ -8,8 +8,8 @@ job's whole life, as far as known.
 So "records in = effects out" can be shown later, for every retained checkpoint, from sources and targets alone.
 
 Invariants
-    - The records of a partition in a manifest begin at the offset where the previous manifest says reading resumes.
-    - A worker that rolled back, or a job that was rewound, counts again from its base, and only from there.
+    - The records of a partition in a manifest begin at the offset at which reading resumes in the previous manifest.
+    - A worker that rolled back, or a job that was rewound, counts again from its base, and from no other epoch.
     - Unknown is None, never 0: manifests without digests can be read, and later ones record since when they count.
 
 Pure: no clock, thread or I/O.
@@ -42,7 +42,7 @@ class SinkStaged(msgspec.Struct, frozen=True):
 
     writer: Writer
     parts: tuple[RowDigest, ...]
-    at_once: bool = False
+    immediate: bool = msgspec.field(default=False, name="at_once")
 
 
 class OperatorCount(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class Audit(msgspec.Struct, frozen=True):
 
 
 def joined(parts: Iterable[PartAudit]) -> PartAudit:
-    """Return the digests of one worker's epochs, given in order, as those of one epoch (P8)."""
+    """Combine the digests of one worker's epochs, given in order, into the digests of one epoch (P8)."""
     sources: dict[tuple[str, int], SourceTaken] = {}
     sinks: dict[Writer, SinkStaged] = {}
     operators: list[OperatorCount] = []
@@ -110,7 +110,7 @@ def joined(parts: Iterable[PartAudit]) -> PartAudit:
         for staged in part.sinks:
             before = sinks.get(staged.writer)
             every = staged.parts if before is None else (*before.parts, *staged.parts)
-            sinks[staged.writer] = SinkStaged(staged.writer, every, staged.at_once)
+            sinks[staged.writer] = SinkStaged(staged.writer, every, staged.immediate)
         operators += part.operators
     return PartAudit(tuple(sources.values()), tuple(sinks.values()), counted(operators))
 
@@ -144,19 +144,19 @@ def manifest_audit(follows: Epoch, before: Audit | None, parts: Sequence[PartAud
         follows: The epoch that the manifest follows; 0 if it is the first.
         before: The audit part of the manifest of that epoch.
     """
-    told = [part for part in parts if part is not None]
-    if len(told) < len(parts):
+    reported = [part for part in parts if part is not None]
+    if len(reported) < len(parts):
         return None
     since = NO_EPOCH if follows == NO_EPOCH else follows if before is None else before.since
     totals = {} if before is None else {total.sink: total.staged for total in before.totals}
-    sinks = sorted((s for part in told for s in part.sinks), key=lambda s: (s.writer.sink, s.writer.subtask))
+    sinks = sorted((s for part in reported for s in part.sinks), key=lambda s: (s.writer.sink, s.writer.subtask))
     for staged in sinks:
         for part in staged.parts:
             known = totals.get(staged.writer.sink)
             totals[staged.writer.sink] = part if known is None else added(known, part)
-    operators = counted(count for part in told for count in part.operators)
+    operators = counted(count for part in reported for count in part.operators)
     return Audit(
-        sources=tuple(sorted((s for part in told for s in part.sources), key=lambda s: (s.source, s.partition))),
+        sources=tuple(sorted((s for part in reported for s in part.sources), key=lambda s: (s.source, s.partition))),
         sinks=tuple(sinks),
         operators=operators,
         totals=tuple(SinkTotal(sink, totals[sink]) for sink in sorted(totals)),

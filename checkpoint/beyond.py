@@ -54,7 +54,7 @@ def beyond(job: Job | None, listed: Iterable[str], live: LastWord | None) -> lis
     undecided: list[Beyond] = []
     for path in sorted(listed):
         if (match := _NAME.fullmatch(path)) is None:
-            continue  # not one of ours
+            continue  # Holdfast did not name this object
         folder, of, epoch = match[1], int(match[2]), int(match[3])
         if of > generation:
             newer[folder, of] += 1

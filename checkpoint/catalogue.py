@@ -105,7 +105,7 @@ def _any_within(retained: list[Epoch], span: tuple[Epoch, Epoch]) -> bool:
 def _is_decided(job: Job, path: str) -> bool:
     match = _NAME.fullmatch(path)
     if match is None:
-        return False  # not one of ours
+        return False  # Holdfast did not name this object
     folder, generation, epoch = match[1], int(match[2]), int(match[3])
     if generation == job.generation:
         # A merge as of an epoch is stored after that epoch is decided; a later, undecided epoch names it.

@@ -2,7 +2,7 @@
 
 One epoch is open at a time. When every subtask has acked, the manifest is stored and its record is
 appended; that append is the only commit point. An epoch that misses its deadline before its record
-was sent is given up. No message says so; workers learn it from the next barrier's `committed_through`.
+was sent is given up. No message announces that; workers learn it from the next barrier's `committed_through`.
 
 Invariants
     - Epoch n+1 is triggered only when n is completed, or given up with no append sent (P8).

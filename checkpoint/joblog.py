@@ -5,7 +5,7 @@ list is linearizable. The state of a job is the pure fold of its log; nothing el
 
 Invariants
     - The first record holds a random job UUID, and every later one repeats it (P1).
-    - `first_epoch` of a generation lies above every epoch number that an older one can have used (P2).
+    - `first_epoch` of a generation is above every epoch number that an older one can have used (P2).
     - A `LogStart` holds the fold of the records before it, so either gives the same fold (P7).
     - Only the owner of the newest generation appends after its start. The exception is `SavepointNamed`: any process
       may append it at any time after a checkpoint, even after the end of a run (P6).
@@ -78,6 +78,8 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, tag="CheckpointCompleted"
     bytes_total: int
     savepoint: str | None = None
     """The name that a user asked for; omitted from the JSON if there is none (P13)."""
+    added: dict[str, tuple[int, ...]] = {}
+    """Partitions that the checkpoint it follows lacks, by source; omitted from the JSON if there are none (P12)."""
 
 
 class SavepointNamed(msgspec.Struct, frozen=True, tag="SavepointNamed", tag_field="kind"):

@@ -7,7 +7,7 @@ Invariants
     - A log record is only ever created conditionally, never replaced.
     - Every manifest is verified against the size and hash in its log record.
 
-Source: DESIGN section 4 (job log); PROTOCOL P4, P7 (a missing record means: list again).
+Source: DESIGN section 4 (job log); PROTOCOL P4, P7 (if a record is missing, list again).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Repository:
         return record
 
     def create_record(self, record: joblog.Record) -> joblog.Record:
-        """Create the record unless its number is taken; return the record now stored there.
+        """Create the record unless its number is taken; return the record now stored under that number.
 
         Raises:
             Unavailable: the outcome is unknown; call again with the same record (P4).

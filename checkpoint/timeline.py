@@ -1,7 +1,7 @@
 """Timelines: the lineage of a job after rewinds.
 
 A rewind begins a timeline that continues from an earlier checkpoint. Epochs completed after that checkpoint no longer
-belong to the lineage: local state of such an epoch cannot be a base, and no later rewind goes there.
+belong to the lineage: local state of such an epoch cannot be a base, and no later rewind returns to it.
 
 Invariants
     - Epochs of two stretches of a lineage never overlap, and every checkpoint of the job's lineage is in one.
@@ -27,7 +27,7 @@ class Rewind:
     first_epoch: Epoch
     at: int
     accepted: tuple[str, ...] = ()
-    """As in `Rewound`: a repair that is completed later may leave as much as one that was not interrupted."""
+    """As in `Rewound`: a repair that is completed later may leave the same rows as one that was not interrupted."""
 
 
 def lineage_of(rewinds: tuple[Rewind, ...]) -> tuple[Stretch, ...]:

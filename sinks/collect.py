@@ -18,8 +18,9 @@ import polars as pl
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
+from holdfast.sinks.sql.dialect import translated
+from holdfast.sinks.sql.session import Session
 from holdfast.sinks.sql.values import TIMESTAMP, Value
-from holdfast.sinks.sqlite.file import connect, listed, quoted, translated
 from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.traits import SinkTraits
 
@@ -87,10 +88,11 @@ class Collect(SQLite):
                 not_done="no rows were read",
                 next_step="run the job in this program first: app.run(once=True)",
             )
-        names = self._columns.names
-        order = "rowid" if self.key is None else listed(self.key)
-        with translated(self.where), closing(connect(self.path, "rw")) as db:
-            rows = db.execute(f"SELECT {listed(names)} FROM {quoted(self.table)} ORDER BY {order}").fetchall()
+        dialect, names = self.dialect, self._columns.names
+        with translated(dialect, self.where), closing(dialect.connect("read")) as db:
+            s = Session(dialect, db)
+            order = dialect.row_order if self.key is None else s.listed(self.key)
+            rows = s.execute(f"SELECT {s.listed(names)} FROM {dialect.table(self.table)} ORDER BY {order}").fetchall()
         return pl.DataFrame([_series(field, [row[at] for row in rows]) for at, field in enumerate(self._columns)])
 
     def _place(self, path: str, key: tuple[str, ...] | None, schema: pa.Schema | None) -> None:

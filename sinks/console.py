@@ -25,8 +25,8 @@ from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract import DELETE, OP, Outcome, Repair, Rewinding
 from holdfast.sinks.owners import Claim, Holding
+from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
-from holdfast.sinks.sqlite.target import SQLiteTarget
 from holdfast.traits import SinkTraits
 
 SUFFIX = ".lines"
@@ -104,7 +104,7 @@ class Console:
 class ConsoleTarget:
     """One writer's way to the console. See contract.Target."""
 
-    def __init__(self, folder: Path, key: tuple[str, ...] | None, tags: SQLiteTarget, writer: Writer) -> None:
+    def __init__(self, folder: Path, key: tuple[str, ...] | None, tags: SqlTarget, writer: Writer) -> None:
         self._folder, self._key, self._tags, self._writer = folder, key, tags, writer
 
     def delivered(self) -> Tag | None:

@@ -46,8 +46,10 @@ PARALLEL_FROM_BYTES = 1 << 18
 """Arrow compresses smaller blocks on this thread alone: waking others for each column costs more than the work."""
 _MAGIC = b"HFSEG\r\n\x1a"
 _TAIL = struct.Struct("<IQ8s")
-_PUT, _DELETE, _RANGE = 1, 2, 3
-_FIXED_COLUMNS = 4
+PUT, DELETE, RANGE = 1, 2, 3
+"""Values of the column `kind`."""
+FIXED_COLUMNS = 4
+"""The columns before the values: `kg`, `key`, `kind`, `end`."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class SegmentHeader:
     worker: WorkerId
 
 
-class _Block(msgspec.Struct, frozen=True):
+class Block(msgspec.Struct, frozen=True):
+    """The rows of one operator in a segment."""
+
     operator: int
     rows: int
     offset: int
@@ -71,11 +75,16 @@ class _Block(msgspec.Struct, frozen=True):
     key_schema: bytes
     unrouted: int
 
+    @property
+    def key(self) -> KeyType:
+        """Return the type of its keys."""
+        return KeyType.of(pa.ipc.read_schema(pa.py_buffer(self.key_schema)), self.unrouted)
+
 
 class _Footer(msgspec.Struct, frozen=True):
     version: int
     header: SegmentHeader
-    blocks: tuple[_Block, ...]
+    blocks: tuple[Block, ...]
 
 
 _FOOTER = msgspec.msgpack.Decoder(_Footer)
@@ -85,7 +94,7 @@ def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
     """Return the segment of these deltas, at most one per operator; empty deltas are left out."""
     sink = pa.BufferOutputStream()
     sink.write(_MAGIC)
-    blocks: list[_Block] = []
+    blocks: list[Block] = []
     version = _VERSION_WITHOUT_RANGES
     for delta in sorted(deltas, key=lambda delta: delta.operator):
         assert delta.epoch == header.epoch and delta.follows == header.follows
@@ -97,7 +106,7 @@ def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
         _write_block(sink, delta)
         size = sink.tell() - first
         schema = pa.schema(kind.fields).serialize().to_pybytes()
-        blocks.append(_Block(delta.operator, len(delta), first, size, delta.key_group_count, schema, kind.unrouted))
+        blocks.append(Block(delta.operator, len(delta), first, size, delta.key_group_count, schema, kind.unrouted))
     footer = msgspec.msgpack.encode(_Footer(version, header, tuple(blocks)))
     sink.write(footer)
     sink.write(struct.pack("<I", len(footer)))
@@ -111,8 +120,13 @@ def header_of(data: bytes) -> SegmentHeader:
     return _footer(data).header
 
 
+def blocks_of(data: bytes | memoryview) -> tuple[Block, ...]:
+    """Return where the rows of each operator are, after verifying every byte. Raises as `unseal` does."""
+    return _footer(data).blocks
+
+
 def unseal(data: bytes, key_groups: tuple[int, int] | None = None) -> tuple[SegmentHeader, list[Delta]]:
-    """Return a segment's header and deltas, only those of key groups [first, end) if given.
+    """Return a segment's header and deltas; with `key_groups`, only the rows of these key groups [first, end).
 
     Raises:
         Damaged: a byte differs from what was sealed.
@@ -135,7 +149,7 @@ def _write_block(sink: Any, delta: Delta) -> None:
     order = delta.keys.order(groups)
     keys = delta.keys.take(order)
     key = pa.array(keys.ints) if keys.ints is not None else keys.canonical()
-    kinds = np.where(delta.puts[order], np.uint8(_PUT), np.uint8(_DELETE))
+    kinds = np.where(delta.puts[order], np.uint8(PUT), np.uint8(DELETE))
     columns = {"kg": pa.array(groups[order]), "key": key, "kind": pa.array(kinds), "end": pa.nulls(len(keys), key.type)}
     columns |= {name: pa.array(values[order]) for name, values in delta.columns.items()}
     batch = pa.record_batch(columns)
@@ -155,7 +169,7 @@ def _with_ranges(batch: pa.RecordBatch, delta: Delta, through: Through) -> pa.Re
     ranges: dict[str, Any] = {
         "kg": pa.array(groups.astype(np.uint16)),
         "key": pa.array([RANGE_FIRST] * count, binary),
-        "kind": pa.array(np.full(count, _RANGE, np.uint8)),
+        "kind": pa.array(np.full(count, RANGE, np.uint8)),
         "end": pa.array([range_end(last) for last in through[groups].tolist()], binary),
     }
     ranges |= {name: pa.array(np.zeros(count, values.dtype)) for name, values in delta.columns.items()}
@@ -170,9 +184,8 @@ def _ranges(batch: pa.RecordBatch, key_group_count: int) -> Through:
     return through
 
 
-def _read_block(data: bytes, block: _Block, header: SegmentHeader, key_groups: tuple[int, int] | None) -> Delta:
-    schema = pa.ipc.read_schema(pa.py_buffer(block.key_schema))
-    kind = KeyType.of(schema, block.unrouted)
+def _read_block(data: bytes, block: Block, header: SegmentHeader, key_groups: tuple[int, int] | None) -> Delta:
+    kind = block.key
     options = pa.ipc.IpcReadOptions(use_threads=block.size >= PARALLEL_FROM_BYTES)
     with pa.ipc.open_stream(pa.py_buffer(data).slice(block.offset, block.size), options=options) as reader:
         batch = reader.read_next_batch()
@@ -181,25 +194,25 @@ def _read_block(data: bytes, block: _Block, header: SegmentHeader, key_groups: t
         first, end = (int(np.searchsorted(groups, edge)) for edge in key_groups)
         batch = batch.slice(first, end - first)
     kinds, through = batch.column("kind").to_numpy(), None
-    if (ranges := kinds == _RANGE).any():
+    if (ranges := kinds == RANGE).any():
         through = _ranges(batch.filter(pa.array(ranges)), block.key_group_count)
         batch, kinds = batch.filter(pa.array(~ranges)), kinds[~ranges]
     key = batch.column("key")
     keys = kind.from_ints(key.to_numpy()) if kind.injective else kind.from_canonical(key)
-    columns = {name: _values(batch.column(name)) for name in batch.schema.names[_FIXED_COLUMNS:]}
+    columns = {name: _values(batch.column(name)) for name in batch.schema.names[FIXED_COLUMNS:]}
     epoch, follows = header.epoch, header.follows
-    return Delta(epoch, follows, block.operator, block.key_group_count, keys, kinds == _PUT, columns, through)
+    return Delta(epoch, follows, block.operator, block.key_group_count, keys, kinds == PUT, columns, through)
 
 
 def _values(column: pa.Array) -> NDArray[Any]:
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def _footer(data: bytes) -> _Footer:
-    if len(data) < len(_MAGIC) + _TAIL.size or not data.startswith(_MAGIC):
+def _footer(data: bytes | memoryview) -> _Footer:
+    view = memoryview(data)
+    if len(data) < len(_MAGIC) + _TAIL.size or view[: len(_MAGIC)] != _MAGIC:
         raise _damaged("it does not begin with the header of a segment")
     length, hashed, magic = _TAIL.unpack_from(data, len(data) - _TAIL.size)
-    view = memoryview(data)
     if magic != _MAGIC or xxhash.xxh3_64_intdigest(view[:-16]) != hashed:
         raise _damaged("its hash does not match its bytes")
     try:

@@ -5,11 +5,12 @@ committed since it was last written, in small batches, each of which holds the i
 for 1-3 ms at most.
 
 Invariants
-    - The store is at `applied`, or between `applied` and `applying`, as its marker says. The marker
-      moves to `applying` before the first value of that epoch is written, also if a commit
+    - The store is at the marker's `applied` epoch, or between `applied` and `applying`. The marker
+      moves to `applying` before the first value of that epoch is written, even if a commit
       arrives in the middle of a pass.
     - Ranges are erased before any row that was committed with or after them is written.
-    - A marker whose epoch is not yet known by content is written again once it is; until then the store is no base.
+    - A marker whose epoch's manifest hash is unknown is written again once the hash is known; until then the store
+      cannot be a base.
     - Values are absolute, so applying again after a kill, or restoring over a partly applied
       store, ends in the same state.
     - The marker first gives up key groups and operators that are not part of the base; then their rows are removed,
@@ -26,7 +27,7 @@ from collections.abc import Collection
 from holdfast.model import NO_EPOCH, Cut, Epoch, JobUuid, Timeline
 from holdfast.ports import KeyValue
 from holdfast.state.cold import ColdRows, row_keys, row_ranges, row_values, scope
-from holdfast.state.marker import Marker, overlap, read_marker, write_marker
+from holdfast.state.marker import Declared, Marker, overlap, read_marker, write_marker
 from holdfast.state.tables.spec import TableSpec
 from holdfast.state.tables.table import Table
 
@@ -43,18 +44,17 @@ class ColdCopy:
 
     Args:
         store: The local store.
-        operators: Operators that have a table.
+        declared: Operators that have a table, with the hashes of their declarations.
         key_group_count: Key groups of the job.
         owned: Key groups [first, end) of the worker.
     """
 
-    def __init__(
-        self, store: KeyValue, operators: tuple[int, ...], key_group_count: int, owned: tuple[int, int]
-    ) -> None:
+    def __init__(self, store: KeyValue, declared: Declared, key_group_count: int, owned: tuple[int, int]) -> None:
         self._applied = _EMPTY
         self.based = NOTHING
         self.epochs_behind = 0
-        self._store, self._operators, self._count, self._owned = store, operators, key_group_count, owned
+        self._store, self._declared, self._count, self._owned = store, declared, key_group_count, owned
+        self._operators = tuple(declared)
         self._valid: tuple[int, ...] = ()
         self._found = read_marker(store)
         self._written: Marker | None = None
@@ -165,6 +165,7 @@ class ColdCopy:
             operators,
             applied_manifest=applied.manifest,
             applying_manifest=applying.manifest,
+            declared={operator: self._declared[operator] for operator in self._valid},
         )
         write_marker(self._store, marker)
         self._written = marker

@@ -1,7 +1,7 @@
 """The KeyValue port on RocksDB.
 
 One column family and no write-ahead log: after a kill the store holds a prefix of the batches
-written, and a marker among them says which (PROTOCOL P15). Nothing is ingested from files.
+written, and a marker among them shows which (PROTOCOL P15). Nothing is ingested from files.
 
 Invariants
     - A scan that meets a damaged block raises; rocksdict's iterators would end silently, so

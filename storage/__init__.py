@@ -1,4 +1,4 @@
-"""Objects: conditional create on a local folder, in memory or in a bucket; hashes and digests of what they hold.
+"""Objects: conditional create on a local folder, in memory or in a bucket; hashes and digests of their contents.
 
-The embedded log is in log. Nothing here knows a job.
+The package `log` holds the embedded log. Nothing here depends on jobs.
 """

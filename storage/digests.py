@@ -1,4 +1,4 @@
-"""Sums and differences of digests: the digest of the whole follows from those of its parts, in any order.
+"""Sums and differences of digests: the digests of the parts, in any order, determine the digest of the whole.
 
 Invariants
     - If a value is unknown for one part, it is unknown for the whole.

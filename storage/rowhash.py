@@ -4,10 +4,11 @@ A digest is the number of rows and the sum (mod 2^64) and exclusive or of their 
 and the digests of parts add up to that of the whole. An audit compares rows as taken and staged with rows read back
 later; so the hash never changes (version 1, golden values) and covers values, never bytes in memory.
 
-The hash of a row mixes the sum of what its columns give. A column gives (value + seed) * odd, both constants from its
-name and kind; a null, like a column that is not there, gives 0. Values are 64 bits: integers, times and dates as they
-are, booleans 0 or 1, floats as binary64, text and bytes by their xxh3. NaN counts as null and -0.0 as 0.0, as not
-every target can hold them. Other kinds, such as lists, cannot be hashed; the digest is then only the count.
+The hash of a row mixes the sum of its columns' contributions. A column contributes (value + seed) * odd, with both
+constants computed from its name and kind; a null contributes 0, like a missing column. Values are 64 bits: integers,
+times and dates unchanged, booleans 0 or 1, floats as binary64, text and bytes by their xxh3. NaN counts as null and
+-0.0 as 0.0, because some targets cannot store them. Other kinds, such as lists, cannot be hashed; the digest is then
+only the count.
 
 It detects mistakes, and tampering that does not recompute the hashes; it is not a signature.
 

@@ -1,7 +1,7 @@
 """`chaos_case`: a test of a user's own job under faults.
 
-With `driver="test"` the app runs under the test driver, in virtual time and memory: every seed cuts the rows in another
-way and brings other crashes at other moments, and the delivered rows are compared with those of an undisturbed run.
+With `driver="test"` the app runs under the test driver, in virtual time and memory: every seed divides the rows in
+another way and brings other crashes at other moments, and the delivered rows are compared with an undisturbed run's.
 With `driver="spark"` the job's file runs on a real Spark under real faults, as with `holdfast chaos run`
 (docs/design/0016).
 

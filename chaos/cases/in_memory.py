@@ -2,8 +2,8 @@
 
 Rows are pushed in slices of seeded sizes. Workers and drivers die between slices and in the middle of checkpoints,
 and in every run at least once while rows are processed that no checkpoint holds.
-The delivered rows must be those of a run without crashes, each as often. Floats may differ in the ninth digit,
-because sums depend on their order.
+The delivered rows must be the same as in a run without crashes, each equally often. Floats may differ in the ninth
+digit, because sums depend on their order.
 
 Invariants
     - Every requested kind of fault fires at least once.

@@ -1,4 +1,4 @@
-"""A case of a user's test, and what came of it: the same for the test driver and for real runs.
+"""A case of a user's test, and its outcome: the same for the test driver and for real runs.
 
 Source: API.md (tests).
 """

@@ -1,4 +1,4 @@
 """`holdfast chaos`: the commands of simulator, live runs and evidence.
 
-They parse and print. What they call is in the other packages of chaos.
+The commands parse and print; the other packages of chaos do the work.
 """

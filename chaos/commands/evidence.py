@@ -1,4 +1,4 @@
-"""`holdfast chaos report|soak|statement`: what runs under faults prove, and with how many recoveries.
+"""`holdfast chaos report|soak|statement`: the claims that runs under faults support, and by how many recoveries.
 
 Exit status: 0 everything held, 1 nothing is proven, 2 wrong use, 4 something did not hold, or a journal or log is
 damaged, 6 another soak runs in that folder.

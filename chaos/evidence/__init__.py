@@ -1,4 +1,4 @@
-"""What many runs prove: report, page, soak log, odds.
+"""The evidence of many runs: report, page, soak log, odds.
 
-It reads journals and logs; the verdict of a single run is made in judge.
+It reads journals and logs; the package judge makes the verdict on a single run.
 """

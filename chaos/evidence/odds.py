@@ -1,8 +1,8 @@
 """An upper bound for the rate of violations, given how many were seen in how many trials.
 
-A finite number of trials proves nothing; it only gives a rate that, were it true, would have shown more violations
-than were seen in 95 of 100 such series. With none seen that is the rule of three: 3/N. The trials are assumed to be
-alike and independent of each other.
+A finite number of trials proves no rate; it gives an upper bound: if the true rate were higher, at least 95 of 100 such
+series would have shown more violations. If no violation was seen, the bound is the rule of three: 3/N. The trials are
+assumed to be alike and independent of each other.
 
 Invariants
     - The bound never falls when a violation is added, and never rises when a trial is.

@@ -5,8 +5,8 @@ over the log alone.
 
 A *recovery* ends with a completed epoch, however many attempts the job needed. In a live run every recovery in its
 journal counts; in a simulated one every generation that completed an epoch, less one for the run's beginning and two
-for every rewind: the generation that it begins, and the start that may have to follow it. So the count is rather too
-low than too high. Live runs that proved nothing add none.
+for every rewind: the generation that it begins, and the start that may have to follow it. So the count is a lower
+bound. Live runs that proved nothing add none.
 
 Invariants
     - A seed is played once, whichever version of the code played it.

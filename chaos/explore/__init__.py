@@ -1,4 +1,4 @@
 """Many seeds: playing, replaying and shrinking them, reports and coverage.
 
-No rule of the protocol is stated here; a failure is what the checks of sim report.
+The checks in sim decide what counts as a failure; this package states no rule of the protocol.
 """

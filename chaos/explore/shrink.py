@@ -35,7 +35,7 @@ class Reduction:
     workers: int | None = None
     heal_at: float | None = None
     without: tuple[str, ...] = ()
-    """Features of the scenario, by their names there."""
+    """Features of the scenario, by their field names."""
 
     def __str__(self) -> str:
         parts = []

@@ -1,4 +1,4 @@
-"""Tells from exit statuses and restart causes whether a fault was survived or a rule broken.
+"""Decides from exit statuses and restart causes whether the job survived a fault or broke a rule.
 
 Expected errors are sentences; an unexpected one is reported by its type and where it was raised
 (runtime/spark/host.py, runtime/cli/reporting.py). A job under faults may lose any process, but no process may find an
@@ -61,7 +61,7 @@ def raised(causes: Iterable[str], ends: Iterable[Ended]) -> Finding:
 
     Args:
         causes: Why generations were started, from the job log.
-        ends: Of every driver.
+        ends: How each driver ended.
     """
     wrong = [cause for cause in causes if _MISTAKE.search(cause)]
     wrong += [f"the driver ended with status {end.status}: {end.why}" for end in ends if _is_wrong(end)]

@@ -3,8 +3,8 @@
 A check is a function `check(context)` that yields one Finding per comparison, whether it held or not. A check that
 yields nothing compared nothing and proves nothing.
 
-Invariant
-    - A finding that counts anything lost, duplicated or reordered has not held, whatever its `passed` says.
+Invariants
+    - A finding that counts anything lost, duplicated or reordered has not held, whatever its `passed` is.
     - `passed` is True or False: merely truthy or falsy values are refused.
 
 Pure: values only.

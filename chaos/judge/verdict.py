@@ -5,7 +5,7 @@ fired, and every kind of the scenario; records were read after the first fault a
 last; something was compared, and every comparison held; the journal has its last record.
 
 Invariants
-    - A finding that did not hold is a violation, whatever the journal's last record says.
+    - A finding that did not hold is a violation, whatever verdict the journal's last record gives.
     - No verdict improves here: "held" also needs the run's own verdict to be "held".
 
 Pure.

@@ -1,4 +1,4 @@
-"""A real job under real faults: starts it, feeds it, strikes it, observes it, ends it.
+"""A real job under real faults: start it, feed it, strike it, observe it, end it.
 
-It acts and writes the journal. What the run proves is decided in judge.
+This package acts and writes the journal; the package judge decides what the run proves.
 """

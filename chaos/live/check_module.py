@@ -25,7 +25,7 @@ def function(named: str, folders: Sequence[Path]) -> Check:
 
     Args:
         named: module:function.
-        folders: Of the job and the scenario; the first takes precedence.
+        folders: The folders of the job and of the scenario; the first takes precedence.
 
     Raises:
         ConfigError: there is no such function, or its module cannot be loaded.
@@ -38,7 +38,7 @@ def function(named: str, folders: Sequence[Path]) -> Check:
         found = getattr(import_module(module), name)
         if not callable(found):
             raise TypeError(f"{name} is a {type(found).__name__}, not a function")
-    except (Exception, SystemExit) as error:  # whatever the user's module raises, the user has to change it
+    except (Exception, SystemExit) as error:  # the user's module may raise anything, and the user has to correct it
         looked = f" beside the job or the scenario ({', '.join(before)})," if before else ""
         raise ConfigError(
             f"the check {named!r} cannot be loaded: {type(error).__name__}: {error}",

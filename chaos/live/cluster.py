@@ -1,7 +1,7 @@
 """A Spark standalone cluster on this machine, from the pyspark package, for a job under faults.
 
-A master and worker daemons ("hosts"), each a process. Unlike with `local[N]`, no part of it lives in the driver: it
-survives a killed driver, and its executors are started by daemons that know nothing of the job.
+A master and worker daemons ("hosts"), each a process. Unlike with `local[N]`, no part of it runs in the driver: it
+survives a killed driver, and daemons that are independent of the job start its executors.
 
 Invariants
     - Every process listens on 127.0.0.1 only, on ports that the system chooses.

@@ -46,7 +46,7 @@ class Feeder:
     Args:
         source: Path of a log; its present rows are fed.
         target: Path of a log that is created here.
-        records_per_second: All partitions together; None: such that most rows take `duration_s`.
+        records_per_second: All partitions together; None: the rate at which most rows take `duration_s`.
 
     Raises:
         ConfigError: there is no log to read, it is empty or holds rows that a rewind took back, or the target exists.

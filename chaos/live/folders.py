@@ -36,7 +36,7 @@ def temporary(out: Path) -> Path:
 
 
 def java_options(folder: Path) -> str:
-    """Return the options that keep a JVM's temporary files in the folder; a killed JVM leaves them behind."""
+    """Return the options that keep a JVM's temporary files in the folder; a killed JVM does not remove them."""
     return f'-Djava.io.tmpdir="{folder}" -XX:-UsePerfData'
 
 

@@ -1,4 +1,4 @@
-"""Reads the targets of a job under faults, as any reader could, and records states that must never be visible.
+"""Reads the targets of a job under faults, as any reader could, and reports states that must never be visible.
 
 Only durable formats are used (docs/formats.md): SQLite in read transactions, commits of a log as JSON, the job log.
 
@@ -60,8 +60,8 @@ class Observer:
     """Watches targets in its own thread.
 
     Args:
-        root: Of the job.
-        targets: With `{out}` filled into their paths.
+        root: The root of the job.
+        targets: The targets, with `{out}` filled into their paths.
     """
 
     def __init__(self, root: Path, targets: list[Observed]) -> None:
@@ -74,7 +74,7 @@ class Observer:
         self._commits: dict[str, int] = {}
         self.looks = 0
         self._seen: Counter[str] = Counter()
-        """How many looks found it, by target, or by target and table."""
+        """How many looks found each target, or each table of a target."""
         self.wrong: list[str] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observe", daemon=True)

@@ -1,8 +1,8 @@
-"""The processes of a run: known by a token in their environment, and all ended, however the run ends.
+"""The processes of a run: identified by a token in their environment, and all ended, however the run ends.
 
 Every process that a run starts, directly or through Spark, inherits the token. Only a process with the token is
 signalled: this run started it, even if its parents have changed since. A guard, a process in its own session, notices
-when the run is over or its process is gone, and ends all remaining processes: even a killed run leaves none behind.
+when the run is over or its process is gone, and ends all remaining processes, even those of a killed run.
 
 Invariants
     - No signal goes to a process without the token of the run, nor to one that reuses a process id.

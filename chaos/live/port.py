@@ -1,4 +1,4 @@
-"""Access to live runs for callers that only need one done: a soak, a test.
+"""Access to live runs for callers that only need a run's journal: a soak, a test.
 
 Live runs need Java, Spark and modules of their own; those are loaded when a run is requested, so that asking whether
 one is possible costs nothing.

@@ -44,7 +44,7 @@ class Mutant:
     first: int = 0
     """The first seed of a test run; from 0 it is caught later."""
     needs: str = ""
-    """A feature that only some scenarios have, by its name there; others cannot catch the mutant and are not played."""
+    """A feature of some scenarios, by its field name; scenarios without it cannot catch the mutant and are skipped."""
 
 
 UNWATCHED = Swap(driver_process, "validate", lambda _: lambda state: None)

@@ -1,4 +1,4 @@
-"""Wrong versions of a rewind; chaos/mutants/mutants.py says which rule each negates.
+"""Wrong versions of a rewind; chaos/mutants/mutants.py names the rule that each negates.
 
 Source: PROTOCOL, list of mutants; P6, P14, P16, P17, P21.
 """

@@ -1,6 +1,6 @@
-"""Wrong versions of reading what may be damaged, taken or old; chaos/mutants/mutants.py says which rule each negates.
+"""Wrong versions of reads that may meet damaged, taken or old objects; mutants.py names the rule that each negates.
 
-Source: PROTOCOL P4, P14, P16.
+Source: PROTOCOL P4, P8, P14, P16.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from msgspec import structs
 
 from holdfast.checkpoint import joblog
@@ -53,3 +54,12 @@ def takes_whole_pieces(right: Right) -> Right:
         return tuple(structs.replace(piece, key_groups=None) for piece in right(handle))
 
     return pieces
+
+
+def reads_older_rows_last(right: Right) -> Right:
+    """A reader of stored state takes the oldest row of a key for the newest."""
+    return lambda pieces: right(pieces[::-1])
+
+
+def reads_without_ranges(_: Right) -> Right:
+    return lambda rows, ranks, pieces: np.zeros(len(rows), bool)

@@ -1,4 +1,4 @@
-"""Wrong versions of abandoning epochs and of restarting; chaos/mutants/mutants.py says which rule each negates.
+"""Wrong versions of abandoning epochs and of restarting; chaos/mutants/mutants.py names the rule that each negates.
 
 Source: PROTOCOL P8, P14, P20, list of mutants.
 """
@@ -16,7 +16,7 @@ Right = Callable[..., Any]
 
 
 def counts_what_it_gave_up(right: Right) -> Right:
-    """The fate of the previous epoch is unknown; the next barrier says that it was completed."""
+    """The outcome of the previous epoch is unknown; the next barrier reports it as completed."""
 
     def deadline_passed(state: coordinator.Coordinator) -> tuple[coordinator.Coordinator, list[coordinator.Effect]]:
         after, effects = right(state)

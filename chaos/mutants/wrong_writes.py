@@ -1,4 +1,4 @@
-"""Wrong versions of writing to targets, stores and local folders; mutants.py says which rule each negates.
+"""Wrong versions of writes to targets, stores and local folders; mutants.py names the rule that each negates.
 
 Source: PROTOCOL P1, P14, P22, list of mutants.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.chaos.sim.ports.at_once import ProcessWrites
+from holdfast.chaos.sim.ports.immediate import ProcessWrites
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository

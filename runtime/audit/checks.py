@@ -1,4 +1,4 @@
-"""What manifests alone prove: epochs chain without a gap, and every operator accounts for its rows.
+"""The checks that need manifests alone: epochs chain without a gap, and every operator accounts for its rows.
 
 Invariants
     - A checkpoint whose predecessor is not kept is reported as not provable, never skipped.

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.config.settings import ENVIRONMENT_PREFIX, SETTINGS, duration_ms
+from holdfast.runtime.config.settings import duration_ms, root_given
 
 _ALIKE = 0.8
 """Flags as similar as this are taken for each other's misspelling."""
@@ -91,12 +91,4 @@ def root_of(args: argparse.Namespace) -> str:
     Raises:
         ConfigError: the root is empty.
     """
-    variable = f"{ENVIRONMENT_PREFIX}ROOT"
-    default = next(setting.default for setting in SETTINGS if setting.name == "root")
-    root = args.root if args.root is not None else os.environ.get(variable, str(default))
-    if not root:
-        called = "--root" if args.root is not None else variable
-        raise ConfigError(
-            f"{called} is empty", not_done="the command did nothing", next_step=f"give {called} a folder or a URL"
-        )
-    return str(root)
+    return root_given(args.root, "--root", os.environ)

@@ -32,6 +32,7 @@ COMMANDS = {
     "savepoint": "name a checkpoint of a job, so that it is kept",
     "rewind": "go back to an earlier checkpoint: state, offsets and the rows in targets",
     "checkpoints": "list, show or verify the checkpoints of a job",
+    "state": "read the state of operators: one key, all rows, what changed, how large it is",
     "audit": "prove from sources and targets that every record read came out once, for every checkpoint kept",
     "dlq": "list dead letters, and append their records to the log that they came from",
     "log": "create, write, read, compact and seal embedded logs",
@@ -44,7 +45,7 @@ PLACES = {
     "start": ("demo", "new", "run", "plan", "connectors", "doctor"),
     "operate": (
         *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind"),
-        *("checkpoints", "audit", "dlq"),
+        *("checkpoints", "state", "audit", "dlq"),
     ),
 }
 ELSEWHERE = {

@@ -82,6 +82,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("restart_window_ms", "duration", 10 * MINUTE_MS, "Window in which failures are counted", 1, DAY_MS),
     Setting("restart_backoff_first_ms", "duration", 100, "Wait before the second restart in a row", 1, HOUR_MS),
     Setting("restart_backoff_max_ms", "duration", 10_000, "The wait doubles with every failure up to this", 1, HOUR_MS),
+    Setting(
+        "partition_discovery_ms", "duration", 10_000, "Time between two listings of partitions; 0: none", 0, DAY_MS
+    ),
     Setting("channel_bytes_max", "bytes", 8 * MIB, "Bytes that may wait in one channel", 64 * KIB, 4 * GIB),
     Setting("retained_checkpoints", "count", 10, "Newest checkpoints that are kept at any age", 1, 1_000_000),
     Setting("retained_for_ms", "duration", HOUR_MS, "Age up to which older checkpoints are also kept", 0, None),
@@ -131,6 +134,7 @@ class Settings:
     restart_window_ms: int
     restart_backoff_first_ms: int
     restart_backoff_max_ms: int
+    partition_discovery_ms: int
     channel_bytes_max: int
     retained_checkpoints: int
     retained_for_ms: int
@@ -267,6 +271,25 @@ def _setting(name: str) -> Setting:
             next_step=f"use {close[0]!r}" if close else f"use one of {', '.join(_BY_NAME)}",
         )
     return setting
+
+
+def root_given(given: str | None, called: str, env: Mapping[str, str]) -> str:
+    """Return the root for a reader of jobs: as given, else from the environment, else the default.
+
+    Args:
+        called: The argument or flag, for messages.
+
+    Raises:
+        ConfigError: the root is empty.
+    """
+    variable = f"{ENVIRONMENT_PREFIX}ROOT"
+    root = given if given is not None else env.get(variable, str(_BY_NAME["root"].default))
+    if not root:
+        called = called if given is not None else variable
+        raise ConfigError(
+            f"{called} is empty", not_done="the command did nothing", next_step=f"give {called} a folder or a URL"
+        )
+    return root
 
 
 def _lookup(

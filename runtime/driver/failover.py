@@ -55,7 +55,7 @@ def spoken_for(state: Master, message: m.Vitals, now: float) -> Step:
             cause += f" for {message.for_ms / 1000:.0f} s"
             return lose(state, message.worker, cause, None, now)
         case _:
-            pass  # the end of its stream follows
+            pass  # the end of its stream follows, and counts as the loss
     return replace(state, workers={**state.workers, message.worker: hosted}), []
 
 
@@ -128,17 +128,17 @@ def count_failure(
 ) -> Step:
     """Count a failure, once for workers lost together; too many within the window end the run with the first cause.
 
-    A lost executor takes all its workers with it: if each counted, more workers would mean a longer backoff.
+    A lost executor ends all its workers: if each counted, more workers would mean a longer backoff.
     """
     if launch is not None and launch <= state.struck:
         return state, []
-    told = ErrorReport(
+    reported = ErrorReport(
         kind=kind,
         what=what,
         not_done="the epoch in progress was not completed; everything up to the last one is kept",
         next="remove the cause, then run the job again: it resumes from there",
     )
-    failure = Failure(now, launch, error or told)
+    failure = Failure(now, launch, error or reported)
     recent = (*(each for each in state.failures if now - each.at < state.rules.restart_window), failure)
     state = replace(state, failures=recent, failures_in_a_row=state.failures_in_a_row + 1, struck=state.launches)
     if len(recent) > state.rules.restart_failures_max:
@@ -200,7 +200,7 @@ def end(state: Master, outcome: str, error: ErrorReport | None) -> Step:
 
 
 def all_run(state: Master, now: float) -> Master:
-    """Every subtask takes records: count further losses as new failures, and note how long the recovery took."""
+    """Count further losses as new failures, and note how long the recovery took: every subtask takes records now."""
     state = replace(state, struck=0)
     if state.recovering_since is None:
         return state

@@ -1,10 +1,10 @@
-"""What holds in every state of the master, checked after every event in simulation and in tests.
+"""Invariants of every state of the master, checked after every event in simulation and in tests.
 
-Production does not check it: there a broken invariant would end a run that may still be correct. Each invariant has a
-planted bug in the tests that breaks it.
+Production does not check them: a broken invariant would end a run that may still be correct. For each invariant, the
+tests plant a bug that breaks it.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: PROTOCOL P2, P4, P5, P9, P10, P13.
+Source: PROTOCOL P2, P4, P5, P9, P10, P12, P13.
 """
 
 from __future__ import annotations
@@ -12,17 +12,27 @@ from __future__ import annotations
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import NO_EPOCH, Epoch
-from holdfast.runtime.driver.state import SAVEPOINTS_WAITING_MAX, Gathering, Interrupted, Master, Opening, Over, Running
+from holdfast.runtime.driver.state import (
+    SAVEPOINTS_WAITING_MAX,
+    Finishing,
+    Gathering,
+    Interrupted,
+    Master,
+    Opening,
+    Over,
+    Running,
+)
 
 
 def validate(state: Master) -> None:
-    """Assert what must hold between two events.
+    """Assert the invariants that hold between two events.
 
     Raises:
         AssertionError: an invariant is broken; the text names it.
     """
     _workers(state)
     _failures(state)
+    _partitions(state)
     match state.phase:
         case Opening():
             assert isinstance(state.log, append.InFlight), "a generation opens while no record is in flight (P4)"
@@ -52,7 +62,9 @@ def _workers(state: Master) -> None:
     subtasks = [hosted.subtask for hosted in state.workers.values() if hosted.subtask is not None]
     assert len(subtasks) == len(set(subtasks)), "two workers have the same subtask (P2)"
     assert all(0 <= subtask < state.rules.parallelism for subtask in subtasks), "a subtask that the job does not have"
-    assert all(hosted.subtask is not None for hosted in state.workers.values() if hosted.ready), "ready for no subtask"
+    assert all(hosted.subtask is not None for hosted in state.workers.values() if hosted.ready), (
+        "ready without a subtask"
+    )
     assert all(1 <= number <= state.launches for number in state.launching), "a launch that was never started"
     registered = {hosted.launch for hosted in state.workers.values()}
     assert not registered & set(state.launching), "a launch whose worker registered still counts as missing"
@@ -67,6 +79,12 @@ def _failures(state: Master) -> None:
     assert len(set(names)) == len(names) <= SAVEPOINTS_WAITING_MAX, "a savepoint is requested twice, or too many are"
     recovered = state.recovering_since is not None or not state.restarts or state.restarts[-1].ready_after is not None
     assert recovered, "a recovery has ended, and how long it took is unknown"
+
+
+def _partitions(state: Master) -> None:
+    known = [(source, p) for source, partitions in state.rules.partitions.items() for p in partitions]
+    known += [(at.source, at.partition) for at in state.discovered]
+    assert len(known) == len(set(known)), "a partition is discovered twice (P12)"
 
 
 def _deployed(state: Master) -> None:
@@ -84,8 +102,15 @@ def _closing(state: Master, running: Running) -> None:
     assert (running.storing is not None) == deciding, "a manifest is stored for an epoch that is not decided (P9)"
     if isinstance(epochs, coordinator.Collecting | coordinator.Deciding):
         assert epochs.barrier.epoch >= job.first_epoch, "an epoch that an older generation may have used (P2)"
-        assert not epochs.barrier.last or running.halted, "sources read on behind the last barrier (P13)"
-        assert running.final is None, "an epoch is closed behind the last one (P13)"
+        assert not epochs.barrier.last or running.halted, "sources still read after the last barrier (P13)"
+        assert running.final is None, "an epoch is closed after the last one (P13)"
+    if running.storing is not None:
+        kept = {(at.source, at.partition) for at in running.storing.positions}
+        given = {(each.position.source, each.position.partition) for each in running.assigning}
+        assert given <= kept, "the manifest of an epoch lacks partitions that its trigger assigned (P12)"
+    if running.finishing:
+        listed = running.input_end == "complete" or isinstance(state.ending, Finishing)
+        assert listed, "the input is over before the sources were listed once more (P13)"
     if running.final is not None:
         assert running.final == job.base_epoch, "the run ends with an epoch that is not the last one (P13)"
     if isinstance(state.log, append.InFlight):

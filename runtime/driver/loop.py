@@ -4,7 +4,7 @@ The same loop runs in production, in the test driver and in the simulator; what 
 ports. One thread calls `turn`; reads and writes of the job's history go to a lane.
 
 Invariants
-    - Events are handled one at a time, to the end, and time is looked at after each.
+    - Events are handled one at a time, to completion, and timers are checked after each.
     - An append whose outcome is unknown is sent again until its slot is read (P4).
 
 Source: DESIGN sections 2 to 4; PROTOCOL P4, P9.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from holdfast.checkpoint import joblog
@@ -24,14 +25,15 @@ from holdfast.errors import Damaged, ErrorReport, Fenced, HoldfastError, Unavail
 from holdfast.model import Generation, ObjectRef, WorkerId, Writer
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.driver import master
+from holdfast.runtime.driver.listing import Listings
 from holdfast.runtime.driver.repair import Repairs
 from holdfast.runtime.driver.sweep import Sweep
-from holdfast.runtime.plan.compiler import SinkSpec
+from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.wire import messages as m
 
 LOG_RETRY_S = 0.1
 DAMAGED_READS_MAX = 3
-"""A log that is damaged in one read may be whole in the next; one that is so in all of them is damaged for good."""
+"""A log that is damaged in one read may be intact in the next; if all of these reads fail, the damage is permanent."""
 
 
 class DriverPorts(Protocol):
@@ -43,6 +45,8 @@ class DriverPorts(Protocol):
     def repository(self) -> Repository: ...
     @property
     def sinks(self) -> Sequence[SinkSpec]: ...
+    @property
+    def sources(self) -> Sequence[SourceSpec]: ...
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Send to a worker; may be lost."""
@@ -85,6 +89,7 @@ class DriverLoop:
         self.repairs = Repairs(
             ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail, rules.adopted
         )
+        self._listings = Listings(rules.name, ports.sources, lambda: ports.lane("sources"))
         self.outcome: tuple[str, ErrorReport | None] | None = None
         self.refused: HoldfastError | None = None
         """Why the root did not take the last record or manifest; None once it does."""
@@ -100,7 +105,7 @@ class DriverLoop:
         self._perform(*master.begin(self._rules, self._owner, job, cause, self._ports.clock.wall_us()))
 
     def rewind(self, job: joblog.Job, asked: master.RewindWanted) -> None:
-        """Take over a job that nobody runs, go back, repair its targets, and end."""
+        """Take over a job that is not running, rewind it, repair its targets, and end."""
         self._perform(*master.begin_rewind(self._rules, self._owner, job, asked, self._ports.clock.wall_us()))
 
     def received(self, message: m.FromWorker) -> None:
@@ -116,7 +121,7 @@ class DriverLoop:
         self._perform(*master.launch_ended(self.state, number, error, self._now()))
 
     def judges(self, generation: int, first: Generation) -> bool:
-        """Return whether a request made for this generation gets an answer from this run by now."""
+        """Return whether this run can already answer a request made for this generation."""
         return master.is_judged(self.state, generation, first)
 
     def asked(self, kind: str, args: Mapping[str, Any], generation: int, first: Generation) -> Mapping[str, Any] | None:
@@ -130,11 +135,11 @@ class DriverLoop:
         self._perform(*master.stop(self.state))
 
     def close_epoch(self) -> None:
-        """Close the next epoch when it is due, also if nothing is new."""
+        """Close the next epoch when it is due, even if nothing is new."""
         self._perform(master.close_epoch(self.state), [])
 
     def turn(self) -> None:
-        """Look at the time: due timers, silent workers, due epochs, the driver's own pulse."""
+        """Handle the passing of time: due timers, silent workers, due epochs, the driver's own pulse."""
         now = self._now()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
@@ -166,12 +171,27 @@ class DriverLoop:
                     self._ports.cancel(launch)
                 case master.RepairTargets(job, base):
                     self.repairs.request(job, base)
+                case master.ListPartitions(number) as asked:
+                    self._listings.ask(asked, partial(self._listed, number))
                 case master.Sweep(job):
                     self.sweep.request(job)
                 case master.End("failed", error) if error is not None and error.kind in (Damaged.kind, Fenced.kind):
+                    self._listings.close()
                     self._end_if_ours(error)
                 case master.End(outcome, error):
                     self.outcome = outcome, error
+                    self._listings.close()
+
+    def _listed(self, number: int, result: object) -> None:
+        if isinstance(self.state.phase, master.Over):
+            return
+        match result:
+            case Unavailable() as error:
+                self._perform(master.unlisted(self.state, number, error, self._now()), [])
+            case tuple() as found:
+                self._perform(*master.listed(self.state, number, found, self._now()))
+            case _:
+                self._fail(result)
 
     def _repaired(self, generation: Generation, writers: frozenset[Writer]) -> None:
         self._perform(*master.repaired(self.state, generation, writers, self._now()))
@@ -179,8 +199,8 @@ class DriverLoop:
     def _end_if_ours(self, error: ErrorReport, damaged_reads: int = 0) -> None:
         """End as fenced if a newer generation owns the job: it sweeps objects and fences targets (P16). Else as failed.
 
-        Only the log knows the owner. If it stays damaged, a refusal to a fenced driver cannot be judged, and the
-        damage is what the run reports.
+        Only the log identifies the owner. If it stays damaged, nothing shows whether this driver was fenced, and the
+        run reports the damage.
         """
 
         def done(result: object) -> None:

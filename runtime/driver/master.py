@@ -1,25 +1,26 @@
 """The job master: the driver's view of one job, from start to end. Its theory of operation:
 
-One driver process owns a job at a time. Which one is decided by the job log alone: a sequence of records in an object
-store, each created only if no object of its number exists. The log is the one thing that drivers share, and the one
-thing that is never wrong. What a driver knows beyond it is a guess about processes that may be slow, cut off or dead.
+One driver process owns a job at a time. The job log alone decides which: a sequence of records in an object store,
+each created only if no object of its number exists. Drivers share nothing else, and the log is never wrong. Everything
+else that a driver knows is a guess about processes that may be slow, cut off or dead.
 
-What a job is at any moment is the fold of its log. A *generation* begins with a record, `GenerationStarted` or
-`Rewound`; a driver that finds the start of a newer one where it wanted to append is fenced and leaves. Within its
-generation a driver closes *epochs*: sources send a barrier, every subtask freezes its state where the barrier passes
-and stores it, a manifest names all the parts, and the record of that manifest commits the epoch. Before the record
-nothing has happened; after it everything has, though targets may show it later: committed output is delivered by the
-workers, first in, first out, for as long as it takes, and every manifest names what is not known to be delivered.
+The state of a job is the fold of its log. A *generation* begins with a record, `GenerationStarted` or `Rewound`; a
+driver that finds the start of a newer one at the number of its own append is fenced and exits. Within its generation a
+driver closes *epochs*: sources send a barrier, every subtask freezes its state where the barrier passes and stores it,
+a manifest names all the parts, and the record of that manifest commits the epoch. Before the record, nothing of the
+epoch counts; after it, all of it does, although targets may show it later: workers deliver committed output first in,
+first out, and every manifest names the output that is not known to be delivered.
 
-From this follows what the driver does when something fails. It does not find out what a lost worker did. It appends
-the start of a new generation, whose base is the last completed epoch, lets every survivor roll back to it in place,
-and restores the lost subtasks elsewhere. Whatever old workers still do happens under an old generation: their messages
-are ignored, their streams closed, their writes fenced by the tags in the targets. A rewind is the same with an older
-base and a new *timeline*, and with one more step: targets take back what the older timeline had delivered beyond it.
+That determines how the driver handles a failure. It does not find out how far a lost worker came. It appends the start
+of a new generation, whose base is the last completed epoch, lets every survivor roll back to it in place, and restores
+the lost subtasks on other workers. Old workers act under an old generation: their messages are ignored, their streams
+closed, their writes fenced by the tags in the targets. A rewind is the same with an older base, a new *timeline*, and
+one more step: targets take back the output that the older timeline delivered after the base.
 
-The master decides; it does nothing. It takes one event at a time and returns the next state and the effects, in order.
-runtime/driver/loop.py performs them and reports each result as another event; messages may be lost, repeated or late,
-and any event may come in any phase. So no handler relies on the event before it, and `tick` repeats what has no answer.
+The master decides; it does not act. It takes one event at a time and returns the next state and the effects, in order.
+runtime/driver/loop.py performs them and reports each result as another event. Messages may be lost, repeated or late,
+and any event may come in any phase. So no handler relies on the event before it, and `tick` repeats every effect that
+has no answer.
 
     Opening ------> Gathering ------> Running ------> Over
     the start is    base, repairs,    epochs close    the outcome
@@ -28,20 +29,20 @@ and any event may come in any phase. So no handler relies on the event before it
        +--------- Interrupted <----------+
                   a worker was lost
 
-    - Opening: the start of the generation is in flight. Nothing may be assumed about who owns the job.
-    - Gathering: the log holds the start. The base is loaded, targets are repaired after a rewind, workers come up. A
+    - Opening: the start of the generation is in flight. The owner of the job is unknown.
+    - Gathering: the log holds the start. The base is loaded, targets are repaired after a rewind, workers register. A
       run that was to end with a rewind ends here.
     - Running: every subtask has a worker. The coordinator opens one epoch after the other, unless nothing is new.
     - Interrupted: the generation cannot continue. A record in flight is settled first, as its epoch may be complete.
-    - Over: nothing is heard any more.
+    - Over: events change nothing any more.
 
-How the user wants the run to end (`Master.ending`) and where to go back to (`Master.rewind`) outlive these phases:
-they are requests, and a recovery in between does not undo them.
+The requested ending of the run (`Master.ending`) and the requested rewind (`Master.rewind`) outlive these phases: a
+recovery in between does not undo them.
 
-The parts, all pure: master_state.py (what is known, and the effects), gathering.py (from a start to the deployment),
-deployment.py (what is derived from the state), failover.py (losses, the restart limit, launches), rewinding.py,
-retention.py (what expires), master_requests.py (what users ask), invariants.py (what must hold between two events).
-Scripts of events with the effects that follow are in tests/transcripts/master.
+The parts, all pure: state.py (the state and the effects), gathering.py (from a start to the deployment), deployment.py
+(values derived from the state), partitions.py (which partitions are read, and by which subtask), failover.py (losses,
+the restart limit, launches), rewinding.py, retention.py (expiry), requests.py (requests of users), invariants.py
+(invariants between two events). Scripts of events with the effects that follow are in tests/transcripts/master.
 
 Invariants
     - Nothing is deployed before the log holds the start of this generation, `GenerationStarted` or `Rewound`.
@@ -56,12 +57,14 @@ Source: PROTOCOL P2, P4, P5, P6, P9, P10, P13, P18; DESIGN sections 3 and 4.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ErrorReport, Fenced, Where
+from holdfast.errors import ErrorReport, Fenced, HoldfastError, Where
 from holdfast.frozen import replace
-from holdfast.model import NO_EPOCH, Epoch, ObjectRef, Tag, Timeline, WorkerId
-from holdfast.runtime.driver import placement, retention, rewinding
+from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
+from holdfast.runtime.driver import partitions, placement, retention, rewinding
 from holdfast.runtime.driver.deployment import (
     all_ended,
     all_ready,
@@ -87,10 +90,12 @@ from holdfast.runtime.driver.failover import (
     spoken_for,
 )
 from holdfast.runtime.driver.gathering import base_loaded, deploy_if_complete, gather, repaired
+from holdfast.runtime.driver.partitions import begin_listing, is_awaited, reason_to_list, unassigned, unlisted
 from holdfast.runtime.driver.requests import (
     carry_out,
     close_epoch,
     end_input,
+    input_is_over,
     is_due,
     is_judged,
     is_over,
@@ -102,6 +107,7 @@ from holdfast.runtime.driver.requests import (
 )
 from holdfast.runtime.driver.state import (
     Cancel,
+    Checked,
     CreateRecord,
     Dismiss,
     Effect,
@@ -111,6 +117,7 @@ from holdfast.runtime.driver.state import (
     Hosted,
     Interrupted,
     Launch,
+    ListPartitions,
     LoadManifest,
     Master,
     Opening,
@@ -129,6 +136,7 @@ from holdfast.runtime.wire import messages as m
 
 __all__ = [
     "Cancel",
+    "Checked",
     "CreateRecord",
     "Dismiss",
     "Effect",
@@ -138,6 +146,7 @@ __all__ = [
     "Hosted",
     "Interrupted",
     "Launch",
+    "ListPartitions",
     "LoadManifest",
     "Master",
     "Opening",
@@ -161,11 +170,13 @@ __all__ = [
     "is_judged",
     "launch_ended",
     "left_undone",
+    "listed",
     "lost",
     "repaired",
     "stop",
     "taken_over",
     "tick",
+    "unlisted",
 ]
 
 BROKEN_GRACE_S = 1.0
@@ -189,7 +200,7 @@ def begin_rewind(rules: Rules, owner: str, job: joblog.Job, asked: RewindWanted,
 
 
 def record_found(state: Master, record: joblog.Record, now: float, at_us: int) -> Step:
-    """The slot of the record in flight is occupied by this record."""
+    """This record occupies the slot of the record in flight."""
     if isinstance(state.phase, Over):
         return state, []
     if not isinstance(state.log, append.InFlight) or state.log.record.seq != record.seq:
@@ -218,7 +229,7 @@ def manifest_stored(state: Master, manifest: Manifest, ref: ObjectRef, now: floa
 
 
 def registered(state: Master, message: m.Register, now: float) -> Step:
-    """A worker came up."""
+    """A worker registered."""
     if isinstance(state.phase, Over):
         return state, [Send(message.worker, m.Exit("the run is over"))]
     if message.worker in state.workers:
@@ -262,7 +273,7 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
 
 
 def tick(state: Master, now: float, at_us: int) -> Step:
-    """Time has passed: look for silent workers, missing workers, due and overdue epochs."""
+    """Handle the passing of time: silent workers, missing workers, due and overdue epochs."""
     if isinstance(state.phase, Over):
         return state, []
     state = forgive_own_pause(state, now)
@@ -281,7 +292,25 @@ def tick(state: Master, now: float, at_us: int) -> Step:
     if isinstance(state.phase, Running):
         state, more = _tick_running(state, state.phase, now, at_us)
         effects += more
+    if isinstance(state.phase, Running) and all_ready(state):
+        reason = reason_to_list(state, state.phase, now, ended=all_ended(state))
+        state, more = (state, []) if reason is None else begin_listing(state, state.phase, reason, now)
+        effects += more
     return state, effects
+
+
+def listed(state: Master, number: int, found: Sequence[SourcePosition], now: float) -> Step:
+    """Take the partitions that the sources have: the answer to `ListPartitions`.
+
+    Args:
+        found: Every partition. The offset is that of the first record; of a partition known before it is ignored.
+    """
+    if not is_awaited(state, number):
+        return state, []
+    after = partitions.listed(state, found, now)
+    if isinstance(after, HoldfastError):
+        return end(state, "failed", after.report())
+    return after, end_input(after)
 
 
 def _start_what_is_due(state: Master, now: float, at_us: int) -> Step:
@@ -298,7 +327,7 @@ def _start_what_is_due(state: Master, now: float, at_us: int) -> Step:
 
 
 def pulse(state: Master) -> list[Effect]:
-    """Show the workers that the driver lives; where no barrier follows, repeat what is committed (P9)."""
+    """Show the workers that the driver is alive; where no barrier follows, repeat the last commit (P9)."""
     effects: list[Effect] = [Send(worker, m.Pulse()) for worker in state.workers]
     if state.running is not None and (committed := _said_by_no_barrier(state, state.running)) is not None:
         effects += [Send(w, _committed(state, committed)) for w in assigned(state)]
@@ -345,13 +374,13 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
             if (draft := retention.draft(state, at_us)) is not None:
                 log, appends = append.append(state.log, draft, at_us)
                 return _log_effects(replace(state, log=log), appends, now, at_us)
-            over = is_over(state)
+            over = is_over(state, phase)
             if not (over or is_due(state, phase, now)):
                 return state, []
             epochs, effects = coordinator.trigger(idle, now, over)
-            finishing, halted = over and all_ended(state), phase.halted or over
+            finishing, halted = over and input_is_over(state, phase), phase.halted or over
             phase = replace(phase, epochs=epochs, last_trigger=now, finishing=finishing, halted=halted)
-            phase = replace(phase, savepoint=next_name(state))
+            phase = replace(phase, savepoint=next_name(state), assigning=unassigned(state, phase))
             state = replace(state, phase=phase, epoch_wanted=False)
             return _coordinate(state, effects, now)
         case coordinator.Collecting(started=started) as collecting if now - started > state.rules.epoch_deadline:
@@ -363,14 +392,15 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
 
 
 def _coordinate(state: Master, effects: list[coordinator.Effect], now: float) -> Step:
-    """Turn what the coordinator decided into what the driver does."""
+    """Translate the coordinator's effects into the driver's."""
     out: list[Effect] = []
     generation = state.job.generation
     for effect in effects:
         match effect:
             case coordinator.Trigger(barrier):
-                finishing = isinstance(state.phase, Running) and state.phase.finishing
-                out += [Send(w, m.Trigger(generation, barrier, finishing)) for w in assigned(state)]
+                assert isinstance(state.phase, Running)
+                trigger = m.Trigger(generation, barrier, state.phase.finishing, state.phase.assigning)
+                out += [Send(w, trigger) for w in assigned(state)]
             case coordinator.Announce(epoch):
                 out += [Send(w, _committed(state, epoch)) for w in assigned(state)]
             case coordinator.Decide(_, started, _):
@@ -460,7 +490,7 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     last_barrier = phase.epochs.barrier.last
     epochs, effects = coordinator.appended(phase.epochs)
     final = phase.epochs.barrier.epoch if last_barrier else None
-    # The first epoch of a generation settles what older generations left behind.
+    # The first epoch of a generation decides which objects of older generations remain: sweep the others.
     sweeps: list[Effect] = [Sweep(state.job)] if phase.last is phase.base and state.job.generation > 1 else []
     phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final)
     after = replace(state.phase, running=phase) if isinstance(state.phase, Interrupted) else phase
@@ -484,7 +514,7 @@ def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:
 def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = state.workers[message.worker]
     hosted = replace(hosted, ended=message.ended, caught_up=message.caught_up, progress=message.progress)
-    hosted = replace(hosted, last_words=None, quiet=message.quiet)
+    hosted = replace(hosted, last_words=None, quiet=message.quiet, partitions=message.partitions)
     if message.broken and isinstance(state.phase, Running) and state.phase.broken_since is None:
         state = replace(state, phase=replace(state.phase, broken_since=now))
     return confirm(_update(state, message.worker, hosted), message.delivered), []

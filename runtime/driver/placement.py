@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def local_paths(plan: Plan, root: str) -> tuple[str, ...]:
-    """Return what the job keeps on a disk of this machine, each as a few words with the path."""
+    """Return the job's files on a disk of this machine, each as a few words with the path."""
     named = [("the root", path) for path in local(root)]
     named += [(f"source {spec.name!r}", path) for spec in plan.sources for path in spec.source.traits.local_paths]
     named += [(f"sink {spec.name!r}", path) for spec in plan.sinks for path in spec.sink.traits.local_paths]
@@ -29,7 +29,7 @@ def local_paths(plan: Plan, root: str) -> tuple[str, ...]:
 
 
 def refusal(rules: Rules, worker: m.Register) -> ErrorReport | None:
-    """Return why the run must end now that this worker came up, or None."""
+    """Return why the run must end because this worker registered, or None."""
     if not rules.local_paths or rules.machine is None or (worker.host, worker.boot_id) == rules.machine:
         return None
     error = ConfigError(

@@ -200,7 +200,7 @@ def _deliver_left(repository: Repository, spec: SinkSpec, order: Order) -> None:
 
 
 def writers_of(repository: Repository, job: Job, base: Manifest, sinks: Iterable[str]) -> frozenset[Writer]:
-    """Return every writer whose output may be in a target: of the base, and of the last checkpoint of each timeline.
+    """Return every writer whose output may be in a target: writers in the base and in each timeline's last checkpoint.
 
     A manifest names each writer of all epochs before it, as pending or as confirmed (P18). A writer that delivered
     after the base did so for a checkpoint that is still retained, or for an earlier one.

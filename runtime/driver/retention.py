@@ -1,4 +1,4 @@
-"""When the master expires checkpoints and prunes the log, and whom it notifies.
+"""When the master expires checkpoints and prunes the log, and which workers it notifies.
 
 Pure: no clock, thread or I/O.
 Source: PROTOCOL P7, P16; docs/design/0007.
@@ -25,7 +25,7 @@ def draft(state: Master, at_us: int) -> Draft | None:
 
 
 def appended(state: Master) -> list[Effect]:
-    """The record is in the log: objects, records and before-images may go."""
+    """The record is in the log: objects, records and before-images may be deleted."""
     job = state.job
     through = job.expired_through
     # The tag carries the epoch's own timeline: tags of a later timeline are above all that an earlier one delivered.

@@ -74,7 +74,7 @@ def is_last_act(state: Master) -> bool:
 
 
 def is_past(state: Master, message: m.Failed) -> bool:
-    """Return whether a target only fenced output that a rewind of this job has abandoned."""
+    """Return whether the worker failed only because a target fenced output that a rewind of this job has abandoned."""
     return message.error.kind == Fenced.kind and message.generation < state.job.generation
 
 
@@ -85,17 +85,13 @@ def refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> str | No
         ending: The last barrier has been sent.
     """
     epoch, timeline, planned, job = args.get("epoch"), args.get("timeline"), args.get("planned"), state.job
-    coming = append.expected(state.log)
-    assert coming is not None, "a driver that owns the job has read its log"
     accepted = args.get("accept", [])
     if not isinstance(epoch, int) or not isinstance(timeline, int) or not isinstance(planned, int | None):
         return "the request does not name an epoch and a timeline to rewind to"
     if not is_accept(accepted):
         return "the request's `accept` is not a list of SINK:VERDICT"
-    if not timeline == job.timeline == coming.timeline or state.rewind is not None:
-        return "another rewind of the job was accepted since the plan was made"
-    if planned is not None and planned != job.generation:
-        return f"the job has recovered since the plan was made: it is in generation {job.generation}, not {planned}"
+    if (why := outdated(state, args)) is not None:
+        return why
     if is_last_act(state):
         return "the job is rewinding and will stop there; rewind it when it has stopped"
     if state.ending is not None or ending:
@@ -104,7 +100,23 @@ def refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> str | No
         return f"savepoint {state.savepoints[0]!r} has not been taken yet; rewind when it is complete"
     if left := [sink for sink in state.rules.unrepairable if f"{sink}:impossible" not in accepted]:
         return f"sink {left[0]!r} cannot take output back"
-    return no_way_back(job, epoch) or no_way_back(coming, epoch)
+    return no_way_back(job, epoch) or no_way_back(_coming(state), epoch)
+
+
+def outdated(state: Master, args: Mapping[str, Any]) -> str | None:
+    """Return what happened to the job since the rewind was planned; None if the plan still fits."""
+    timeline, planned, job = args.get("timeline"), args.get("planned"), state.job
+    if not timeline == job.timeline == _coming(state).timeline or state.rewind is not None:
+        return "another rewind of the job was accepted since the plan was made"
+    if planned is not None and planned != job.generation:
+        return f"the job has recovered since the plan was made: it is in generation {job.generation}, not {planned}"
+    return None
+
+
+def _coming(state: Master) -> joblog.Job:
+    coming = append.expected(state.log)
+    assert coming is not None, "a driver that owns the job has read its log"
+    return coming
 
 
 def accept(state: Master, args: Mapping[str, Any]) -> Master:

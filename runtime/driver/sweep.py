@@ -1,7 +1,7 @@
 """Delete objects that are no longer needed, on a lane of the driver.
 
 Only the driver deletes, only after `Expired` is in the job log, and only while every retained
-manifest can be read. The next sweep finds in the listing what a crash left behind.
+manifest can be read. After a crash the next sweep finds the remaining objects in the listing.
 
 Source: DESIGN section 4 (garbage collection); PROTOCOL P7, P16; docs/design/0007.
 """

@@ -1,4 +1,5 @@
 """A job as seen from outside: status, explanation, requests, names of checkpoints, dead letters.
 
-It reads what the driver publishes and asks by requests; it never changes the job log of a running job.
+It reads the files that the driver publishes, and sends requests. `SavepointNamed` is the only record that it appends
+to a job log.
 """

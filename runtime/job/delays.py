@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from holdfast.runtime.job.live import Delays, Measured, Number
 
 BOUNDS_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
-"""Upper bounds of the buckets, inclusive; one more bucket holds what is above."""
+"""Upper bounds of the buckets, inclusive; one more bucket counts longer delays."""
 
 
 class Histogram:
@@ -44,14 +44,14 @@ class DelaysOfRun:
         self._checkpoints, self._recoveries = Histogram(), Histogram()
 
     def checkpoints(self, completed: Iterable[tuple[int, Number]]) -> None:
-        """Take epochs and how long each took, in order; those that were taken before count no more."""
+        """Take epochs and how long each took, in order; epochs that were counted before are ignored."""
         for epoch, duration_ms in completed:
             if epoch > self._epoch:
                 self._epoch = epoch
                 self._checkpoints.observe(duration_ms)
 
     def recoveries(self, restarts: Iterable[tuple[int, Number | None]]) -> None:
-        """Take generations and how long each took to recover; None: it has not yet."""
+        """Take generations and how long each took to recover; None: the recovery has not ended yet."""
         for generation, recovery_ms in restarts:
             if recovery_ms is not None and generation not in self._generations:
                 self._generations.add(generation)

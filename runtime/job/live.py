@@ -42,14 +42,14 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Horizon(msgspec.Struct, frozen=True):
-    """The oldest checkpoint that the job can go back to, outputs included."""
+    """The oldest checkpoint to which the job can be rewound, outputs included."""
 
     epoch: int
     at: int
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """A worker process and the subtasks that it has."""
+    """A worker process and its subtasks."""
 
     id: str
     host: str
@@ -188,7 +188,7 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A partition of which nothing more will come."""
+    """A partition that will have no more records."""
 
     source: str
     partition: int
@@ -199,7 +199,7 @@ class Delays(msgspec.Struct, frozen=True):
 
     bounds_ms: tuple[int, ...]
     counts: tuple[int, ...]
-    """Of each bucket by itself, with one more for what is above the last bound."""
+    """One count per bucket, not cumulative; the last one counts delays above the last bound."""
     sum_ms: int
 
 
@@ -211,14 +211,14 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Repairing(msgspec.Struct, frozen=True):
-    """A sink whose target still shows what a rewind took back."""
+    """A sink whose target still shows output that a rewind undoes."""
 
     sink: str
     error: str | None
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the driver knows, while it runs: what it waits for."""
+    """What the driver waits for; only the driver knows that, and only while it runs."""
 
     records_in: int | None = None
     epochs_given_up: int | None = None
@@ -235,6 +235,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     backlog: tuple[Backlog, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     ended: tuple[Ended, ...] = ()
+    listing_ms: Number | None = None
+    """How long the listing of the sources has been under way; None if there is none."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,10 +265,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int | None = None
     """Completed checkpoints that the log holds."""
     activity: Activity | None = None
-    """None where the log alone is known. In JSON its fields stand beside those above."""
+    """None if the status is made from the log alone. In JSON its fields are members of the same object."""
     repairing: tuple[Repairing, ...] = ()
     delays: Measured | None = None
-    """None where no driver reports them; JSON leaves it out."""
+    """None if no driver reports them; omitted from the JSON then."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the status in the form of API.md."""

@@ -1,7 +1,7 @@
 """The status of a job as OpenMetrics text, with the conventions of Prometheus for names and units.
 
-Made from the JSON status alone, so that a driver's port and `holdfast status --format openmetrics` say the same. What
-is unknown has no sample: a metric without a value is never zero.
+Made from the JSON status alone, so that a driver's port and `holdfast status --format openmetrics` report the same. An
+unknown value has no sample: it is never zero.
 
 Source: openmetrics.io, specification 1.0; prometheus.io, Metric and label naming; docs/design/0033-metrics.md.
 """
@@ -36,7 +36,7 @@ def exposition(status: Status) -> bytes:
 
 
 def check_installed() -> None:
-    """Refuse to go on without the package that writes the text.
+    """Refuse to continue without the package that writes the text.
 
     Raises:
         ConfigError: it is not installed.
@@ -52,7 +52,7 @@ def check_installed() -> None:
 
 
 class _Registry:
-    """What prometheus_client asks for metrics."""
+    """The object from which prometheus_client collects metrics."""
 
     def __init__(self, status: Status) -> None:
         self._families = [*_job(status), *_sources(status), *_operators(status), *_sinks(status), *_workers(status)]
@@ -207,5 +207,5 @@ def _ms(duration_ms: int | None) -> float | None:
 
 
 def _known(value: int | None) -> int | None:
-    """Return an offset or time, None for the marks of "not known yet"."""
+    """Return an offset or time; None for the values that mean "not known yet"."""
     return None if value is None or value < 0 else value

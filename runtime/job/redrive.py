@@ -6,9 +6,9 @@ in the target is where the chunk begins. So a redrive that was killed and is rep
 appends every record once per target log, and never offers a redriven letter again.
 
 A record with several dead letters, from several functions, is redriven once: with its first letter in the order of
-(partition, offset) of the DLQ. All its letters are one commit there, so this order never changes. A rewind of the job
-takes back letters, not redriven records; if such a record fails again, its new letter is another letter of a record
-that was redriven. So letters before a tag are read ahead of all others, including those that were taken back since.
+(partition, offset) of the DLQ. All its letters are one commit of the DLQ, so this order never changes. A rewind of the
+job takes back letters, not redriven records; if such a record fails again, its new letter is another letter of a record
+that was redriven. So letters before a tag are read ahead of all others, including letters that were taken back since.
 
 Invariants
     - A record is appended as it was in the source, never as a step has changed it: from the letter if that kept the
@@ -59,9 +59,9 @@ class Count:
 @dataclass(frozen=True)
 class _Chunk:
     partition: int
-    """Of the DLQ."""
+    """The partition of the DLQ."""
     end: int
-    """The offset there after the last letter of the chunk."""
+    """The offset in that partition after the last letter of the chunk."""
     follows: Mapping[str, Tag]
     """The tags that the target must hold, per partition of the DLQ: the letters before them were examined."""
     rows: tuple[tuple[int, pa.RecordBatch], ...]

@@ -1,7 +1,7 @@
 """Requests to a running job: small records under its root, answered beside them.
 
-Commands need no open port: a user who may write to the root may send requests. A request names the generation
-that it was made for, so a later run refuses one that arrives too late.
+Commands need no open port: every user with write access to the root may send requests. A request names the generation
+for which it was made, so a later run refuses one that arrives too late.
 
 Invariants
     - A request is handed out once, and again only if it could not be read or was put back.
@@ -53,7 +53,7 @@ class Inbox:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._made_at: dict[str, int] = {}
-        """When each request that was read was made; if it does not say, when it was found."""
+        """When each request that was read was made; if it contains no time, when it was found."""
         self._owed: dict[str, bytes] = {}
         """Answers that could not be written yet."""
         self._found: list[Request] = []
@@ -121,7 +121,7 @@ class Inbox:
         for stem, request in list(self._accepted.items()):
             if (why := left_undone(request.kind, request.args)) is not None:
                 del self._accepted[stem]
-                with suppress(Unavailable):  # only for this one: the command sees the end of the run
+                with suppress(Unavailable):  # the others are still answered; this command sees the end of the run
                     self.answer(request, {"accepted": False, "generation": request.generation, "reason": why})
 
     def _read(self, stem: str, now_us: int) -> Request | None:
@@ -130,8 +130,8 @@ class Inbox:
             raw = _read_back(self._store.get(f"{stem}.json"))
         except NotFound:
             return None
-        told = raw or {}
-        kind, args, generation, at = (told.get(name) for name in ("kind", "args", "generation", "at"))
+        reported = raw or {}
+        kind, args, generation, at = (reported.get(name) for name in ("kind", "args", "generation", "at"))
         self._made_at[stem] = at if isinstance(at, int) else now_us
         if isinstance(kind, str) and isinstance(generation, int) and isinstance(args, dict | None):
             return Request(stem.rpartition("/")[2], kind, args or {}, generation)

@@ -98,7 +98,8 @@ class Dedup(KeyedStep):
 
     def identity(self, column: Description) -> dict[str, Any]:
         key = [column(name) for name in self.keys]
-        return {"keeps": self.keeps, "key": key, "time": column(self.time), "within_us": self.within_us}
+        times = {"time": column(self.time), "within_us": self.within_us, "times": [PASSED.name]}
+        return {"keeps": self.keeps, "key": key} | times
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])

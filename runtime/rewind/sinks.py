@@ -1,4 +1,4 @@
-"""What a rewind would do to each target, and what the user has to accept by name.
+"""The effect that a rewind would have on each target, and the verdicts that the user has to accept by name.
 
 The verdict on a sink that cannot take its output back is *impossible*. The user may accept that its rows stay. Then the
 tags of its writers move to the new timeline all the same, so that no writer of the old one can deliver, and output that
@@ -71,7 +71,7 @@ def outlooks(
     """Examine every target without changing anything.
 
     Args:
-        there: The checkpoint to go back to.
+        there: The checkpoint to return to.
         here: The last checkpoint.
         specs: Sinks of the job's file; none if only its name is known.
         adopted: Owners of other histories whose targets may be taken over.
@@ -123,7 +123,7 @@ def _outlook(
 
 
 def _unknown(here: Manifest, specs: Sequence[SinkSpec]) -> list[Outlook]:
-    """Return the sinks that have output but are not among those of the job's file."""
+    """Return the sinks that have output but are missing from the job's file."""
     known = {spec.name for spec in specs}
     named = {item.writer.sink for item in here.pending} | {done.writer.sink for done in here.confirmed}
     verdict, reason = (

@@ -1,7 +1,7 @@
 """The checkpoint that a user names to rewind to: by epoch, time, savepoint, or a record to process again.
 
-A rewind to a record goes back to the newest checkpoint that has not read it yet, so that as little else as possible is
-processed again. Offsets of a lineage never decrease between checkpoints, so a binary search finds it.
+A rewind to a record returns to the newest checkpoint that has not read it yet, so that as few other records as possible
+are processed again. Offsets of a lineage never decrease between checkpoints, so a binary search finds it.
 
 Invariants
     - The result is a retained checkpoint of the lineage, within the rewind horizon.
@@ -85,7 +85,7 @@ def while_it_goes_on(repository: Repository, job: Job, plan: Callable[[Job], T])
 
 
 def target_of(repository: Repository, job: Job, wanted: Wanted) -> Completed:
-    """Return the checkpoint to go back to.
+    """Return the checkpoint to return to.
 
     Raises:
         ConfigError: it does not exist, or the job cannot be rewound to it; names the nearest possible ones.

@@ -88,6 +88,6 @@ class _ThreadLane:
             result: object
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - the loop decides; a panic of an extension is no Exception
+            except BaseException as error:  # noqa: BLE001 - the loop decides; an extension's panic is not an Exception
                 result = error
             self._mailbox.post(lambda done=done, result=result: done(result))  # type: ignore[misc]

@@ -76,12 +76,12 @@ class LocalRefusal(msgspec.Struct, frozen=True):
     """The reason, from the first refused attempt."""
     for_ms: int
     epochs: int
-    """How far it is behind the committed epochs."""
+    """By how many committed epochs it lags."""
     bytes: int
 
 
 class PartitionTime(msgspec.Struct, frozen=True):
-    """The part of a source partition in event time."""
+    """The state of a source partition in event time."""
 
     source: str
     partition: int
@@ -120,7 +120,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """The worker is alive; with everything that it has to report."""
+    """The worker is alive; with its progress and problems."""
 
     worker: WorkerId
     generation: Generation
@@ -134,6 +134,8 @@ class Heartbeat(Message, frozen=True):
     """Every source partition is read to its end, or as far as the deployment allows."""
     quiet: Epoch = NO_EPOCH
     """The last epoch that the sources closed, if a later one would record nothing new; else 0."""
+    partitions: int = 0
+    """How many source partitions the subtask reads: `ended` and `caught_up` are about these."""
 
 
 class Ready(Message, frozen=True):
@@ -171,7 +173,7 @@ class Vitals(Message, frozen=True):
     worker: WorkerId
     state: Literal["held", "hung", "ended", "lost"]
     mark: str | None
-    """What the worker was doing, as a mark of runtime/wire/vitals.py; None: nothing that is marked."""
+    """The marked activity of the worker, in the form of runtime/wire/vitals.py; None: none was marked."""
     for_ms: int
     """How long its interpreter has been held."""
     memory: bool = False
@@ -185,13 +187,13 @@ class Active(msgspec.Struct, frozen=True, tag="active"):
 
 
 class Standby(msgspec.Struct, frozen=True, tag="standby"):
-    """A worker that keeps the state of another one's subtask up to date, to take it over; not implemented yet."""
+    """A worker that keeps the state of another worker's subtask up to date, to take it over; not implemented yet."""
 
     follows: Subtask
 
 
 Role = Active | Standby
-"""What a worker is for in a generation."""
+"""A worker's role in a generation."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -235,6 +237,13 @@ class Deploy(Message, frozen=True):
         return self.role.subtask
 
 
+class Assigned(msgspec.Struct, frozen=True):
+    """A source partition that was discovered after the deployment, and the subtask that reads it."""
+
+    position: SourcePosition
+    subtask: Subtask
+
+
 class Trigger(Message, frozen=True):
     """Close the epoch: sources send this barrier."""
 
@@ -242,6 +251,8 @@ class Trigger(Message, frozen=True):
     barrier: Barrier
     finishing: bool = False
     """All input is read to its sealed end: sources also send the last watermark (P13)."""
+    assignment: tuple[Assigned, ...] = ()
+    """Partitions to read from the next epoch on; repeated until an epoch that carried them completes (P12)."""
 
 
 class Committed(Message, frozen=True):

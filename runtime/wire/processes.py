@@ -1,7 +1,8 @@
 """Other processes of this machine: whether one has ended, and signals to one and all its descendants.
 
 Invariant
-    - A process that has ended in the meantime is no error; a signal never reaches another process with its old number.
+    - If a process has ended in the meantime, that is not an error, and the signal never reaches another process that
+      has its number now.
 """
 
 from __future__ import annotations

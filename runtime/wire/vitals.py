@@ -1,8 +1,8 @@
-"""What a companion process observes of its worker, and what it concludes.
+"""The observations and conclusions of a worker's companion process.
 
-A worker whose Python function holds the interpreter sends no heartbeat; a killed worker cannot report what it was
-doing. So a small process beside it reads a board in shared memory, where the worker counts beats and marks what it is
-about to call, and reports for the worker when the worker cannot.
+A worker whose Python function holds the interpreter sends no heartbeat; a killed worker cannot report which function
+it was running. So a small process beside it reads a board in shared memory, where the worker counts beats and marks
+the next call, and reports for the worker when the worker cannot.
 
 Invariants
     - The companion does not report for a worker that beats.
@@ -67,7 +67,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Watch:
-    """What is known of the worker after the last observation."""
+    """The state of the worker as of the last observation."""
 
     looked: float
     beats: int = -1
@@ -79,8 +79,8 @@ def look(watch: Watch, seen: Seen, limits: Limits) -> tuple[Watch, State | None]
     """Take one observation.
 
     Returns:
-        What to report of the worker, None if it reports itself: `held`, it is alive and its interpreter is held; `hung`
-        and `lost`, it must also be killed, after `hung_after` or because the driver has dismissed it; `ended`.
+        The report on the worker, None if the worker reports itself. `held`: it is alive and its interpreter is held.
+        `hung` and `lost`: it must also be killed, after `hung_after` or because the driver has dismissed it. `ended`.
     """
     passed = min(seen.at - watch.looked, 2 * limits.every)
     watch = replace(watch, looked=seen.at)

@@ -1,4 +1,4 @@
 """One worker: the pure protocol, the loop that performs its effects, and the state, output and uploads of its subtask.
 
-No Spark and no driver; the loop runs unchanged in production, in tests and in the simulator.
+Nothing of Spark and nothing of the driver; the loop runs unchanged in production, in tests and in the simulator.
 """

@@ -19,7 +19,7 @@ from holdfast.runtime.wire.messages import LocalRefusal
 from holdfast.state.store import StateStore
 
 LAG_EPOCHS_MAX, LAG_BYTES_MAX = 8, 64 << 20
-"""How far the local state may fall behind before it is applied even while there is other work."""
+"""How far the local state may lag before values are applied even while there is other work."""
 APPLY_EVERY_TURNS = 16
 TOLD_AFTER_S = 5.0
 """RocksDB refuses briefly while it compacts; a longer refusal comes from the disk."""
@@ -40,12 +40,12 @@ class Applying:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with a new state: forget what the folder of the old one refused."""
+        """Begin with a new state: forget the refusals of the old state's folder."""
         self._refused_since: float | None = None
         self._refused_with, self._tried_at = "", 0.0
 
     def some(self, state: StateStore | None, worked: bool) -> bool:
-        """Apply a batch if there is time for it, or if the local state has fallen far behind; return whether it did.
+        """Apply a batch if there is time for it, or if the local state lags too far; return whether that happened.
 
         Raises:
             LocalDamaged: the worker must start over in another folder.

@@ -1,7 +1,7 @@
 """Carries out sinks/delivery.py for all writers of one worker.
 
-Each writer has a lane, a target and a state machine that outlives recoveries. The machine decides what
-to try and when; this module opens targets, reads staged parts and reports results.
+Each writer has a lane, a target and a state machine that outlives recoveries. The machine decides which
+epochs to attempt, and when; this module opens targets, reads staged parts and reports results.
 
 Source: PROTOCOL P17, P18, P24.
 """
@@ -85,7 +85,7 @@ class Deliveries:
         )
 
     def when_in(self, then: Callable[[], None]) -> None:
-        """Call this once all rows that immediate sinks have accepted so far are written (P22)."""
+        """Call `then` once all rows that immediate sinks have accepted so far are written (P22)."""
         self.immediate.when_in(then)
 
     def confirmed(self) -> tuple[Confirmed, ...]:
@@ -93,7 +93,7 @@ class Deliveries:
         return tuple(Confirmed(writer, tag) for writer, tag in self._confirmed.items())
 
     def forget(self, through: Tag) -> None:
-        """Let every target drop before-images that no rewind can reach; if one refuses, the next call does it."""
+        """Let every target drop before-images that no rewind can reach; if a target refuses, the next call retries."""
         sinks = {spec.name for spec in self._plan.sinks}
         for writer in {**self._by_manifest, **self._machines}:  # former writers have before-images too
             if writer.sink in sinks:

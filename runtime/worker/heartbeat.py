@@ -1,4 +1,4 @@
-"""What a worker reports with every heartbeat: how far it is, and what holds it up.
+"""The content of a worker's heartbeat: its progress, and what holds it up.
 
 The report is for display and for `holdfast explain`. Only `quiet` drives a decision: whether to close an epoch.
 
@@ -30,7 +30,7 @@ def heartbeat_of(
 
     Args:
         refused: Why the store refused the last attempt of a lane, "upload" or "merge"; empty if it did not.
-        local_refused: Why the local disk takes no state, and since when; None if it does.
+        local_refused: Why the local disk takes no state, and since when; None if the disk takes it.
 
     Raises:
         HoldfastError: a source can no longer be read; sources of a broken generation are not queried.
@@ -61,6 +61,7 @@ def heartbeat_of(
         progress,
         run.caught_up(),
         quiet_of(active),
+        run.partitions(),
     )
 
 

@@ -68,7 +68,7 @@ class Writing:
     """A newer generation was deployed, or a write was refused permanently."""
     failures: int = 0
     buried: bool = True
-    """There may be tombstones; those of an older generation, or of a write without a reply, are not known."""
+    """There may be tombstones. Tombstones of an older generation, or of a write without a reply, are not known."""
     forget: dict[Origin, int] | None = None
 
     @property
@@ -107,7 +107,7 @@ class ImmediateWrites:
             starts = {Origin(at.source, at.partition): max(0, at.offset) for at in mine}
             claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners))
             owner = Owner(deploy.job_uuid, spec.name, deploy.generation, deploy.timeline, spec.path, claim)
-            self._writing[spec.name] = Writing(spec, owner, starts, sink.open_at_once(owner))
+            self._writing[spec.name] = Writing(spec, owner, starts, sink.open_immediate(owner))
             if starts:
                 self._go_on(self._writing[spec.name])
 
@@ -140,7 +140,7 @@ class ImmediateWrites:
         return any(writing.bytes >= QUEUE_BYTES_MAX for writing in self._writing.values())
 
     def when_in(self, then: Callable[[], None]) -> None:
-        """Call this once all rows queued now are written; never, if a write fails permanently."""
+        """Call `then` once all rows queued now are written; never, if a write fails permanently."""
         self._waiting.append((self._numbered, then))
         self._wake()
 
@@ -246,7 +246,7 @@ class ImmediateWrites:
             self._after(delay, lambda: self._retry(writing))
             return
         writing.over = True
-        # Overtaken: this generation's driver learns it from the job log when it starts another generation (P5).
+        # Overtaken: the driver of this generation learns that from the job log when it starts another one (P5).
         overtaken = isinstance(error, Fenced) and not isinstance(error, NotOurs)
         self._fail(_try_again(error) if overtaken else error)
 

@@ -1,4 +1,5 @@
-"""What all SQL targets share: tags, before-images, values.
+"""SQL as a target, written once: delivery, repair, audit, immediate writes, for any database with a dialect.
 
-It opens no connection and names no database.
+dialect.py is the contract that a database fulfils. Nothing here imports a driver, opens a connection by itself or names
+a database.
 """

@@ -1,81 +1,43 @@
-"""SQL for the tag that makes a delivery happen once, and for the before-images that let it be undone.
+"""Tables of Holdfast in a SQL target: tags that make a delivery happen once, and before-images that undo it.
 
-Every SQL target holds four tables of ours. `holdfast_progress` has one row per writer: the tag of
-the last epoch whose output is in. `holdfast_undo` has one row per row that a delivery replaced,
-deleted or added, with what was there before, so that a rewind can put it back. `holdfast_horizon`
-has the tag of the newest delivery of a writer whose before-images were dropped. `holdfast_owner` has
-one row per sink: the driver that last took the target over (see owners.py).
+`holdfast_progress` has one row per writer: the tag of the last epoch whose output is in the target. `holdfast_undo` has
+one row per row that a delivery replaced, deleted or added, with what was there before, so that a rewind can put it
+back. `holdfast_horizon` has the tag of the newest delivery of a writer whose before-images were dropped.
+`holdfast_owner` has one row per sink: the driver that last took the target over (see owners.py).
 
-Advancing the tag is the first statement of the delivery transaction. It takes the row lock, and
-it changes one row only if (timeline, epoch) grows; with any other count the transaction is rolled
-back and the tag is read again. Where one transaction delivers several epochs, the tag moves to the
-last of them, and only from below the first. That needs no generation: a zombie that holds an epoch
-already delivered changes nothing, and one that holds the next epoch delivers exactly what its
-successor would have.
+Advancing the tag is the first statement of the delivery transaction. It takes the row lock, and it changes one row
+only if (timeline, epoch) grows; otherwise the transaction is rolled back and the tag is read again. Where one
+transaction delivers several epochs, the tag moves to the last of them, and only from below the first. That needs no
+generation: a zombie that holds an epoch already delivered changes nothing, and one that holds the next epoch delivers
+exactly what its successor would have.
 
 Invariants
     - Statements hold values as parameters only; no text of a user's is ever pasted in.
-    - The text is the same for SQLite and Postgres, but for the parameter mark.
+    - A tag moves in one call, and the call reports whether it moved.
 
-Pure: text only. PROTOCOL P1 (`job` holds the job UUID), P17, P21.
+Pure: no clock, thread or I/O of its own. PROTOCOL P1 (`job` holds the job UUID), P17, P21.
 """
 
 from __future__ import annotations
 
-from holdfast.model import Tag, Writer
+from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.sql.dialect import Dialect, Upsert
+from holdfast.sinks.sql.session import Given, Session
 
 PROGRESS = "holdfast_progress"
 UNDO = "holdfast_undo"
 HORIZON = "holdfast_horizon"
 OWNER = "holdfast_owner"
 
-CREATE_PROGRESS = f"""\
-CREATE TABLE IF NOT EXISTS {PROGRESS} (
-    job TEXT NOT NULL,
-    sink TEXT NOT NULL,
-    writer INTEGER NOT NULL,
-    timeline BIGINT NOT NULL,
-    epoch BIGINT NOT NULL,
-    PRIMARY KEY (job, sink, writer)
-)"""
-
-CREATE_UNDO = f"""\
-CREATE TABLE IF NOT EXISTS {UNDO} (
-    job TEXT NOT NULL,
-    sink TEXT NOT NULL,
-    writer INTEGER NOT NULL,
-    timeline BIGINT NOT NULL,
-    epoch BIGINT NOT NULL,
-    n BIGINT NOT NULL,
-    "key" TEXT NOT NULL,
-    "before" TEXT,
-    PRIMARY KEY (job, sink, writer, timeline, epoch, n)
-)"""
-
-CREATE_HORIZON = f"""\
-CREATE TABLE {HORIZON} (
-    job TEXT NOT NULL,
-    sink TEXT NOT NULL,
-    writer INTEGER NOT NULL,
-    timeline BIGINT NOT NULL,
-    epoch BIGINT NOT NULL,
-    PRIMARY KEY (job, sink, writer)
-)"""
-
-CREATE_OWNER = f"""\
-CREATE TABLE IF NOT EXISTS {OWNER} (
-    job TEXT NOT NULL,
-    sink TEXT NOT NULL,
-    owner TEXT NOT NULL,
-    generation BIGINT NOT NULL,
-    PRIMARY KEY (job, sink)
-)"""
-
-UNDO_COLUMNS = 'job, sink, writer, timeline, epoch, n, "key", "before"'
-"""For the target's own INSERT ... SELECT; the first five are `tag_row`, `before` NULL means no row."""
+UNDO_COLUMNS = ("job", "sink", "writer", "timeline", "epoch", "n", "key", "before")
+"""The first five are a `TagRow`; `before` NULL means that there was no row."""
+_WRITER = ("job", "sink", "writer")
+_TAG = (*_WRITER, "timeline", "epoch")
 
 WriterRow = tuple[str, str, int]
-"""Job UUID, sink, writer: the parameters that every statement begins with."""
+"""Job UUID, sink, writer: the primary key of a tag."""
+TagRow = tuple[str, str, int, int, int]
+"""A `WriterRow`, timeline, epoch."""
 
 
 def writer_row(job_uuid: str, writer: Writer) -> WriterRow:
@@ -83,98 +45,175 @@ def writer_row(job_uuid: str, writer: Writer) -> WriterRow:
     return job_uuid, writer.sink, writer.subtask
 
 
-def tag_row(job_uuid: str, writer: Writer, tag: Tag) -> tuple[str, str, int, int, int]:
-    """Return the parameters of `advance` and `forget`, and the first five of a before-image."""
+def tag_row(job_uuid: str, writer: Writer, tag: Tag) -> TagRow:
+    """Return a tag as a row of `holdfast_progress`."""
     return *writer_row(job_uuid, writer), tag.timeline, tag.epoch
 
 
-def read_tag(mark: str = "?") -> str:
-    """Select timeline and epoch of a writer; no row means that it never delivered."""
-    return f"SELECT timeline, epoch FROM {PROGRESS} WHERE job = {mark} AND sink = {mark} AND writer = {mark}"
+def create_progress(dialect: Dialect) -> str:
+    """Return the statement that creates the table of tags, unless it exists."""
+    return f"CREATE TABLE IF NOT EXISTS {_tags(dialect, PROGRESS)}"
 
 
-def advance(mark: str = "?") -> str:
-    """Move the tag forward. Row count 1: go on. Anything else: roll back and read the tag again."""
-    return _forward(PROGRESS, f"VALUES ({_marks(mark, 5)})")
+def create_horizon(dialect: Dialect) -> str:
+    """Return the statement that creates the table of horizons."""
+    return f"CREATE TABLE {_tags(dialect, HORIZON)}"
 
 
-def advance_over(mark: str = "?") -> str:
-    """Move the tag over several epochs, if it stands below the first: parameters are `tag_row` of the last, the first.
+def create_undo(dialect: Dialect) -> str:
+    """Return the statement that creates the table of before-images, unless it exists."""
+    number = f"{dialect.row_order_column},\n    " if dialect.row_order_column else ""
+    return f"""\
+CREATE TABLE IF NOT EXISTS {dialect.own(UNDO)} (
+    {number}job TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    writer INTEGER NOT NULL,
+    timeline BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    n BIGINT NOT NULL,
+    {dialect.quoted("key")} TEXT NOT NULL,
+    {dialect.quoted("before")} TEXT,
+    PRIMARY KEY (job, sink, writer, timeline, epoch, n)
+)"""
+
+
+def create_owner(dialect: Dialect) -> str:
+    """Return the statement that creates the table of owners, unless it exists."""
+    return f"""\
+CREATE TABLE IF NOT EXISTS {dialect.own(OWNER)} (
+    job TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    generation BIGINT NOT NULL,
+    PRIMARY KEY (job, sink)
+)"""
+
+
+def standing(s: Session, writer: WriterRow) -> Tag | None:
+    """Return the tag of a writer; None if it never delivered."""
+    given = s.given()
+    row = s.execute(f"SELECT timeline, epoch FROM {s.own(PROGRESS)} WHERE {_of_writer(given, writer)}", given)
+    return _tag_of(row.fetchone())
+
+
+def newest(s: Session, job_uuid: str, sink: str) -> Tag | None:
+    """Return the newest tag of all writers of a sink."""
+    given = s.given()
+    row = s.execute(
+        f"SELECT timeline, epoch FROM {s.own(PROGRESS)} WHERE {of_sink(given, job_uuid, sink)} "
+        "ORDER BY timeline DESC, epoch DESC LIMIT 1",
+        given,
+    )
+    return _tag_of(row.fetchone())
+
+
+def of_all_writers(s: Session, table: str, job_uuid: str, sink: str) -> dict[Subtask, Tag]:
+    """Return the tags of a sink's writers in `PROGRESS` or `HORIZON`."""
+    given = s.given()
+    rows = s.execute(
+        f"SELECT writer, timeline, epoch FROM {s.own(table)} WHERE {of_sink(given, job_uuid, sink)}", given
+    )
+    return {Subtask(writer): Tag(Timeline(timeline), Epoch(epoch)) for writer, timeline, epoch in rows}
+
+
+def of_sink(given: Given, job_uuid: str, sink: str) -> str:
+    """Return the condition that a row belongs to this sink of this job."""
+    return f"job = {given(job_uuid)} AND sink = {given(sink)}"
+
+
+def advance(s: Session, row: TagRow) -> bool:
+    """Move the tag forward; return whether it moved. If not, roll back and read it again."""
+    given = s.given()
+    return _forward(s, PROGRESS, f"VALUES ({given(*row)})", given)
+
+
+def advance_over(s: Session, row: TagRow, first: Tag) -> bool:
+    """Move the tag over several epochs to `row`, if it stands below the first of them.
 
     Compared with the last alone, epochs that the target holds already would be delivered again.
     """
-    return _forward(PROGRESS, f"VALUES ({_marks(mark, 5)})", f"({_marks(mark, 2)})")
+    given = s.given()
+    source = f"VALUES ({given(*row)})"
+    return _forward(s, PROGRESS, source, given, f"({given(first.timeline)}, {given(first.epoch)})")
 
 
-def advance_first(mark: str = "?") -> str:
-    """Note the tag of a writer that has none; parameters are `tag_row`."""
-    row = f"INSERT INTO {PROGRESS} (job, sink, writer, timeline, epoch) VALUES ({_marks(mark, 5)})"
-    return f"{row} ON CONFLICT DO NOTHING"
+def advance_first(s: Session, row: TagRow) -> bool:
+    """Note the tag of a writer that has none; return whether it had none."""
+    given = s.given()
+    source = f"VALUES ({given(*row)})"
+    return s.dialect.upsert(s.db, Upsert(s.own(PROGRESS), _TAG, _WRITER, source, given.values, sets={})) == 1
 
 
-def advance_from(mark: str = "?") -> str:
-    """Move the tag, if it stands at another one: parameters are the new timeline and epoch, `writer_row`, the old."""
-    return (
-        f"UPDATE {PROGRESS} SET timeline = {mark}, epoch = {mark} WHERE job = {mark} AND sink = {mark} "
-        f"AND writer = {mark} AND (timeline, epoch) = ({mark}, {mark})"
+def advance_from(s: Session, row: TagRow, known: Tag) -> bool:
+    """Move the tag, if it stands exactly at `known`; return whether it moved."""
+    job_uuid, sink, writer, timeline, epoch = row
+    given = s.given()
+    moved = s.execute(
+        f"UPDATE {s.own(PROGRESS)} SET timeline = {given(timeline)}, epoch = {given(epoch)} "
+        f"WHERE {_of_writer(given, (job_uuid, sink, writer))} "
+        f"AND timeline = {given(known.timeline)} AND epoch = {given(known.epoch)}",
+        given,
     )
+    return moved.rowcount == 1
 
 
-def read_newest(mark: str = "?") -> str:
-    """Select the newest tag of all writers of a sink."""
-    return (
-        f"SELECT timeline, epoch FROM {PROGRESS} WHERE job = {mark} AND sink = {mark} "
-        "ORDER BY timeline DESC, epoch DESC LIMIT 1"
-    )
+def lose(s: Session, row: TagRow) -> None:
+    """Note that a delivery has no before-image, so that no rewind tries to take it back."""
+    given = s.given()
+    _forward(s, HORIZON, f"VALUES ({given(*row)})", given)
 
 
-def read_owner(mark: str = "?") -> str:
-    """Select owner and generation of a sink's target."""
-    return f"SELECT owner, generation FROM {OWNER} WHERE job = {mark} AND sink = {mark}"
-
-
-def take_over(mark: str = "?") -> str:
-    """Note the owner of a sink's target; whether it may be is decided before, in the same transaction."""
-    return (
-        f"INSERT INTO {OWNER} (job, sink, owner, generation) VALUES ({_marks(mark, 4)}) "
-        "ON CONFLICT (job, sink) DO UPDATE SET owner = excluded.owner, generation = excluded.generation"
-    )
-
-
-def lose(mark: str = "?") -> str:
-    """Note that there is no before-image of a delivery, so that no rewind tries to take it back."""
-    return _forward(HORIZON, f"VALUES ({_marks(mark, 5)})")
-
-
-def adopt_horizon() -> str:
+def adopt_horizon(s: Session) -> None:
     """Note, once, when the table of horizons is new, that earlier deliveries may lack before-images."""
-    return f"INSERT INTO {HORIZON} SELECT job, sink, writer, timeline, epoch FROM {PROGRESS}"
+    columns = ", ".join(_TAG)
+    s.execute(f"INSERT INTO {s.own(HORIZON)} ({columns}) SELECT {columns} FROM {s.own(PROGRESS)}")
 
 
-def note_horizon(mark: str = "?") -> str:
-    """Note, before `forget`, the newest delivery whose before-images it drops; nothing if it drops none."""
-    return _forward(
+def forget(s: Session, row: TagRow) -> None:
+    """Drop a writer's before-images up to a tag, of older timelines too, but none of a later epoch.
+
+    The horizon notes the newest delivery that loses its images; nothing if none does.
+    """
+    given = s.given()
+    _forward(
+        s,
         HORIZON,
-        f"SELECT job, sink, writer, timeline, epoch FROM {UNDO} WHERE job = {mark} AND sink = {mark} "
-        f"AND writer = {mark} AND timeline <= {mark} AND epoch <= {mark} ORDER BY timeline DESC, epoch DESC LIMIT 1",
+        f"SELECT {', '.join(_TAG)} FROM {s.own(UNDO)} WHERE {_up_to(given, row)} "
+        "ORDER BY timeline DESC, epoch DESC LIMIT 1",
+        given,
     )
+    given = s.given()
+    s.execute(f"DELETE FROM {s.own(UNDO)} WHERE {_up_to(given, row)}", given)
 
 
-def forget(mark: str = "?") -> str:
-    """Delete a writer's before-images up to a tag; those of older timelines too, but none of a later epoch."""
-    return (
-        f"DELETE FROM {UNDO} WHERE job = {mark} AND sink = {mark} AND writer = {mark} "
-        f"AND timeline <= {mark} AND epoch <= {mark}"
-    )
+def _forward(s: Session, table: str, source: str, given: Given, below: str = "") -> bool:
+    """Move a tag to what the source returns, if it is below that, or below a row of marks."""
+    only_if = f"(t.timeline, t.epoch) < {below or '(excluded.timeline, excluded.epoch)'}"
+    return s.dialect.upsert(s.db, Upsert(s.own(table), _TAG, _WRITER, source, given.values, only_if=only_if)) == 1
 
 
-def _forward(table: str, source: str, below: str = "(excluded.timeline, excluded.epoch)") -> str:
-    return (
-        f"INSERT INTO {table} (job, sink, writer, timeline, epoch) {source} "
-        f"ON CONFLICT (job, sink, writer) DO UPDATE SET timeline = excluded.timeline, epoch = excluded.epoch "
-        f"WHERE ({table}.timeline, {table}.epoch) < {below}"
-    )
+def _of_writer(given: Given, writer: WriterRow) -> str:
+    job_uuid, sink, subtask = writer
+    return f"{of_sink(given, job_uuid, sink)} AND writer = {given(subtask)}"
 
 
-def _marks(mark: str, count: int) -> str:
-    return ", ".join([mark] * count)
+def _up_to(given: Given, row: TagRow) -> str:
+    job_uuid, sink, subtask, timeline, epoch = row
+    writer = _of_writer(given, (job_uuid, sink, subtask))
+    return f"{writer} AND timeline <= {given(timeline)} AND epoch <= {given(epoch)}"
+
+
+def _tags(dialect: Dialect, table: str) -> str:
+    return f"""\
+{dialect.own(table)} (
+    job TEXT NOT NULL,
+    sink TEXT NOT NULL,
+    writer INTEGER NOT NULL,
+    timeline BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    PRIMARY KEY (job, sink, writer)
+)"""
+
+
+def _tag_of(row: tuple[int, int] | None) -> Tag | None:
+    return None if row is None else Tag(Timeline(row[0]), Epoch(row[1]))

@@ -1,4 +1,4 @@
-"""SQLite as a target: transactions, tags, repair, audit, immediate writes, owners, the queue of writers.
+"""SQLite as a target: its dialect, its file, the queue of writers of one file, and the public sink.
 
-Everything that imports sqlite3 is here. The order of deliveries is decided in sinks/delivery.py.
+Everything that imports sqlite3 is here, and only what no other database shares; the rest is in sinks/sql.
 """

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from holdfast.runtime.api.app import App
+    from holdfast.runtime.inspect.frame import state
     from holdfast.runtime.rows.aggregates import count, max, mean, min, sum
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.windows import calendar, hopping, session, tumbling
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_MODULES = {"errors": "holdfast.errors", "testing": "holdfast.testing"}
+_MODULES = {
+    "errors": "holdfast.errors",
+    "state": "holdfast.state",  # a package that can be called: hf.state(...)
+    "testing": "holdfast.testing",
+}
 _HOMES = {
     "App": "holdfast.runtime.api.app",
     "count": "holdfast.runtime.rows.aggregates",
@@ -85,6 +90,7 @@ __all__ = [
     "mean",
     "min",
     "session",
+    "state",
     "sum",
     "testing",
     "tumbling",

@@ -20,7 +20,7 @@ Subtask = NewType("Subtask", int)
 
 KEY_GROUPS_MAX = 32_768
 NO_EPOCH = Epoch(0)
-"""Epoch numbers start at 1; 0 stands for "before the first"."""
+"""Epoch numbers start at 1; 0 means "before the first"."""
 EPOCH_MAX = Epoch(1 << 62)
 EPOCHS_GIVEN_UP_MAX = 100
 """A of PROTOCOL P2: how many epochs in a row a generation may give up."""
@@ -54,11 +54,11 @@ class ObjectRef:
 
 
 class SegmentRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A sealed changelog segment: of one worker for one epoch, or merged from several."""
+    """A sealed changelog segment: one worker's for one epoch, or merged from several."""
 
     epoch: Epoch
     follows: Epoch
-    """The completed epoch to which the segment applies; 0: nothing lies below it."""
+    """The completed epoch to which the segment applies; 0: no earlier segment is needed."""
     object: ObjectRef
     key_groups: tuple[int, int] | None = None
     """Half-open range of the key groups to read; None: all that the handle owns."""
@@ -167,6 +167,8 @@ class SourcePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """Watermark of the partition at this offset, in microseconds since 1970, UTC; None before its first record."""
     identity: str | None = None
     """The history to which the records before this offset belong, as the source named it (docs/design/0022)."""
+    subtask: Subtask | None = None
+    """In a manifest: which subtask reads it (P12); omitted elsewhere, and by older versions."""
 
 
 class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +181,7 @@ class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     """When it last showed itself; microseconds since 1970, UTC, by its own clock."""
     owner: str | None = None
-    """The token in the job log's records that says which driver wrote them."""
+    """The token in the job log's records that identifies the driver that wrote them."""
     boot_id: str | None = None
     namespace: str | None = None
     began: int | None = None

@@ -49,7 +49,7 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class TidyStore(Protocol):
-    """An object store in which killed writers leave files behind."""
+    """An object store in which killed writers may leave files."""
 
     def tidy(self) -> int:
         """Remove these files; return how many were removed."""
@@ -85,7 +85,7 @@ class Lane(Protocol):
 
 
 class Target(Protocol):
-    """The outside system behind one sink, seen by one writer. See sinks/contract.py."""
+    """The external system to which one sink delivers, as one writer sees it. See sinks/contract.py."""
 
     def schema(self) -> pa.Schema:
         """Columns that the target accepts."""

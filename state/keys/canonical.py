@@ -1,6 +1,6 @@
 """Canonical key bytes: one byte string per key, equal only for equal keys, ordered like the keys.
 
-Every column gives a null byte (0 null, 1 not) and then
+Every column contributes a null byte (0 null, 1 not) and then
     integer, timestamp, date   8 bytes big-endian, sign bit flipped (uint64: not flipped)
     bool                       1 byte
     text, binary               the bytes with 00 written as 00 FF, and a closing 00
@@ -68,6 +68,26 @@ def from_ints(values: NDArray[np.int64], kind: pa.DataType, null: NDArray[np.boo
     return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), kind, mask=null)
 
 
+def width_of(kinds: Sequence[pa.DataType]) -> int:
+    """Return how many bytes a canonical key of these types of fixed width has."""
+    return sum(_BOOL_WIDTH if pa.types.is_boolean(kind) else _INT_WIDTH for kind in kinds)
+
+
+def words_of(column: pa.Array) -> NDArray[np.int64]:
+    """Return a column of fixed width as int64, nulls as 0; a bool as 0 or 1."""
+    if not pa.types.is_boolean(column.type):
+        return ints_of(column)
+    values = column.fill_null(False) if column.null_count else column
+    return np.asarray(values.to_numpy(zero_copy_only=False), np.int64)
+
+
+def from_words(words: NDArray[np.int64], kind: pa.DataType, null: NDArray[np.bool_] | None) -> pa.Array:
+    """Return the column of fixed width whose words these are."""
+    if pa.types.is_boolean(kind):
+        return pa.array(words != 0, kind, mask=null)
+    return from_ints(words, kind, null)
+
+
 def encode(columns: Sequence[pa.Array]) -> pa.Array:
     """Return one canonical key per row as large_binary."""
     if all(not is_textual(column.type) for column in columns):
@@ -112,7 +132,7 @@ def from_matrix(matrix: NDArray[np.uint8]) -> pa.Array:
 
 
 def from_bytes(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> pa.Array:
-    """Return byte strings that lie one after another in `data` as large_binary."""
+    """Return byte strings that are adjacent in `data` as large_binary."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]

@@ -62,7 +62,7 @@ def key_groups_of(hashes: NDArray[np.uint64], count: int) -> NDArray[np.uint16]:
     Args:
         hashes: uint64, shape (n,). Routing hashes of the keys (see batch.py).
         count: Key groups in the job, 1 to KEY_GROUPS_MAX. Fixed for the job's life:
-            changing it moves keys away from their state.
+            a change would separate keys from their state.
 
     Returns:
         uint16, shape (n,), each value in [0, count).
@@ -75,7 +75,7 @@ def key_groups_of(hashes: NDArray[np.uint64], count: int) -> NDArray[np.uint16]:
 
 
 def key_of_group(groups: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return one fixed integer key that lies in each key group: a key for the state of the group itself.
+    """Return, for each key group, one fixed integer key in it: the key for the state of the group itself.
 
     It is the lowest hash that multiply-shift maps to the group, inverted through splitmix64.
     """

@@ -6,7 +6,7 @@ The key of a window's row begins with the window's end, so the rows of closed wi
 Invariants
     - A bound only covers rows of its own key group.
     - In a delta the ranges come first: rows of the same delta are newer and survive.
-    - Two ranges of a key group have the effect of the one that reaches further.
+    - Two ranges of a key group have the effect of the range with the later end.
 
 Pure: no clock, thread or I/O. Carries out PROTOCOL P8 (a range tombstone erases what it covers).
 Source: DESIGN sections 5 and 13; docs/design/0015-window-expiry.md.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from holdfast.model import Epoch
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.index import Rows
+from holdfast.state.tables.slab import Rows
 
 Through = NDArray[np.int64]
 """Per key group of the job, the last erased window end, NOTHING if there is none; shape (key groups,)."""
@@ -42,12 +42,12 @@ def can_expire(kind: KeyType) -> bool:
 
 
 def covered(keys: Keys, through: Through) -> NDArray[np.bool_]:
-    """Return whether each key lies in the range of its key group."""
-    ends = codec.leading_ints(keys.canonical())
+    """Return whether each key is in the range of its key group."""
+    ends = keys.leading()
     inside: NDArray[np.bool_] = ends <= through.max()
     asked = np.flatnonzero(inside)
     if asked.size:
-        # A bound of NOTHING covers nothing, not even a window that ends there.
+        # A bound of NOTHING covers nothing, not even a window that ends at this value.
         bounds = through[keys.take(asked).key_groups(through.size)]
         inside[asked] = (ends[asked] <= bounds) & (bounds != NOTHING)
     return inside
@@ -73,7 +73,7 @@ def last_of(end: bytes) -> int:
 
 
 class Expiries:
-    """The slots that expired in a table since the last commit known there, by barrier interval."""
+    """The slots that expired in a table since the last commit that it knows, by barrier interval."""
 
     def __init__(self) -> None:
         self._open: list[Rows] = []
@@ -102,8 +102,3 @@ class Expiries:
     def through(self) -> Through | None:
         """Return the ranges of all closed epochs together."""
         return joined(through for _, _, through in self._closed)
-
-    def renumber(self, place: Rows) -> None:
-        """Apply new slot numbers."""
-        self._open = [place[slots] for slots in self._open]
-        self._closed = [(epoch, place[slots], through) for epoch, slots, through in self._closed]

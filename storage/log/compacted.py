@@ -1,6 +1,6 @@
 """The rows that a compaction left in a log: the record that lists them, and where to find them.
 
-A commit of kind `compact` replaces the rows of all commits up to `through` by those of its own segments. Offsets do
+A commit of kind `compact` replaces the rows of all commits up to `through` by the rows of its own segments. Offsets do
 not change: every row of such a segment carries the offset at which it was appended, so there are gaps between rows.
 The record is complete: the newest one alone describes the remaining rows, and older ones no longer apply.
 
@@ -130,7 +130,7 @@ class Left:
 
 
 def _before_void(offset: int, void: Sequence[tuple[int, int]]) -> int:
-    """Return the offset, or the beginning of the void ranges in which it lies or at whose end it is."""
+    """Return the offset; if it is in a void range or at the end of one, return the beginning of the range."""
     for first, end in reversed(void):
         if first < offset <= end:
             offset = first

@@ -10,9 +10,9 @@ Invariants
     - The commit takes effect only if no other compaction and no rewind committed since its inputs were chosen;
       appends and the seal may commit in between. Until then the log is unchanged.
     - A compactor deletes objects only after it has read its commit back, and only objects that no commit can name any
-      more: those of commits up to `through`, and those below `compacted/<n>/` that the new commit does not name, where
-      n is at most the compaction that it was built on. Another compaction built on that one can no longer commit,
-      since a commit must build on the newest.
+      more: objects of commits up to `through`, and objects below `compacted/<n>/` that the new commit does not name,
+      where n is at most the compaction that it was built on. Another compaction built on that one can no longer
+      commit, because a commit must build on the newest.
     - The clock decides how much is compacted and how long tombstones stay, never which row is the newest (P3).
 
 A reader that knows only the older commits finds an object missing and refreshes (P7).

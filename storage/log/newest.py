@@ -70,7 +70,7 @@ def _chunks(shown: Iterable[Shown], rows: int) -> Iterator[tuple[int, list[Shown
 
 @dataclass
 class _Pass:
-    """One pass over the rows, for keys whose first hash lies from `first` to `last`."""
+    """One pass over the rows, for keys whose first hash is in the range from `first` to `last`."""
 
     first: int
     keys_max: int

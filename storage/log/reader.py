@@ -25,7 +25,7 @@ from holdfast.storage.log.segment import OpenSegment, Piece
 from holdfast.storage.log.voids import Passage
 
 LOOK_BACK_EVERY = 64
-"""A reader that finds nothing new checks once in so many refreshes whether its last commit still exists."""
+"""A reader that finds nothing new checks at every 64th refresh whether its last commit still exists."""
 
 
 class Origin(NamedTuple):
@@ -49,7 +49,7 @@ class Fetched(NamedTuple):
 
     piece: Piece
     placed: _Placed | None
-    """Where they lie; None: there are none."""
+    """Their segment and commit; None: there are no rows."""
     known: object
     """Which rows were known to be taken back; see Passage."""
 
@@ -68,7 +68,7 @@ def _created(store: ObjectStore) -> LogMeta | None:
 
 
 def existing_meta(store: ObjectStore) -> LogMeta:
-    """Return the log's description as of its creation; `Commits` knows the columns that it has now.
+    """Return the log's description as of its creation; `Commits` knows the columns and partitions that it has now.
 
     Raises ConfigError if there is none, Damaged, Unavailable.
     """
@@ -89,15 +89,15 @@ class LogReader:
         self._opened: dict[int, OpenSegment] = {}
         self._sequence: dict[int, int] = {}
         self._placed: dict[int, _Placed] = {}
-        """Of the rows that were taken last."""
+        """By partition: where the rows are that were taken last."""
         self._held: dict[int, _Placed] = {}
-        """Of the opened segment."""
+        """By partition: where the opened segment is."""
         self._fruitless = 0
         self._passage = Passage(self._commits, repr(store))
 
     @property
     def meta(self) -> LogMeta:
-        """The log's description, with the columns as of the last `refresh`."""
+        """The log's description, with the columns and partitions as of the last `refresh`."""
         return self._commits.meta
 
     def refresh(self) -> bool:
@@ -122,7 +122,7 @@ class LogReader:
         return news
 
     def known_origin(self, partition: int, offset: int) -> Origin | None:
-        """Return `origin` if that takes no reading: of the rows that were taken last. Another thread may read."""
+        """Return `origin` if it is known without a read: for the rows that were taken last. Another thread may read."""
         placed = self._placed.get(partition)
         if placed is None or not placed.first < offset <= placed.end:
             return None
@@ -134,7 +134,7 @@ class LogReader:
         It is the first commit that reaches the offset, or a later one that took rows back, since reads skip those.
 
         Raises:
-            Damaged: the offset lies beyond the end.
+            Damaged: the offset is beyond the end.
         """
         if offset == 0:
             return Origin(0, "")
@@ -181,8 +181,8 @@ class LogReader:
         return dict(enumerate(self._commits.tail.ends))
 
     def end_offset(self, partition: int) -> int:
-        """Return the offset of the next row to be appended to the partition."""
-        return self._commits.tail.ends[partition]
+        """Return the offset of the next row to be appended to the partition; 0 if it is not known to exist yet."""
+        return self._commits.tail.end_of(partition)
 
     def rows(self, partition: int) -> int:
         """Return how many rows the partition has."""
@@ -197,7 +197,7 @@ class LogReader:
         return self._passage.back(partition, self.end_offset(partition))
 
     def before_the_end(self, partition: int, rows: int) -> int:
-        """Return an offset that so many rows follow, or the first offset if there are fewer; pass it to `begin`."""
+        """Return an offset that `rows` rows follow, or the first offset if there are fewer; pass it to `begin`."""
         while True:
             left, position = self._commits.left, self.last_position(partition)
             floor = 0 if left is None else left.end(partition)
@@ -215,7 +215,7 @@ class LogReader:
 
     def retention_start(self, partition: int) -> int:
         """Return the lowest offset that can be read; a compaction leaves gaps but never moves the beginning."""
-        assert 0 <= partition < self.meta.partitions
+        assert partition >= 0
         return 0
 
     def whole_from(self, partition: int) -> int:
@@ -231,8 +231,8 @@ class LogReader:
             compacted away, there are fewer rows than offsets; `read_placed` returns their offsets.
 
         Raises:
-            Damaged: a segment or commit differs from what was written, the offset lies beyond the end, or rows before
-                it were taken back after they had been read.
+            Damaged: a segment or commit differs from what was written, the offset is beyond the end, or rows before it
+                were taken back after they had been read.
         """
         batch, _, following = self.read_placed(partition, offset, max_bytes)
         return batch, following

@@ -5,7 +5,7 @@ them. Small segments are merged into large ones; a large one that loses no row i
 
 Invariants
     - Only new objects are written, which no commit names yet.
-    - A row stays if it is not void, is the newest of its key, and is no tombstone below `tombstones_below`.
+    - A row stays if it is not void, is the newest of its key, and is not a tombstone below `tombstones_below`.
     - Memory is bounded by a few segments, KEYS_MAX keys and one bit per row.
 
 Source: docs/design/0014-log-compaction.md.
@@ -214,7 +214,7 @@ def _whole(
 
 
 def _inside(voids: Sequence[VoidRange], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which offsets lie in void ranges; the ranges are in order."""
+    """Return which offsets are in void ranges; the ranges are in order."""
     firsts = np.array([one.first for one in voids], np.int64)
     ends = np.array([one.end for one in voids], np.int64)
     at = np.searchsorted(firsts, offsets, side="right") - 1

@@ -59,7 +59,7 @@ def newest_tag(tail: Commit, back: TakeBack) -> Tag | None:
 
 
 def moving(tail: Commit, back: TakeBack) -> tuple[WriterTag, ...]:
-    """Return the tags that move, including those of writers that have none yet; empty if all have moved."""
+    """Return the tags that move, including tags of writers that have none yet; empty if all have moved."""
     known = {tag.writer: tag.tag for tag in tail.tags if _is_ours(tag.writer, back)}
     behind = [name for name in {*known, *back.writers} if name not in known or known[name] < back.to]
     return tuple(WriterTag(name, back.to) for name in sorted(behind))
@@ -175,7 +175,7 @@ class Passage:
                 return offset
 
     def begin(self, partition: int, offset: int) -> int:
-        """Return where to start reading for this offset: before the void ranges in which, or at whose end, it lies."""
+        """Return where to start for this offset: before the void range that contains it or ends at it, if any."""
         while (at := self._before(partition, offset)) is not None and offset <= at.end:
             offset = at.first
         return offset
@@ -203,7 +203,7 @@ class Passage:
         """Go back from an offset over this many rows that are not void, at most to `floor`.
 
         Returns:
-            The offset of the first of them, and how many of them are missing because they lie below `floor`.
+            The offset of the first of them, and how many of them are missing because they are below `floor`.
         """
         for void in reversed([v for v in self._known if v.partition == partition and floor < v.end <= end]):
             if end - void.end >= rows:

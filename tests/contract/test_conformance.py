@@ -10,13 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from other_dialect import OtherTable
 
 import holdfast as hf
 from holdfast.runtime.testing.sink_kit import KEY, Row
 from holdfast.sinks.contract import Fault, Sink, Target
 from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
-from holdfast.sinks.sqlite.target import SQLiteTarget
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 from holdfast.testing import SinkKit, SourceKit, sink_conformance, source_conformance
@@ -31,9 +32,14 @@ def log_kit(folder: Path) -> SourceKit:
         tables = {partition: pa.table({"n": [1, 2, 3]}, NUMBERS) for partition in (0, 1)}
         LogWriter(LocalObjects(folder)).append(tables)
 
+    def add_partition() -> None:
+        writer = LogWriter(LocalObjects(folder))
+        writer.widen(3)
+        writer.append({2: pa.table({"n": [7, 8]}, NUMBERS)})
+
     append()
     append()
-    return SourceKit(lambda: hf.Log(folder, NUMBERS).source(), append)
+    return SourceKit(lambda: hf.Log(folder, NUMBERS).source(), append, add_partition)
 
 
 SOURCES: dict[str, Callable[[Path], SourceKit]] = {
@@ -75,15 +81,17 @@ class _Reset:
         self._target.close()
 
 
-def in_sqlite(folder: Path, key: tuple[str, ...] | None, delivery: str = "transactional") -> SinkKit:
-    sink = SQLite(folder / "out.db", "totals", key, delivery)
+def in_table(
+    made: type[SQLite | OtherTable], folder: Path, key: tuple[str, ...] | None, delivery: str = "transactional"
+) -> SinkKit:
+    sink = made(folder / "out.db", "totals", key, delivery)
 
     def rows() -> list[Row]:
         with closing(sqlite3.connect(folder / "out.db")) as db:
             return db.execute("SELECT user, name FROM totals").fetchall()
 
     def opened(given: Sink, writer: Any, fault: Fault) -> Target:
-        return SQLiteTarget(sink, "6f9b0f6e-0000-4000-8000-000000000001", writer, fault)
+        return SqlTarget(sink, "6f9b0f6e-0000-4000-8000-000000000001", writer, fault)
 
     return SinkKit(lambda: sink, rows, opened)
 
@@ -107,9 +115,12 @@ def in_log(folder: Path) -> SinkKit:
 SINKS: dict[str, Callable[[Path], SinkKit]] = {
     "memory": lambda _: in_memory(False),
     "memory, key": lambda _: in_memory(True),
-    "sqlite": lambda folder: in_sqlite(folder, None),
-    "sqlite, key": lambda folder: in_sqlite(folder, KEY),
-    "sqlite, idempotent": lambda folder: in_sqlite(folder, KEY, "idempotent"),
+    "sqlite": lambda folder: in_table(SQLite, folder, None),
+    "sqlite, key": lambda folder: in_table(SQLite, folder, KEY),
+    "sqlite, idempotent": lambda folder: in_table(SQLite, folder, KEY, "idempotent"),
+    "other dialect": lambda folder: in_table(OtherTable, folder, None),
+    "other dialect, key": lambda folder: in_table(OtherTable, folder, KEY),
+    "other dialect, idempotent": lambda folder: in_table(OtherTable, folder, KEY, "idempotent"),
     "log": lambda folder: in_log(folder / "log"),
 }
 

@@ -16,13 +16,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from other_dialect import OtherTable
 
 from holdfast.errors import ConfigError, Fenced, Unavailable
 from holdfast.model import Generation, Timeline
 from holdfast.sinks.contract import DELETE, OP, PUT, Fault, FaultPoint, no_fault
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner, Written
 from holdfast.sinks.memory_immediate import ImmediateTable
-from holdfast.sinks.sqlite.immediate import ImmediateSQLiteTarget
+from holdfast.sinks.sql.immediate import ImmediateSqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
@@ -71,7 +72,7 @@ class MemoryWorld:
 
     def open(self, owner: Owner, fault: Fault = no_fault) -> ImmediateTarget:
         self.table.fault = fault
-        return self.table.open_at_once(owner)
+        return self.table.open_immediate(owner)
 
     def rows(self) -> Rows:
         return sorted(tuple(row.values()) for row in self.table.rows())
@@ -80,17 +81,18 @@ class MemoryWorld:
         return sum(known.deleted for known in self.table.tags.values())
 
 
-class SQLiteWorld:
-    def __init__(self, folder: Path) -> None:
-        self._table = SQLite(folder / "out.db", "users", KEY, "idempotent")
-        sink = self._table.at_once()
+class TableWorld:
+    def __init__(self, folder: Path, made: type[SQLite | OtherTable] = SQLite) -> None:
+        self._file = folder / "out.db"
+        self._table = made(self._file, "users", KEY, "idempotent")
+        sink = self._table.immediate()
         assert sink is not None
         self.sink = sink
         self.sink.prepare(SCHEMA, KEY)
         self._opened: list[ImmediateTarget] = []
 
     def open(self, owner: Owner, fault: Fault = no_fault) -> ImmediateTarget:
-        self._opened.append(ImmediateSQLiteTarget(self._table, owner, fault))
+        self._opened.append(ImmediateSqlTarget(self._table, owner, fault))
         return self._opened[-1]
 
     def rows(self) -> Rows:
@@ -104,16 +106,16 @@ class SQLiteWorld:
             target.close()
 
     def _ask(self, sql: str) -> Rows:
-        with closing(sqlite3.connect(self._table.path)) as db:
+        with closing(sqlite3.connect(self._file)) as db:
             return db.execute(sql).fetchall()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "other"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "memory":
         yield MemoryWorld()
         return
-    made = SQLiteWorld(tmp_path)
+    made = TableWorld(tmp_path, OtherTable if request.param == "other" else SQLite)
     yield made
     made.close()
 
@@ -309,7 +311,7 @@ RECORDS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_
 class TestAnyCut:
     @given(records=RECORDS, data=st.data())
     @settings(max_examples=15, deadline=None)
-    @pytest.mark.parametrize("make", [MemoryWorld, SQLiteWorld])
+    @pytest.mark.parametrize("make", [MemoryWorld, TableWorld])
     def test_however_often_and_in_whatever_batches_it_is_read_again_the_last_row_of_each_key_stands(
         self,
         make: Callable[..., World],
@@ -342,7 +344,7 @@ def _last(changes: list[tuple[int, str | None, int]]) -> dict[int, str | None]:
 class TestChoice:
     def test_a_table_that_keeps_tags_can_be_written_at_once(self) -> None:
         table = SQLite("/data/out.db", "users", KEY, "idempotent")
-        immediate: ImmediateSink = table.at_once()
+        immediate: ImmediateSink = table.immediate()
         assert table.traits.immediate and immediate.traits.immediate and immediate.where == table.where
 
     def test_any_other_cannot(self) -> None:

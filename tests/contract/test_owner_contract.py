@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from other_dialect import OtherTable
 
 from holdfast.errors import Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
@@ -67,8 +68,8 @@ def copied(source: Path, to: Path) -> None:
         old.backup(new)
 
 
-def in_sqlite(folder: Path, key: tuple[str, ...] | None, delivery: str) -> World:
-    sink = SQLite(folder / "out.db", "t", key, delivery)
+def in_table(made: type[SQLite | OtherTable], folder: Path, key: tuple[str, ...] | None, delivery: str) -> World:
+    sink = made(folder / "out.db", "t", key, delivery)
     sink.prepare(SCHEMA, None)
 
     def numbers() -> list[int]:
@@ -76,8 +77,8 @@ def in_sqlite(folder: Path, key: tuple[str, ...] | None, delivery: str) -> World
             return [n for (n,) in db.execute("SELECT n FROM t ORDER BY n")]
 
     def back_up() -> Callable[[], None]:
-        copied(Path(sink.path), folder / "backup.db")
-        return lambda: copied(folder / "backup.db", Path(sink.path))
+        copied(folder / "out.db", folder / "backup.db")
+        return lambda: copied(folder / "backup.db", folder / "out.db")
 
     return World(sink, numbers, back_up)
 
@@ -106,15 +107,19 @@ def in_log(folder: Path) -> World:
     return World(sink, numbers, back_up)
 
 
-@pytest.fixture(params=["memory", "memory keyed", "sqlite", "sqlite keyed", "sqlite idempotent", "log"])
+TABLES = [f"{kind}{how}" for kind in ("sqlite", "other") for how in ("", " keyed", " idempotent")]
+
+
+@pytest.fixture(params=["memory", "memory keyed", *TABLES, "log"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     kind = request.param
     if kind == "log":
         return in_log(tmp_path)
     if kind.startswith("memory"):
         return in_memory(kind == "memory keyed")
-    delivery = "idempotent" if kind == "sqlite idempotent" else "transactional"
-    return in_sqlite(tmp_path, None if kind == "sqlite" else ("n",), delivery)
+    delivery = "idempotent" if kind.endswith("idempotent") else "transactional"
+    key = ("n",) if " " in kind else None
+    return in_table(OtherTable if kind.startswith("other") else SQLite, tmp_path, key, delivery)
 
 
 class TestOwner:
@@ -263,7 +268,7 @@ class ImmediateWorld:
 
     def open(self, claim: Claim, generation: int = 1) -> ImmediateTarget:
         owner = Owner(JOB, "out", Generation(generation), Timeline(1), "code", claim)
-        self._opened.append(self.world.sink.at_once().open_at_once(owner))
+        self._opened.append(self.world.sink.immediate().open_immediate(owner))
         return self._opened[-1]
 
     def fenced(self, claim: Claim, generation: int = 1) -> ImmediateTarget:
@@ -276,7 +281,7 @@ class ImmediateWorld:
             target.close()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "other"])
 def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ImmediateWorld]:
     if request.param == "memory":
         world = in_memory(True)
@@ -289,8 +294,8 @@ def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Immedi
 
         made = ImmediateWorld(World(table, lambda: sorted(row["n"] for row in table.rows()), back_up))
     else:
-        world = in_sqlite(tmp_path, ("n",), "idempotent")
-        world.sink.at_once().prepare(SCHEMA, None)
+        world = in_table(OtherTable if request.param == "other" else SQLite, tmp_path, ("n",), "idempotent")
+        world.sink.immediate().prepare(SCHEMA, None)
         made = ImmediateWorld(world)
     yield made
     made.close()
@@ -299,7 +304,7 @@ def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Immedi
 class TestWrittenAtOnce:
     def test_a_fence_takes_the_target_over(self, immediate: ImmediateWorld) -> None:
         immediate.fenced(FIRST)
-        assert immediate.world.sink.at_once().holding(JOB, "out").held == Held("first", Generation(1))
+        assert immediate.world.sink.immediate().holding(JOB, "out").held == Held("first", Generation(1))
 
     def test_a_copy_of_the_job_is_fenced_though_its_generation_has_the_same_number(
         self, immediate: ImmediateWorld

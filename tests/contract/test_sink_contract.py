@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 
 import pyarrow as pa
 import pytest
+from other_dialect import OtherTable
 
 from holdfast.errors import AlreadyExists, ConfigError, Fenced, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
@@ -37,9 +38,9 @@ from holdfast.sinks.contract import (
 )
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sql.values import from_json
 from holdfast.sinks.sqlite.sink import SQLite
-from holdfast.sinks.sqlite.target import SQLiteTarget
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
 
@@ -89,14 +90,15 @@ class MemoryWorld:
         return [(i.tag, i.n, i.key, i.before) for i in self.sink.before_images() if i.writer == writer]
 
 
-class SQLiteWorld:
-    def __init__(self, path: Path, key: tuple[str, ...] | None, delivery: str = "transactional") -> None:
-        self.sink = SQLite(path / "out.db", "totals", key, delivery)
+class TableWorld:
+    def __init__(self, made: type[SQLite | OtherTable], path: Path, keyed: bool, delivery: str) -> None:
+        key = KEY if keyed else None
+        self.sink = made(path / "out.db", "totals", key, delivery)
         self.sink.prepare(SCHEMA, key)
         self._open: list[Target] = []
 
     def open(self, writer: Writer, fault: Fault = no_fault, job: str = JOB) -> Target:
-        target = SQLiteTarget(self.sink, job, writer, fault)
+        target = SqlTarget(self.sink, job, writer, fault)
         self._open.append(target)
         return target
 
@@ -170,21 +172,29 @@ class LogWorld:
         return []
 
 
-KINDS_WITH_KEY = ("memory", "sqlite", "sqlite idempotent")
-KINDS_WITHOUT_KEY = ("memory", "sqlite", "log")
+KINDS_WITH_KEY = ("memory", "sqlite", "sqlite idempotent", "other", "other idempotent")
+KINDS_WITHOUT_KEY = ("memory", "sqlite", "other", "log")
+
+
+MADE: dict[str, tuple[type[SQLite | OtherTable], str]] = {
+    "sqlite": (SQLite, "transactional"),
+    "sqlite idempotent": (SQLite, "idempotent"),
+    "other": (OtherTable, "transactional"),
+    "other idempotent": (OtherTable, "idempotent"),
+}
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[[str, bool], World]]:
-    worlds: list[SQLiteWorld] = []
+    worlds: list[TableWorld] = []
 
     def build(kind: str, keyed: bool) -> World:
         if kind == "memory":
             return MemoryWorld(KEY if keyed else None)
         if kind == "log":
             return LogWorld(tmp_path)
-        delivery = "idempotent" if kind == "sqlite idempotent" else "transactional"
-        worlds.append(SQLiteWorld(tmp_path, KEY if keyed else None, delivery))
+        made, delivery = MADE[kind]
+        worlds.append(TableWorld(made, tmp_path, keyed, delivery))
         return worlds[-1]
 
     yield build
@@ -202,9 +212,9 @@ def append(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) -
     return make(request.param, False)
 
 
-@pytest.fixture(params=[*KINDS_WITHOUT_KEY, "sqlite idempotent"])
+@pytest.fixture(params=[*KINDS_WITHOUT_KEY, "sqlite idempotent", "other idempotent"])
 def either(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) -> World:
-    return make(request.param, request.param == "sqlite idempotent")
+    return make(request.param, request.param.endswith("idempotent"))
 
 
 def tag(epoch: int, timeline: int = 1) -> Tag:
@@ -383,7 +393,10 @@ class TestRepetition:
         assert either.rows() == [ANN, BEA]
 
 
-KINDS_THAT_MERGE = (*((kind, True) for kind in KINDS_WITH_KEY), ("memory", False), ("sqlite", False))
+KINDS_THAT_MERGE = (
+    *((kind, True) for kind in KINDS_WITH_KEY),
+    *((kind, False) for kind in KINDS_WITHOUT_KEY if kind != "log"),
+)
 
 
 @pytest.fixture(params=KINDS_THAT_MERGE, ids=lambda kind: f"{kind[0]}, {'key' if kind[1] else 'no key'}")

@@ -16,7 +16,7 @@ from holdfast.model import ObjectRef, Tag
 from holdfast.ports import ObjectStore
 from holdfast.runtime.worker import compaction, deliveries
 from holdfast.sinks.contract import EpochOutput, Outcome
-from holdfast.sinks.sqlite.target import SQLiteTarget
+from holdfast.sinks.sql.target import SqlTarget
 from holdfast.state import directory
 from holdfast.storage import local
 from holdfast.storage.local import LocalObjects
@@ -87,12 +87,12 @@ def damaged_folder_taken_again() -> None:
 
 def tag_before_its_rows() -> None:
     """SQLite commits the tag before the rows."""
-    real = SQLiteTarget.deliver_together
+    real = SqlTarget.deliver_together
 
-    def deliver(self: SQLiteTarget, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
+    def deliver(self: SqlTarget, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
         def fault(point: Any) -> None:
             if point == "after_tag":
-                db = self._db
+                db = self._connection.db
                 assert isinstance(db, sqlite3.Connection)
                 db.execute("COMMIT")
                 db.execute("BEGIN IMMEDIATE")
@@ -100,7 +100,7 @@ def tag_before_its_rows() -> None:
         self._fault = fault
         return real(self, epochs, known)
 
-    SQLiteTarget.deliver_together = deliver  # type: ignore[method-assign]
+    SqlTarget.deliver_together = deliver  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

@@ -1,4 +1,4 @@
 """The faults of real runs: the scenario file, the schedule, strikes on processes, network and storage.
 
-Nothing here judges the outcome.
+The package judge judges the outcome.
 """

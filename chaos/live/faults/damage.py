@@ -1,7 +1,7 @@
 """Flips a bit in an object of a checkpoint, and flips it back.
 
 Two faults, each with a defined result. With an object that only older checkpoints name, the job must not notice. With
-an object that the newest checkpoint names, damaged while no driver runs, the next driver must refuse it and say so, or
+an object that the newest checkpoint names, damaged while no driver runs, the next driver must refuse it and name it, or
 do without it; once the bit is restored the job must resume as if nothing had happened.
 
 Invariants
@@ -33,7 +33,7 @@ class Flip:
     """One bit of an object in the job's folder.
 
     Args:
-        folder: Of the job.
+        folder: The job's folder.
         rank: Picks the object.
         kill: The driver, which is killed first, for an object of the newest checkpoint. None: an unneeded object.
     """

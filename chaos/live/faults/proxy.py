@@ -1,7 +1,7 @@
 """Toxiproxy between the processes of a job: its server as a child, and faults of connections.
 
-Workers make the proxies (runtime/spark/detour.py); this module finds them by their names, puts toxics on them and takes
-them off again. That bytes went into a toxic, or connections ended, is told by the kernel (sockets.py), not by it.
+Workers make the proxies (runtime/spark/detour.py); this module finds them by their names, and adds and removes toxics.
+Whether bytes entered a toxic, or connections ended, it learns from the kernel (sockets.py), not from Toxiproxy.
 
 Invariants
     - The server listens on loopback only, on a port that the system chose, and ends with this object.
@@ -35,17 +35,17 @@ from holdfast.runtime.wire.processes import is_gone
 
 ANSWER_WITHIN_S = 5.0
 SLOWED_LEAST_MS = 100
-"""A limit of bandwidth has fired when what went into it takes so long to pass."""
+"""A bandwidth limit has fired when the bytes that entered it take at least this long to pass."""
 SLICE = 4
-"""Bytes that pass together where few are to pass in a second."""
+"""Bytes per slice, where only few bytes per second may pass."""
 VARIABLE = "HOLDFAST_TOXIPROXY"
 CLOSING = frozenset({"reset_peer", "limit_data", "down"})
-"""Toxics that have fired when connections have ended; the others when bytes went into them."""
+"""Toxics that have fired when connections have ended; the others fire when bytes enter them."""
 Ours = Callable[[int], psutil.Process | None]
 
 
 def find_server() -> Path | None:
-    """Return the server's program: as HOLDFAST_TOXIPROXY says, on the PATH, or where tools/bootstrap.sh puts it."""
+    """Return the server's program: at HOLDFAST_TOXIPROXY, on the PATH, or where tools/bootstrap.sh installs it."""
     if given := os.environ.get(VARIABLE):
         return _program(Path(given))
     if found := shutil.which("toxiproxy-server"):
@@ -60,26 +60,26 @@ def _program(path: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class Way:
-    """One proxy, and whose it is."""
+    """One proxy, and the worker that made it."""
 
     proxy: Any
     plane: str
     owner: int
-    """Process id of the worker that made it."""
+    """Process id of that worker."""
     listen: int
     upstream: int
 
 
 class Toxiproxy:
-    """A server of our own.
+    """A Toxiproxy server that this object starts and ends.
 
     Args:
-        log: File for what it says.
-        marks: What its environment has beside this process's own.
+        log: File for the server's output.
+        marks: Added to this process's environment for the server.
 
     Raises:
-        ConfigError: the program or the client package is not here.
-        Unavailable: it did not start.
+        ConfigError: the program or the client package is not installed.
+        Unavailable: the server did not start.
     """
 
     def __init__(self, log: Path, marks: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -111,21 +111,21 @@ class Toxiproxy:
 
     @property
     def address(self) -> str:
-        """Return where its HTTP interface listens."""
+        """Return the address of the server's HTTP interface."""
         return f"127.0.0.1:{self._port}"
 
     def _listens(self) -> bool:
         try:
             own = psutil.Process(self._process.pid).net_connections("tcp4")
         except psutil.NoSuchProcess:
-            return True  # it has ended: there is nothing to wait for
+            return True  # the server has ended, so waiting is pointless
         ports = [each.laddr.port for each in own if each.status == psutil.CONN_LISTEN]
         self._port = ports[0] if ports else 0
         return bool(ports) or self._process.poll() is not None
 
     def ways(self, plane: str, ours: Ours) -> list[Way]:
-        """Return the proxies of living processes of this run; those of dead ones are taken away."""
-        self._client.update_api_consumer("127.0.0.1", self._port)  # the package has one server for all of a process
+        """Return the proxies of live processes of this run, and remove those of dead ones."""
+        self._client.update_api_consumer("127.0.0.1", self._port)  # the package supports one server per process
         found: list[Way] = []
         proxies: dict[str, Any] = {}
         with suppress(*_gone()):
@@ -146,9 +146,9 @@ class Toxiproxy:
 
 
 class _Direct:
-    """What the package asks the server with: it never asks through a proxy for HTTP, nor without a limit of time.
+    """The package's HTTP client: requests to the server never use an HTTP proxy, and always have a time limit.
 
-    By itself it does as the environment says, and that may send what is meant for this machine to another one.
+    By default the package follows the proxy settings of the environment, which may send requests to another machine.
     """
 
     def __init__(self) -> None:
@@ -195,9 +195,9 @@ class Cut:
             )
         if self._kind.does not in CLOSING:
             self._workers = self._of_workers()
-            self._before = self._flows()  # what passed before the toxic was there is no evidence of it
+            self._before = self._flows()  # bytes that passed before the toxic was added do not prove its effect
         if self._kind.does == "slow_close":
-            self._owner.kill()  # somebody has to close
+            self._owner.kill()  # one end has to close
             self.killed = frozenset({self._owner.pid})
 
     def heal(self) -> str:
@@ -234,12 +234,12 @@ class Cut:
         said = f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}"
         if self._kind.does not in ("bandwidth", "slicer"):
             return said
-        # Of a control plane some of these may be others': the connection that is slowed took no less than the least.
+        # On the control plane some flows may be of other workers: the slowed connection carried at least the minimum.
         slowed_ms = (min if self._way.plane == "control" else max)(moved) * 1000 // _bytes_per_second(self._fault)
         return f"{said} and take {slowed_ms} ms to pass" if slowed_ms >= SLOWED_LEAST_MS else None
 
     def _from_upstream(self) -> bool:
-        """Return whether `_flows` are the connections that proxies opened."""
+        """Return whether `_flows` returns the connections that proxies opened."""
         downstream = self._direction == "downstream" and self._kind.does not in CLOSING
         return downstream != (self._kind.does == "slow_close")
 
@@ -248,7 +248,7 @@ class Cut:
         return self._way.plane == "control" and self._from_upstream()
 
     def _of_workers(self) -> frozenset[tuple[int, int]]:
-        """Return process id and port of each connection that workers, not their companions, have to the driver."""
+        """Return process id and port of each connection from a worker, not from its companion, to the driver."""
         found: set[tuple[int, int]] = set()
         for way in self._ways if self._may_be_others() else ():
             with suppress(psutil.Error):
@@ -261,14 +261,15 @@ class Cut:
         return frozenset(found)
 
     def _own(self, workers: frozenset[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-        """Return those of the worker behind this proxy."""
+        """Return the connections of the worker that made this proxy."""
         return frozenset(each for each in workers if each[0] == self._way.owner)
 
     def _flows(self) -> dict[bytes, Connection]:
-        """Return the proxy's ends at which the affected direction comes in; of a slow close, the other ones.
+        """Return the proxy's connections on which the affected direction enters; for a slow close, the other ones.
 
-        Those that it opened to the driver cannot be told from those that other workers' proxies opened. So as many of
-        these as workers have must show the effect. That is all of theirs: the driver sends nothing to a companion.
+        Its connections to the driver cannot be distinguished from those of other workers' proxies. So at least as many
+        connections as workers have must show the effect: those are all that carry data, because the driver sends
+        nothing to a companion.
         """
         if self._from_upstream():
             return {each.cookie: each for each in established() if each.remote == self._way.upstream}
@@ -278,14 +279,14 @@ class Cut:
 def of_connections(
     fault: Planned, kind: FaultKind, server: Toxiproxy, owners: list[psutil.Process], ours: Ours
 ) -> Cut | None:
-    """Return the fault for a connection that is there now; None if there is none.
+    """Return the fault, bound to a connection that exists now; None if there is none.
 
     Args:
         owners: Workers, in an order that does not depend on process ids.
     """
     assert kind.plane is not None
     in_use = {each.local for each in established()}
-    # Spark uses a Python process again: it may have made others before, which nobody uses any more.
+    # Spark reuses Python processes: a process may have made other proxies before, which are no longer in use.
     ways = {way.owner: way for way in server.ways(kind.plane, ours) if way.listen in in_use}
     there = [(owner, ways[owner.pid]) for owner in owners if owner.pid in ways]
     if not there:
@@ -295,10 +296,10 @@ def of_connections(
 
 
 def _gone() -> tuple[type[Exception], ...]:
-    """Return what says that a proxy, its process or the server is gone: there is nothing to strike or to heal."""
+    """Return the errors which mean that a proxy, its process or the server is gone: nothing to strike or to heal."""
     from toxiproxy.exceptions import NotFound
 
-    return NotFound, OSError, psutil.NoSuchProcess  # what the client raises for lost connections are OSErrors
+    return NotFound, OSError, psutil.NoSuchProcess  # for lost connections the client raises OSErrors
 
 
 def _bytes_per_second(fault: Planned) -> int:
@@ -307,7 +308,7 @@ def _bytes_per_second(fault: Planned) -> int:
 
 
 def _attributes(fault: Planned) -> dict[str, int]:
-    """Return a toxic's attributes in Toxiproxy's words."""
+    """Return a toxic's attributes under Toxiproxy's names."""
     given = dict(fault.attributes)
     if "bytes_per_second" not in given:
         return given

@@ -1,4 +1,4 @@
-"""What must hold in every simulated run, checked while it happens and at its end.
+"""The rules that hold in every simulated run, checked during the run and at its end.
 
-Checks read and never change the world. history.py reads the job log without the runtime's code.
+Checks only read the world. history.py reads the job log without the runtime's code.
 """

@@ -1,15 +1,18 @@
-"""When event time moves, and with it when a window may be given and when it must have been.
+"""Bounds for event time, and so for when a window may be emitted and when it must have been emitted.
 
-Between them the offsets of a checkpoint settle that. Without idleness a clock stands between the least watermark of all
-partitions and the least of those that have more records; with it no clock is beyond the largest. On a channel time
-never goes back, and neither does the clock of a key group from one checkpoint of a lineage to the next.
+The offsets of a checkpoint determine both. Without idleness, a clock is between the lowest watermark of all partitions
+and the lowest of those that have more records; with idleness, no clock is above the highest watermark. On a channel,
+time never goes back, and neither does the clock of a key group from one checkpoint of a lineage to the next.
 
-A run that reads to given ends does not wait for a partition without event time there (0023). So the clocks of its
-checkpoints may stand further, and those of a later run that reads on, and waits again, as far as the checkpoint that it
-began with.
+A partition that is added while the job runs does not take time back: its records may be late at any time. While no
+checkpoint holds it, time does not wait for it.
 
-Where a partition rests for long while another one goes on (`Scenario.rests`), time must not wait for it: what it brings
-in the end is late.
+A run that reads to given ends does not wait for a partition that has no event time up to its end (0023). So the clocks
+of its checkpoints may be higher. A later run waits for that partition again; its clocks may be as high as those of the
+checkpoint from which it started.
+
+If a partition has no records for long while another one is active (`Scenario.rests`), time must not wait for it: its
+next records are late.
 
 Source: PROTOCOL P11, P13; docs/design/0006-watermarks.md.
 """
@@ -29,38 +32,42 @@ Channel = tuple[int, str]
 
 
 class Clocks:
-    """Event time as channels carry it and as checkpoints hold it.
+    """Event time in channels and in checkpoints.
 
     Args:
-        delay: Microseconds by which a partition's watermark is behind its largest event time.
+        delay: Microseconds by which a partition's watermark is below its largest event time.
         idles: Partitions without new records hold nothing back after a while.
+        added: Partitions that are not there from the start.
     """
 
-    def __init__(self, partitions: Partitions, delay: int, idles: bool, fail: Fail) -> None:
+    def __init__(
+        self, partitions: Partitions, delay: int, idles: bool, fail: Fail, added: frozenset[int] = frozenset()
+    ) -> None:
         self._partitions, self._delay, self._idles, self._fail = partitions, delay, idles, fail
+        self._added = added
         self._lets_go: dict[str, frozenset[int]] = {}
-        """By owner of a run: partitions without event time at the end that it reads to; they hold nothing back."""
-        self.overtaken: set[int] = set()
-        """Partitions that some completed epoch did not wait for: what comes of them later may be late."""
+        """By owner of a run: partitions without event time up to the end of reading; they hold nothing back."""
+        self.overtaken: set[int] = set(added)
+        """Partitions for which some completed epoch did not wait: their later records may be late."""
         self._latest: dict[int, int] = {}
-        """By completed epoch: which time no clock of it is beyond."""
+        """By completed epoch: the upper bound of its clocks."""
         self._said: dict[Channel, int] = {}
         self._held: dict[int, Mapping[int, int]] = {}
-        """By epoch that was restored: the clock of each key group."""
+        """By restored epoch: the clock of each key group."""
 
     def reads_to(self, owner: str, ends: Cut) -> None:
-        """A run begins that reads no further than these offsets."""
+        """A run starts that reads no further than these offsets."""
         marks = {p: oracle.watermark(self._partitions[p], end, self._delay) for p, end in ends.items()}
         self._lets_go[owner] = frozenset(p for p, mark in marks.items() if mark is None)
 
     def completed(self, epoch: int, follows: int, cut: Cut, owner: str) -> None:
-        """An epoch was completed by the run of this owner, on top of the one that it follows; 0: of none."""
+        """The run of this owner completed an epoch, which follows an earlier one; 0: it is the first."""
         let_go = self._lets_go.get(owner, frozenset())
         self.overtaken |= let_go
         self._latest[epoch] = max(self.bounds(cut, let_go)[1], self._latest.get(follows, NEVER))
 
     def latest(self, epoch: int) -> int:
-        """Return which time no clock of this completed epoch is beyond."""
+        """Return the upper bound of the clocks of this completed epoch."""
         return self._latest[epoch]
 
     def said(self, channel: Channel, at_us: int) -> None:
@@ -70,24 +77,25 @@ class Clocks:
         self._said[channel] = at_us
 
     def bounds(self, cut: Cut, let_go: frozenset[int] = frozenset()) -> tuple[int, int]:
-        """Return between which times the clocks of a run stand at these offsets, if none was ahead when it began.
+        """Return the lower and upper bound of a run's clocks at these offsets, if none was ahead when it began.
 
         Args:
-            let_go: Partitions that it does not wait for.
+            let_go: Partitions for which the run does not wait.
         """
-        marks = {p: oracle.watermark(each, cut.get(p, 0), self._delay) for p, each in enumerate(self._partitions)}
+        there = [p for p in range(len(self._partitions)) if p in cut or p not in self._added]
+        marks = {p: oracle.watermark(self._partitions[p], cut.get(p, 0), self._delay) for p in there}
         known = [mark for mark in marks.values() if mark is not None]
         least = min(known) if known and len(known) == len(marks) else NEVER
-        unread = [p for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
+        unread = [p for p in there if cut.get(p, 0) < len(self._partitions[p])]
         if not unread:
             return least, LAST
-        left = [marks[p] for p in unread if p not in let_go]
+        left = [marks[p] for p in unread if p not in let_go and p not in self._added]
         if self._idles or not left:
             return least, max(known, default=NEVER)
         return least, min(NEVER if mark is None else mark for mark in left)
 
     def restored(self, epoch: int, lineage: Sequence[int], cut: Cut, clocks: Mapping[int, int]) -> None:
-        """A checkpoint was restored; `clocks` are those of all key groups, NEVER where there is none."""
+        """A checkpoint was restored; `clocks` has the clock of every key group, NEVER if there is none."""
         (least, _), most = self.bounds(cut), self.latest(epoch)
         if wrong := {group: at for group, at in clocks.items() if not least <= at <= most}:
             self._fail("P11 clock", f"epoch {epoch}: clocks {wrong} are not between {least} and {most}")

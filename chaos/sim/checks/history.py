@@ -118,7 +118,7 @@ class History:
     def swept(self, generation: int, retained: Collection[int], objects: ObjectStore) -> None:
         """A sweep ended: among decided objects exactly those that the checkpoints need are left.
 
-        Decided are objects of earlier generations and, except for merges, those of this generation up to its last
+        Objects of earlier generations are decided and, except for merges, objects of this generation up to its last
         epoch. An object may stay if epochs on both sides of a retained one named it and a rewind abandoned one of them.
         """
         decided = max(retained, default=0)

@@ -1,4 +1,4 @@
-"""What every reader of an immediately written table must find, at any moment.
+"""The rows that every reader of an immediately written table must find, at any moment.
 
 Source: PROTOCOL P22; docs/design/0012.
 """

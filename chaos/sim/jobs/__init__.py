@@ -1,4 +1,4 @@
-"""What a seed runs: jobs, their input, and the right answer.
+"""The jobs that a seed runs, their input, and the expected answer.
 
 The oracle shares no code with the runtime.
 """

@@ -1,8 +1,8 @@
 """Two more jobs with a known answer: a ledger, whose sum never changes, and counts that are aggregated twice.
 
-Every record of the ledger moves its value from one account to another, as two rows behind a function. The balances
+Every record of the ledger moves its value from one account to another; a function makes two rows of it. The balances
 of all accounts add up to zero whenever every writer shows the same epoch, in every checkpoint, and at the end. The
-regrouped counts are behind two shuffles: windows per bucket, then a sum of their results per bucket.
+regrouped counts pass two shuffles: windows per bucket, then a sum of their results per bucket.
 
 Source: DESIGN section 10; the bank test of Jepsen; PROTOCOL P25.
 """
@@ -89,7 +89,7 @@ class Ledger:
 
 
 class Regrouped:
-    """The counts behind two shuffles, compared with their input."""
+    """The counts after two shuffles, compared with their input."""
 
     def __init__(self, partitions: Partitions, fail: Fail) -> None:
         self._partitions, self._fail = partitions, fail

@@ -1,4 +1,4 @@
-"""The right answer, computed slowly and obviously.
+"""The expected answer, computed slowly and obviously.
 
 It shares no code with the runtime: a record is a tuple, an aggregate a loop.
 
@@ -91,7 +91,7 @@ def windows(partitions: Partitions, cut: Cut, size: int, without: Collection[int
 
 
 def watermark(records: Sequence[Input], offset: int, out_of_orderness: int) -> int | None:
-    """Return the watermark of a partition after so many records; None before the first."""
+    """Return the watermark of a partition after `offset` records; None before the first."""
     return max(record.at for record in records[:offset]) - out_of_orderness if offset else None
 
 

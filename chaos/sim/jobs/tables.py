@@ -1,4 +1,4 @@
-"""The tables that simulated jobs write to, as they stand behind every worker's own way to them."""
+"""The tables to which simulated jobs write; all workers share them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.sinks.memory import MemorySink
 
 
 class SharedTable(MemorySink):
-    """A table that all workers deliver to. `generation` is that of the present delivery, for mutants' guards."""
+    """A table to which all workers deliver. `generation` is that of the present delivery, for mutants' guards."""
 
     def __init__(self, key: Iterable[str] | None) -> None:
         super().__init__(key)

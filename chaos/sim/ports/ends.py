@@ -1,4 +1,4 @@
-"""The two ends of a control stream, as the streams and channels between processes know them."""
+"""The two ends of a control stream, as streams and channels see them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from holdfast.runtime.wire import messages as m
 
 
 class WorkerEnd(Process, ABC):
-    """A worker, for what reaches it from outside."""
+    """A worker, as the recipient of events from outside."""
 
     id: WorkerId
 
     @abstractmethod
     def received(self, message: m.FromDriver) -> None:
-        """A message of the driver arrived."""
+        """A message from the driver arrived."""
 
     @abstractmethod
     def stream_closed(self, why: str) -> None:
@@ -24,15 +24,15 @@ class WorkerEnd(Process, ABC):
 
     @abstractmethod
     def wake(self, delay: float) -> None:
-        """Let the loop have a turn soon, if it has none before."""
+        """Schedule a turn of the loop soon, unless one is due earlier."""
 
 
 class DriverEnd(Process, ABC):
-    """A driver, for what reaches it from outside."""
+    """A driver, as the recipient of events from outside."""
 
     @abstractmethod
     def received(self, message: m.FromWorker) -> None:
-        """A worker said something."""
+        """A message from a worker arrived."""
 
     @abstractmethod
     def stream_closed(self, worker: WorkerEnd, why: str) -> None:

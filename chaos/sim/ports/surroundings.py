@@ -1,4 +1,4 @@
-"""What the ports of a simulated process use of the world that they stand in."""
+"""The part of the simulated world that the ports of a process use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Sinks as one worker sees them: a shared table in memory whose replies may be lost and whose transactions may be late.
 
-The tables are those of sinks/memory.py, with the tag semantics that the conformance suite demands
-of every target. A transaction that its sender gave up may still commit: its guard is checked when it
-lands.
+The tables of sinks/memory.py have the tag semantics that the conformance suite demands of every target. A
+transaction that its sender gave up may still commit: its guard is checked when it lands.
 
 Invariants
     - A delivery changes rows and tag in one transaction, or nothing.

@@ -34,32 +34,36 @@ def placed_rows(
 
 def as_json_line(placed: Placed) -> str:
     """Return one line of JSON: times in RFC 3339, bytes in base64, decimals and non-finite numbers as strings."""
-    row = {name: _finite(value) for name, value in placed.row.items()}
+    row = {name: finite(value) for name, value in placed.row.items()}
     return msgspec.json.encode({"partition": placed.partition, "offset": placed.offset, "row": row}).decode()
 
 
 def table_lines(names: Sequence[str], rows: Iterable[Placed]) -> list[str]:
     """Return an aligned table with a header."""
     cells = [["partition", "offset", *names]]
-    cells += [[str(row.partition), str(row.offset), *(_cell(row.row[name]) for name in names)] for row in rows]
+    cells += [[str(row.partition), str(row.offset), *(cell(row.row[name]) for name in names)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
 
 def plain_line(names: Sequence[str], placed: Placed) -> str:
     """Return one row with tabs between its cells, for output without an end."""
-    return "\t".join([str(placed.partition), str(placed.offset), *(_cell(placed.row[name]) for name in names)])
+    return "\t".join([str(placed.partition), str(placed.offset), *(cell(placed.row[name]) for name in names)])
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value as one cell of a table."""
     if value is None:
         return "null"
-    text = value if isinstance(value, str) else msgspec.json.encode(_finite(value)).decode().strip('"')
+    text = value if isinstance(value, str) else msgspec.json.encode(finite(value)).decode().strip('"')
     text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= WIDTH_MAX else f"{text[: WIDTH_MAX - 1]}…"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a value with numbers that JSON lacks as text; also inside structs."""
+    if isinstance(value, dict):
+        return {name: finite(inner) for name, inner in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

@@ -9,14 +9,14 @@ from typing import Any
 
 from holdfast.checkpoint.joblog import Completed
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ConfigError, Damaged, Where
+from holdfast.errors import ConfigError, Damaged
 from holdfast.model import SnapshotHandle
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
 from holdfast.runtime.cli.operate.events import GAPS
-from holdfast.runtime.cli.operate.history import Stored, open_job
 from holdfast.runtime.cli.operate.newest import add_last, advise_of_rest, newest_of
 from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.job.stored import Stored, checkpoint_of, open_job
 
 NEWEST_SHOWN = 20
 SEGMENTS_SHOWN_MAX = 5
@@ -85,7 +85,7 @@ def list_all(args: argparse.Namespace) -> int:
 def show(args: argparse.Namespace) -> int:
     """Show one checkpoint. Exit status: 0; 4 if its manifest is damaged."""
     stored = open_job(root_of(args), args.job)
-    found = completed_at(stored, args.epoch)
+    found = checkpoint_of(stored.job, args.epoch)
     manifest = stored.repository.load_manifest(found.body.manifest)
     described = describe(found, manifest) | {"kind": _kind(stored, found), "name": _name(stored, found)}
     if args.json:
@@ -106,36 +106,8 @@ def verify(args: argparse.Namespace) -> int:
                 "--orphans always covers all checkpoints", not_done="nothing was read", next_step="leave out --epoch"
             )
         return orphans(stored, as_json=args.json)
-    chosen = stored.job.retained if args.epoch is None else (completed_at(stored, args.epoch),)
+    chosen = stored.job.retained if args.epoch is None else (checkpoint_of(stored.job, args.epoch),)
     return verify_all(stored, chosen, as_json=args.json)
-
-
-def completed_at(stored: Stored, wanted: str) -> Completed:
-    """Return the completed checkpoint with this epoch or savepoint name; for "latest", the last one.
-
-    Raises:
-        ConfigError: there is none; the message names the nearest ones, because epoch numbers have gaps.
-    """
-    completed = stored.job.retained
-    if (named := stored.job.savepoint(wanted)) is not None:
-        wanted = str(named.epoch)
-    if wanted == "latest" and completed:
-        return stored.job.completed[-1]
-    if wanted != "latest" and not wanted.isdigit():
-        what = f"{wanted!r} is neither an epoch nor a savepoint"
-        next_step = "give an epoch number, a savepoint name, or latest"
-    elif not completed:
-        what = f"job {stored.name!r} has not completed a checkpoint yet"
-        next_step = f"wait for the first; see holdfast status {stored.name}"
-    else:
-        for each in completed:
-            if each.body.epoch == int(wanted):
-                return each
-        below = [str(each.body.epoch) for each in completed if each.body.epoch < int(wanted)][-1:]
-        above = [str(each.body.epoch) for each in completed if each.body.epoch > int(wanted)][:1]
-        what = f"job {stored.name!r} has no checkpoint of epoch {wanted}; epoch numbers have gaps"
-        next_step = f"the nearest: {' and '.join(below + above)}; all: holdfast checkpoints list {stored.name}"
-    raise ConfigError(what, not_done="nothing was read", next_step=next_step, where=Where(job=stored.name))
 
 
 def describe(found: Completed, manifest: Manifest) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from holdfast.errors import ConfigError, Where
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
 from holdfast.runtime.cli.log.output import Placed, as_json_line
-from holdfast.runtime.cli.operate.history import Stored, open_job
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.redrive import Count, Redrive, newest_letters, open_dlq, sources_in
+from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.rows.dead_letters import decode_row
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects

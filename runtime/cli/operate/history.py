@@ -11,67 +11,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.repository import Repository, record_path
-from holdfast.errors import ConfigError, Damaged, NotFound, Where
+from holdfast.errors import Damaged, NotFound
 from holdfast.model import DriverProcess
 from holdfast.ports import ObjectStore
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import Number, Problem, RestartRow, SinkRow, SourceRow, State, Status, understood
+from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.wire.presence import is_gone
-from holdfast.storage.objects import LocalObjects, open_objects
-from holdfast.storage.paths import join
 
-NAMES_SHOWN_MAX = 20
 FULL_BELOW_BYTES = 64 << 10
 """With less free space a disk counts as full; a `live.json` of many workers takes about as much."""
 CHECK_DRIVER = "see whether the driver's process and host are alive; if not, run the job again: it resumes"
 RUNNING = frozenset({"starting", "running", "recovering"})
 _LAST_WORDS = frozenset({"failed", "stopped"})
 """States that only `live.json` records: the driver failed, or ended without a last checkpoint."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A job as its root holds it."""
-
-    name: str
-    folder: str
-    """The job's own folder or URL below the root."""
-    store: ObjectStore
-    repository: Repository
-    job: joblog.Job
-
-
-def open_job(root: str, name: str) -> Stored:
-    """Read a job's log.
-
-    Raises:
-        ConfigError: there is no such job; the message lists those that exist.
-        Damaged: the log cannot be read.
-    """
-    if name and "/" not in name and name not in (".", ".."):
-        folder = join(root, name)
-        store = open_objects(folder, writable=False)
-        repository = Repository(store)
-        job = repository.read_log()
-        if job is not None:
-            return Stored(name, folder, store, repository, job)
-    raise _unknown(root, name)
-
-
-def job_names(root: str) -> list[str]:
-    """Return the jobs under a root; none if the root does not exist."""
-    store, first = open_objects(root, writable=False), record_path(1)
-    if isinstance(store, LocalObjects):
-        return sorted(path.parent.parent.name for path in store.root.glob(f"*/{first}"))
-    found = (path.removesuffix(f"/{first}") for path in store.list("") if path.endswith(f"/{first}"))
-    return sorted(name for name in found if "/" not in name)
 
 
 def status_of(stored: Stored, now_us: int) -> Status:
@@ -239,22 +197,4 @@ def _with_manifest(shown: Status, manifest: Manifest, *, ended: bool) -> Status:
         ),
         late=status.late_of(manifest),
         sinks=tuple(SinkRow(name, staged.get(name), delivered.get(name)) for name in sorted({*delivered, *staged})),
-    )
-
-
-def _unknown(root: str, name: str) -> ConfigError:
-    names = job_names(root)
-    listed = ", ".join(names[:NAMES_SHOWN_MAX])
-    if len(names) > NAMES_SHOWN_MAX:
-        listed += f" and {len(names) - NAMES_SHOWN_MAX} more"
-    if name.endswith(".py"):
-        next_step = "give the job's name, the first argument of hf.App, not its file"
-    else:
-        next_step = "correct the name" if names else "check where the job keeps its history"
-    return ConfigError(
-        f"there is no job {name!r} under {root}",
-        not_done="nothing was read or changed",
-        next_step=f"{next_step}, or give another --root; "
-        + (f"jobs here: {listed}" if names else "there are no jobs here"),
-        where=Where(job=name),
     )

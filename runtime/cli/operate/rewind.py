@@ -29,10 +29,11 @@ from holdfast.errors import ConfigError, Fenced, Unavailable, Where
 from holdfast.model import Epoch
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job, add_timeout, root_of, timeout_of
-from holdfast.runtime.cli.operate.history import RUNNING, Stored, open_job, status_of
+from holdfast.runtime.cli.operate.history import RUNNING, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.run import add_adopt
 from holdfast.runtime.job import requests
+from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import is_gone
 
@@ -197,8 +198,8 @@ def _apply(
     stored = open_job_for_writing(stored)
     store, asked = stored.store, RewindWanted(Epoch(base.body.epoch), True, tuple(accept))
 
-    def tell(told: Status) -> None:
-        store.put("live.json", json.dumps(msgspec.structs.replace(told, root=stored.folder).as_json()).encode())
+    def tell(reported: Status) -> None:
+        store.put("live.json", json.dumps(msgspec.structs.replace(reported, root=stored.folder).as_json()).encode())
 
     rewind_stopped(stored.repository, job, asked, plan.sinks, timeout_s, tell, adopted)
     advise(f"{job.name}: stopped at epoch {base.body.epoch}, on timeline {job.timeline + 1}; run it to resume")
@@ -233,7 +234,7 @@ def _ask(stored: Stored, base: Completed, args: argparse.Namespace, timeout_s: f
         reply = requests.answer_to(stored.store, request)  # a run refuses undone requests, then ends
         heard = heard or reply is not None
         if reply is not None and not reply["accepted"]:
-            raise _refused(stored, str(reply.get("reason") or "no reason was given"))
+            raise _refused(stored, str(reply.get("reason") or "no reason was given"), reply.get("outdated") is True)
         if now.timeline > job.timeline and _arrived(now, base, shown, args.stop):
             return True
         if shown.state == "unreachable" and shown.driver is not None and is_gone(shown.driver):
@@ -374,9 +375,8 @@ def _moved(stored: Stored, wanted: str) -> Fenced:
     )
 
 
-def _refused(stored: Stored, reason: str) -> ConfigError | Fenced:
-    raced = "meanwhile" in reason or "since the plan" in reason
-    return (Fenced if raced else ConfigError)(
+def _refused(stored: Stored, reason: str, outdated: bool) -> ConfigError | Fenced:
+    return (Fenced if outdated else ConfigError)(
         f"job {stored.name!r} was not rewound: {reason}",
         not_done="nothing was changed",
         next_step=f"see holdfast status {stored.name} and holdfast checkpoints list {stored.name}, then plan again",
@@ -385,12 +385,12 @@ def _refused(stored: Stored, reason: str) -> ConfigError | Fenced:
 
 
 def _not_in_time(stored: Stored, now: Job, shown: Status, heard: bool, timeout: str) -> Unavailable:
-    told = "the driver has accepted the request" if heard else "no driver has answered the request"
+    reported = "the driver has accepted the request" if heard else "no driver has answered the request"
     if now.timeline > stored.job.timeline:
-        told = "the rewind is in the log, but its targets are not known to be repaired yet"
+        reported = "the rewind is in the log, but its targets are not known to be repaired yet"
     why = f"within {timeout}" if shown.state in RUNNING else f"before the run ended ({shown.state})"
     return Unavailable(
-        f"job {stored.name!r} has not completed the rewind {why}; {told}",
+        f"job {stored.name!r} has not completed the rewind {why}; {reported}",
         not_done="a request remains valid while the run lasts; a rewind in the log is completed first by the next run",
         next_step=f"see what delays it: holdfast explain {stored.name}",
         where=Where(job=stored.name),

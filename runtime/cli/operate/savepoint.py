@@ -17,10 +17,11 @@ from typing import Any
 from holdfast.checkpoint import joblog
 from holdfast.errors import ConfigError, Unavailable, Where
 from holdfast.runtime.cli.arguments import add_command, add_job, add_timeout, root_of, timeout_of
-from holdfast.runtime.cli.operate.history import RUNNING, Stored, open_job, status_of
+from holdfast.runtime.cli.operate.history import RUNNING, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.job import requests
 from holdfast.runtime.job.naming import Naming, check_name
+from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
 
 LOOK_EVERY_S = 0.2
@@ -109,9 +110,9 @@ def _ask(stored: Stored, name: str, generation: int, deadline: float, timeout: s
             )
         if shown.state not in RUNNING or time.monotonic() > deadline:
             why = f"within {timeout}" if shown.state in RUNNING else f"before the run ended ({shown.state})"
-            told = "the driver has accepted the request" if heard else "no driver has answered the request"
+            reported = "the driver has accepted the request" if heard else "no driver has answered the request"
             raise Unavailable(
-                f"job {stored.name!r} has not completed the savepoint {name!r} {why}; {told}",
+                f"job {stored.name!r} has not completed the savepoint {name!r} {why}; {reported}",
                 not_done="it is not in the log; the request remains valid as long as the run lasts",
                 next_step=f"see what delays it: holdfast explain {stored.name}; then try again",
                 where=Where(job=stored.name),

@@ -22,9 +22,9 @@ from holdfast.checkpoint.repository import read_verified
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, ObjectRef
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.operate.history import Stored
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.job.log_end import beyond_the_log, way_out
+from holdfast.runtime.job.stored import Stored
 from holdfast.state.changelog import unseal
 
 PROGRESS_EVERY_S = 1.0

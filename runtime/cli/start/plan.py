@@ -75,9 +75,10 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
     Args:
         positions: The source positions of the last checkpoint.
     """
-    from holdfast.runtime.sources.reading import refuse_other_sources
+    from holdfast.runtime.execution.admission import check_partitions
+    from holdfast.runtime.plan.same_source import refuse_other_sources
 
-    found = []
+    found, positions = [], tuple(positions)
     store = open_objects(join(settings.root, plan.app), writable=False)
     if isinstance(store, LocalObjects):
         there = next(folder for folder in (store.root, *store.root.parents) if folder.exists())
@@ -97,6 +98,7 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
             spec.source.check()
             with closing(spec.source.open()) as opened:
                 refuse_other_sources(plan.app, positions, {spec.name: opened})
+                check_partitions(plan, positions, spec.name, opened.partitions())
         except HoldfastError as error:
             found.append({"what": error.what, "next": error.next_step})
     return found

@@ -78,10 +78,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drop-state",
-        metavar="OP",
+        metavar="OP[.AGG]",
         action="append",
         default=[],
-        help="discard the state of an operator that was removed or has changed; may be given several times",
+        help="give up the state of an operator, or of one of its aggregates, that was removed or has changed; "
+        "may be given several times",
     )
     parser.add_argument(
         "--once", action="store_true", help="read up to the current ends of the sources, checkpoint, deliver, stop"

@@ -22,7 +22,7 @@ from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.sinks.contract import DELETE, OP, PUT
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner
-from holdfast.sinks.sqlite.sink import ImmediateSQLite
+from holdfast.sinks.sql.sink import ImmediateTable
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
@@ -99,11 +99,11 @@ class Writes:
         raise error
 
 
-class UnheardSink(ImmediateSQLite):
+class UnheardSink(ImmediateTable):
     """A sink of whose first write in each generation nobody hears that it is done."""
 
-    def open_at_once(self, owner: Owner) -> ImmediateTarget:
-        return Unheard(super().open_at_once(owner))
+    def open_immediate(self, owner: Owner) -> ImmediateTarget:
+        return Unheard(super().open_immediate(owner))
 
 
 class Unheard:
@@ -120,7 +120,7 @@ class Unheard:
 
 
 def unheard(sink: ImmediateSink) -> ImmediateSink:
-    assert isinstance(sink, ImmediateSQLite)
+    assert isinstance(sink, ImmediateTable)
     return UnheardSink(sink.table)
 
 

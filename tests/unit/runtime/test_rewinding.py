@@ -172,6 +172,21 @@ class TestRequest:
             t.checkpoint()
             assert self.refused(t, epoch=base, timeline=1, planned=planned + 1) is None
 
+    def test_only_a_plan_that_the_job_has_outrun_is_answered_as_outdated(self) -> None:
+        with TestDriver(counted()) as t:
+            t.push("bids", [bid(1, 10)])
+            base = t.checkpoint()
+            generation = t.cluster.driver.state.job.generation
+            for args, outdated in (
+                ({"epoch": base, "timeline": 1, "planned": generation + 1}, True),
+                ({"epoch": base, "timeline": 2}, True),
+                ({"timeline": 2}, False),
+                ({"epoch": base + 1, "timeline": 1}, False),
+            ):
+                answer = t.cluster.driver.asked("rewind", args, generation, generation)
+                assert answer is not None and not answer["accepted"]
+                assert answer.get("outdated", False) is outdated, args
+
     def test_one_that_does_not_list_what_it_accepts_is_refused(self) -> None:
         with TestDriver(counted()) as t:
             t.push("bids", [bid(1, 10)])

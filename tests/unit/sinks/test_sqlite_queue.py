@@ -15,10 +15,10 @@ import pytest
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import Delivered
+from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sqlite import queue as sqlite_queue
 from holdfast.sinks.sqlite.queue import queue_of
 from holdfast.sinks.sqlite.sink import SQLite
-from holdfast.sinks.sqlite.target import SQLiteTarget
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 FIRST = Tag(Timeline(1), Epoch(1))
@@ -51,7 +51,7 @@ def sink(tmp_path: Path) -> SQLite:
 
 
 @pytest.fixture
-def target(sink: SQLite) -> Iterator[SQLiteTarget]:
+def target(sink: SQLite) -> Iterator[SqlTarget]:
     with closing(sink.open("job", Writer("out", Subtask(0)))) as opened:
         yield opened
 
@@ -64,7 +64,7 @@ def other(sink: SQLite) -> Iterator[sqlite3.Connection]:
 
 class TestTurns:
     def test_a_delivery_begins_at_the_first_look_at_which_the_file_is_free(
-        self, target: SQLiteTarget, other: sqlite3.Connection, waits: Waits
+        self, target: SqlTarget, other: sqlite3.Connection, waits: Waits
     ) -> None:
         target.delivered()
         other.execute("BEGIN IMMEDIATE")
@@ -73,7 +73,7 @@ class TestTurns:
         assert waits.count == 5
 
     def test_the_tag_is_read_as_soon_as_a_commit_under_way_is_over(
-        self, target: SQLiteTarget, other: sqlite3.Connection, waits: Waits
+        self, target: SqlTarget, other: sqlite3.Connection, waits: Waits
     ) -> None:
         target.delivered()
         other.execute("BEGIN EXCLUSIVE")
@@ -81,7 +81,7 @@ class TestTurns:
         assert target.delivered() is None
         assert waits.count == 5
 
-    def test_whoever_is_first_in_the_queue_goes_first(self, sink: SQLite, target: SQLiteTarget, waits: Waits) -> None:
+    def test_whoever_is_first_in_the_queue_goes_first(self, sink: SQLite, target: SqlTarget, waits: Waits) -> None:
         target.delivered()
         handle = os.open(queue_of(sink.path), os.O_RDWR)
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -90,7 +90,7 @@ class TestTurns:
         assert waits.count == 3
 
     def test_one_that_is_stopped_in_the_queue_holds_nobody_up_for_good(
-        self, sink: SQLite, target: SQLiteTarget, waits: Waits, monkeypatch: pytest.MonkeyPatch
+        self, sink: SQLite, target: SqlTarget, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         target.delivered()
         monkeypatch.setattr(sqlite_queue, "WITHIN_S", 0.0)
@@ -99,7 +99,7 @@ class TestTurns:
             assert target.deliver(FIRST, []) == Delivered(0)
 
     def test_a_file_that_stays_locked_is_reported(
-        self, target: SQLiteTarget, other: sqlite3.Connection, waits: Waits, monkeypatch: pytest.MonkeyPatch
+        self, target: SqlTarget, other: sqlite3.Connection, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         target.delivered()
         monkeypatch.setattr(sqlite_queue, "WITHIN_S", 0.0)
@@ -119,6 +119,6 @@ class TestTurns:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     found.append(True)
 
-        with closing(SQLiteTarget(sink, "job", Writer("out", Subtask(0)), free)) as target:
+        with closing(SqlTarget(sink, "job", Writer("out", Subtask(0)), free)) as target:
             target.deliver(FIRST, [])
         assert found == [True]

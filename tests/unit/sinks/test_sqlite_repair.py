@@ -14,8 +14,8 @@ import pytest
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, Repair, Rewinding
+from holdfast.sinks.sql.added import ranges_of
 from holdfast.sinks.sql.values import from_json
-from holdfast.sinks.sqlite.added import ranges_of
 from holdfast.sinks.sqlite.sink import SQLite
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
@@ -107,7 +107,7 @@ class TestAddedRows:
         assert (found.verdict, found.changed_by_others) == ("impossible", 2)
         assert found.sample == ({"first_rowid": 5, "last_rowid": 6},)
         before = users(added)
-        with pytest.raises(ConfigError, match="which are the job's cannot be told"):
+        with pytest.raises(ConfigError, match="which rows are the job's is no longer known"):
             repair(added, 2)
         assert users(added) == before and undone_nothing(added, (1, 3))
         assert plan(added, 3).verdict == "truncate"

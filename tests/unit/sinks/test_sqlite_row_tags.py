@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, Delivered
-from holdfast.sinks.sqlite.rows import TAG_COLUMN, last_tag, row_tag
+from holdfast.sinks.sql.row_tags import last_tag, row_tag
+from holdfast.sinks.sql.table import TAG_COLUMN
 from holdfast.sinks.sqlite.sink import SQLite
 
 JOB, OTHER = "6f9b0f6e-0000-4000-8000-000000000001", "6f9b0f6e-0000-4000-8000-000000000002"

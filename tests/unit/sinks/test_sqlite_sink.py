@@ -23,10 +23,12 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered
-from holdfast.sinks.sql.values import affinity, from_json, real_as_json, rows_of
-from holdfast.sinks.sqlite.file import connect, json_object
+from holdfast.sinks.sql.dialect import Column
+from holdfast.sinks.sql.target import SqlTarget
+from holdfast.sinks.sql.values import from_json, real_as_json, rows_of
+from holdfast.sinks.sqlite.dialect import SQLiteDialect, affinity
+from holdfast.sinks.sqlite.file import connect
 from holdfast.sinks.sqlite.sink import SQLite
-from holdfast.sinks.sqlite.target import SQLiteTarget
 
 JOB, WRITER = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0))
 NOBODY = 65534
@@ -83,7 +85,7 @@ def keyed(tmp_path: Path) -> SQLite:
 
 
 @pytest.fixture
-def target(keyed: SQLite) -> Iterator[SQLiteTarget]:
+def target(keyed: SQLite) -> Iterator[SqlTarget]:
     with closing(keyed.open(JOB, WRITER)) as target:
         yield target
 
@@ -329,7 +331,8 @@ class TestBeforeImages:
             db.create_function("holdfast_real", 1, real_as_json)
             db.execute("CREATE TABLE t (r REAL, t TEXT)")
             db.execute("INSERT INTO t VALUES (?, ?)", (real, text))
-            stored = db.execute(f"SELECT r, t, {json_object('t', ['t', 'r'])} FROM t").fetchone()
+            as_json = SQLiteDialect("unused").row_json("t", [Column("t", "TEXT"), Column("r", "REAL")])
+            stored = db.execute(f"SELECT r, t, {as_json} FROM t").fetchone()
         assert stored[:2] == (real, text)
         assert from_json(stored[2]) == {"r": real, "t": text}
 
@@ -346,7 +349,7 @@ class TestRefusals:
             assert (target.delivered(), ask(sink.path, "SELECT * FROM users")) == (None, [])
 
     def test_a_file_that_is_busy_is_unavailable_and_works_when_it_is_free(
-        self, keyed: SQLite, target: SQLiteTarget
+        self, keyed: SQLite, target: SqlTarget
     ) -> None:
         with closing(sqlite3.connect(keyed.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -355,9 +358,7 @@ class TestRefusals:
             other.execute("ROLLBACK")
         assert target.deliver(tag(1), [batch(SCHEMA, (1, "ann"))]) == Delivered(1)
 
-    def test_a_reader_that_holds_the_file_at_the_commit_undoes_it_whole(
-        self, keyed: SQLite, target: SQLiteTarget
-    ) -> None:
+    def test_a_reader_that_holds_the_file_at_the_commit_undoes_it_whole(self, keyed: SQLite, target: SqlTarget) -> None:
         with closing(sqlite3.connect(keyed.path, isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM users").fetchone()
@@ -366,20 +367,20 @@ class TestRefusals:
             reader.execute("ROLLBACK")
         assert target.delivered() is None
 
-    def test_a_missing_file_is_not_created_by_a_delivery(self, keyed: SQLite, target: SQLiteTarget) -> None:
+    def test_a_missing_file_is_not_created_by_a_delivery(self, keyed: SQLite, target: SqlTarget) -> None:
         os.remove(keyed.path)
         with pytest.raises(ConfigError, match="the file is not there"):
             target.deliver(tag(1), [])
         assert not os.path.exists(keyed.path)
 
-    def test_a_dropped_table_is_named(self, keyed: SQLite, target: SQLiteTarget) -> None:
+    def test_a_dropped_table_is_named(self, keyed: SQLite, target: SqlTarget) -> None:
         with closing(sqlite3.connect(keyed.path)) as db:
             db.execute("DROP TABLE users")
         with pytest.raises(ConfigError, match="the table is not there"):
             target.deliver(tag(1), [batch(SCHEMA, (1, "ann"))])
 
     def test_a_file_replaced_under_an_open_target_is_noticed(
-        self, keyed: SQLite, target: SQLiteTarget, tmp_path: Path
+        self, keyed: SQLite, target: SqlTarget, tmp_path: Path
     ) -> None:
         backup = Path(keyed.path).read_bytes()
         target.deliver(tag(1), [batch(SCHEMA, (1, "ann"))])
@@ -389,7 +390,7 @@ class TestRefusals:
             target.deliver(tag(2), [batch(SCHEMA, (2, "bea"))])
         assert target.delivered() is None
 
-    def test_broken_bytes_are_damage(self, keyed: SQLite, target: SQLiteTarget) -> None:
+    def test_broken_bytes_are_damage(self, keyed: SQLite, target: SqlTarget) -> None:
         with open(keyed.path, "r+b") as file:
             file.write(b"\x00" * 4096)
         with pytest.raises(Damaged):
@@ -401,13 +402,13 @@ import os, signal, sys
 import pyarrow as pa
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.sqlite.sink import SQLite
-from holdfast.sinks.sqlite.target import SQLiteTarget
+from holdfast.sinks.sql.target import SqlTarget
 
 def fault(point):
     if point == sys.argv[2]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-target = SQLiteTarget(SQLite(sys.argv[1], "users", ["user"]), sys.argv[3], Writer("out", Subtask(0)), fault)
+target = SqlTarget(SQLite(sys.argv[1], "users", ["user"]), sys.argv[3], Writer("out", Subtask(0)), fault)
 schema = pa.schema([("user", pa.int64()), ("name", pa.string()), ("_op", pa.int8())])
 puts = pa.repeat(pa.scalar(0, pa.int8()), 20_000)
 rows = pa.record_batch([pa.array(range(20_000)), pa.array(["new"] * 20_000), puts], schema=schema)
@@ -460,10 +461,10 @@ class TestPowerFailure:
         sink.prepare(SCHEMA, ("user",))
         with closing(connect(sink.path, "rw")) as db:
             assert db.execute("PRAGMA synchronous").fetchone() == (3,)
-        with closing(SQLiteTarget(sink, JOB, WRITER)) as target:
+        with closing(SqlTarget(sink, JOB, WRITER)) as target:
             target.deliver(tag(1), [])
-            assert target._db is not None
-            assert target._db.execute("PRAGMA synchronous").fetchone() == (3,)
+            assert target._connection.db is not None
+            assert target._connection.db.execute("PRAGMA synchronous").fetchone() == (3,)
 
 
 class TestModes:
@@ -488,11 +489,12 @@ class TestFullDisk:
     def test_it_is_reported_as_such_and_not_as_a_busy_file(self, tmp_path: Path) -> None:
         sink = SQLite(tmp_path / "out.db", "t", ("user",))
         sink.prepare(SCHEMA, ("user",))
-        with closing(SQLiteTarget(sink, JOB, WRITER)) as target:
+        with closing(SqlTarget(sink, JOB, WRITER)) as target:
             target.deliver(tag(1), [])
-            assert target._db is not None
-            pages = target._db.execute("PRAGMA page_count").fetchone()[0]
-            target._db.execute(f"PRAGMA max_page_count = {pages}")
+            db = target._connection.db
+            assert db is not None
+            pages = db.execute("PRAGMA page_count").fetchone()[0]
+            db.execute(f"PRAGMA max_page_count = {pages}")
             batch = pa.RecordBatch.from_pylist([{"user": n, "name": "x" * 100} for n in range(2_000)], schema=SCHEMA)
             with pytest.raises(Unavailable, match="the disk of the file is full") as full:
                 target.deliver(tag(2), [batch])

@@ -15,11 +15,11 @@ import pytest
 from holdfast.checkpoint import joblog
 from holdfast.errors import AlreadyExists, Unavailable
 from holdfast.runtime.cli.main import COMMANDS
-from holdfast.runtime.cli.operate.history import Stored, open_job
 from holdfast.runtime.cli.operate.savepoint import name_last
 from holdfast.runtime.execution.admission import check_from
 from holdfast.runtime.job import requests
 from holdfast.runtime.job.requests import Inbox, Request
+from holdfast.runtime.job.stored import Stored, open_job
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
@@ -81,8 +81,8 @@ class TestEvents:
         job.stop()
         holdfast("savepoint", "hot", "v1")
         shown = holdfast("events", "hot", "--json").json
-        told = [(each["event"], each["epoch"], each["cause"], each["savepoint"]) for each in shown]
-        assert told == [
+        reported = [(each["event"], each["epoch"], each["cause"], each["savepoint"]) for each in shown]
+        assert reported == [
             ("created", None, None, None),
             ("started", None, "started", None),
             ("restarted", 5, "worker w1 was killed", None),
@@ -265,16 +265,16 @@ class TestSavepoint:
         job = history("hot")
         job.checkpoint(5)
         stored = open_job(str(root), "hot")
-        create, told = stored.store.create, [Unavailable("reply lost", next_step="again")]
+        create, reported = stored.store.create, [Unavailable("reply lost", next_step="again")]
 
         def lossy(path: str, data: bytes) -> None:
             try:
                 create(path, data)
             except AlreadyExists:
-                assert not told
+                assert not reported
                 raise
-            if told:
-                raise told.pop()
+            if reported:
+                raise reported.pop()
 
         monkeypatch.setattr(stored.store, "create", lossy)
         assert name_last(stored, "v1", "me", 1).savepoints == (joblog.Savepoint("v1", job._epochs[-1]),)

@@ -11,8 +11,8 @@ from words_job import Words
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged
-from holdfast.runtime.cli.operate.history import Stored
 from holdfast.runtime.cli.operate.rewind import planned
+from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.rewind.target import Wanted
 from holdfast.storage.objects import LocalObjects
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.cli.operate.history import open_job
+from holdfast.runtime.job.stored import open_job
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History

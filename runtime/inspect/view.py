@@ -1,0 +1,186 @@
+"""How the state of an operator is shown: under the names and types of its results, from its identity alone.
+
+The identity is stored with every checkpoint (docs/design/0024), so the job's code is not needed. Aggregates are shown
+by their values, windows with start and end, the clock of an operator per key group. Other state, and state of versions
+that kept no identity, is shown by its own columns.
+
+Pure.
+Source: docs/design/0037-state-inspection.md; API.md (result columns).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.checkpoint.manifest import OperatorState
+from holdfast.model import NEVER_US
+from holdfast.runtime.operators.contract import is_part
+from holdfast.runtime.plan.fields import kept_fields
+from holdfast.runtime.rows.aggregate_functions import FUNCTIONS
+from holdfast.runtime.rows.aggregates import Aggregation, BoundAggregation, bound, result_of, state_columns
+from holdfast.runtime.rows.windows import CLOCK_COLUMNS, CLOCK_KEY, TIME, TIME_FIRST_US, TIME_LAST_US, WINDOW_START
+from holdfast.state.blocks import Rows
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
+
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=(.+))?\]")
+_ALIASES = {"date32[day]": pa.date32(), "date64[ms]": pa.date64()}
+
+Compute = Callable[[Rows, Sequence[pa.Array]], pa.Array]
+"""Makes one shown column from rows and their decoded key columns."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The shown columns of one operator.
+
+    Args:
+        name: The operator.
+        number: Its number, which begins its keys in storage.
+        key: Its key type; of unknown nullability, which moves no key, every column is nullable.
+        keys: The shown columns that belong to the key; the others are values.
+        schema: The shown columns, keys first.
+    """
+
+    name: str
+    number: int
+    key: KeyType
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    compute: tuple[Compute, ...]
+    spec: TableSpec
+    """The declaration of its state."""
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Return the shown columns that are no keys."""
+        return tuple(name for name in self.schema.names if name not in self.keys)
+
+    @property
+    def routed(self) -> KeyType:
+        """Return the columns of the key by which a user names it: without the end of a window."""
+        first = self.key.unrouted
+        return KeyType(self.key.names[first:], self.key.types[first:], self.key.nullable[first:])
+
+    def table(self, rows: Rows) -> pa.RecordBatch:
+        """Return rows as they are shown."""
+        keys = rows.key_columns()
+        return pa.RecordBatch.from_arrays([each(rows, keys) for each in self.compute], schema=self.schema)
+
+
+def view_of(operator: OperatorState) -> View:
+    """Return how the state of an operator is shown."""
+    described, identity = operator.schema, operator.schema.get("identity", {})
+    key = _key_of(described, identity)
+    if _is_clock(operator):
+        shown = [_group(), _time(CLOCK_COLUMNS[0].name)]
+        return _view(operator, key, shown[:1], shown[1:])
+    keys = [_key(key, at) for at in range(key.unrouted, len(key.names))]
+    ends = [_key(key, at) for at in range(key.unrouted)]
+    aggregates = identity.get("aggregates", [])
+    if not aggregates or any(each["function"] not in FUNCTIONS for each in aggregates):
+        times = identity.get("times", [])
+        raw = [(name, kind) for name, kind in described["columns"] if name not in key.names]
+        return _view(operator, key, ends + keys, [_time(n) if n in times else _raw(n, kind) for n, kind in raw])
+    if (size_us := identity.get("window", {}).get("size_us")) is not None:
+        ends = [_window_start(size_us), *ends]
+    return _view(operator, key, keys + ends, [_result(each) for each in aggregates])
+
+
+def type_of(text: str) -> pa.DataType:
+    """Return the Arrow type that `str` shows as this text."""
+    if (match := _TIMESTAMP.fullmatch(text)) is not None:
+        return pa.timestamp(match[1], match[2])
+    return _ALIASES[text] if text in _ALIASES else pa.type_for_alias(text)
+
+
+_Shown = tuple[pa.Field, Compute]
+
+
+def _view(operator: OperatorState, key: KeyType, keys: list[_Shown], values: list[_Shown]) -> View:
+    fields = [field for field, _ in keys + values]
+    names = tuple(field.name for field, _ in keys)
+    compute = tuple(each for _, each in keys + values)
+    return View(operator.name, operator.id, key, names, pa.schema(fields), compute, _spec_of(operator, key))
+
+
+def _spec_of(operator: OperatorState, key: KeyType) -> TableSpec:
+    """Return the declaration of an operator's state as of its checkpoint."""
+    fields, described = kept_fields(operator.schema), operator.schema
+    aggregates = [each for each in described.get("identity", {}).get("aggregates", ()) if each["function"] in FUNCTIONS]
+    known = {column.name: column for each in aggregates for column in state_columns(_bound(each))}
+    columns = [known.get(name, ColumnSpec(name, np.dtype(dtype))) for name, dtype in described["columns"]]
+    declared = tuple(
+        replace(column, id=fields.ids[column.name], late=fields.ids[column.name] in fields.late) for column in columns
+    )
+    return TableSpec(operator.id, operator.name, key, declared, fields.past)
+
+
+def _key_of(described: Mapping[str, Any], identity: Mapping[str, Any]) -> KeyType:
+    names, types = zip(*((name, type_of(kind)) for name, kind in described["key"]), strict=True)
+    routed = identity.get("key")
+    # Versions without an identity recorded the windows as text.
+    unrouted = int("window" in described) if routed is None else len(names) - len(routed)
+    known = {each["column"]: each["nullable"] for each in routed or ()}
+    nullable = tuple(at >= unrouted and known.get(name, True) for at, name in enumerate(names))
+    return KeyType(names, types, nullable, unrouted)
+
+
+def _is_clock(operator: OperatorState) -> bool:
+    names = [[each[0] for each in operator.schema[part]] for part in ("key", "columns")]
+    return is_part(operator.name) and names == [list(CLOCK_KEY.names), [each.name for each in CLOCK_COLUMNS]]
+
+
+def _key(key: KeyType, at: int) -> _Shown:
+    return pa.field(key.names[at], key.types[at], key.nullable[at]), lambda rows, keys: keys[at]
+
+
+def _group() -> _Shown:
+    """Return the key group itself, whose row has an arbitrary key in it."""
+    field = pa.field(CLOCK_KEY.names[0], pa.int64(), nullable=False)
+    return field, lambda rows, keys: pa.array(rows.groups.astype(np.int64))
+
+
+def _window_start(size_us: int) -> _Shown:
+    field = pa.field(WINDOW_START, TIME, nullable=False)
+    return field, lambda rows, keys: pa.array(keys[0].view(pa.int64()).to_numpy() - size_us).view(TIME)
+
+
+def _raw(name: str, dtype: str) -> _Shown:
+    kind = pa.from_numpy_dtype(np.dtype(dtype))
+    return pa.field(name, kind, nullable=False), lambda rows, keys: pa.array(rows.columns[name])
+
+
+def _time(name: str) -> _Shown:
+    """Return event time in microseconds: null before the first record, the end of year 9999 after the last."""
+
+    def times(rows: Rows, keys: Sequence[pa.Array]) -> pa.Array:
+        values = rows.columns[name]
+        return pa.array(np.clip(values, TIME_FIRST_US, TIME_LAST_US), mask=values == NEVER_US).view(TIME)
+
+    return pa.field(name, TIME), times
+
+
+def _result(described: Mapping[str, Any]) -> _Shown:
+    """Return an aggregate's value, computed as the operator computes it."""
+    aggregate = _bound(described)
+
+    def results(rows: Rows, keys: Sequence[pa.Array]) -> pa.Array:
+        state = {role: rows.columns[stored] for role, stored in aggregate.state.items()}
+        return result_of(aggregate, state, np.arange(len(rows)))
+
+    return aggregate.result, results
+
+
+def _bound(described: Mapping[str, Any]) -> BoundAggregation:
+    """Return an aggregate, bound to the input that it had."""
+    given, name = described["input"], described["name"]
+    fields = [] if given is None else [pa.field(given["column"], type_of(given["type"]), given["nullable"])]
+    column = None if given is None else given["column"]
+    return bound(name, Aggregation(described["function"], column), pa.schema(fields), "stored state")

@@ -1,0 +1,64 @@
+"""The owner of a SQL target: the driver that last took it over, compared and noted inside a transaction.
+
+The table `holdfast_owner` is created by `prepare`; in a target that an earlier version prepared, by the first
+transaction that notes an owner.
+
+Source: PROTOCOL P17; sinks/owners.py; docs/design/0021-owned-targets.md.
+"""
+
+from __future__ import annotations
+
+from holdfast.model import Generation
+from holdfast.sinks.owners import Claim, Held, Holding
+from holdfast.sinks.sql import tags
+from holdfast.sinks.sql.dialect import Upsert
+from holdfast.sinks.sql.session import Session
+
+
+def held(s: Session, job_uuid: str, sink: str, hold: bool = False) -> Held | None:
+    """Return who owns a sink's target; None if it was never noted.
+
+    Args:
+        hold: The owner stays the same until the transaction ends.
+    """
+    if not s.has(tags.OWNER):
+        return None
+    given = s.given()
+    row = s.execute(
+        f"SELECT owner, generation FROM {s.own(tags.OWNER)} WHERE {tags.of_sink(given, job_uuid, sink)}"
+        f"{s.dialect.hold if hold else ''}",
+        given,
+    ).fetchone()
+    return None if row is None else Held(row[0], Generation(row[1]))
+
+
+def check(s: Session, where: str, job_uuid: str, sink: str, claim: Claim | None, hold: bool = False) -> None:
+    """Refuse a claim if another history owns the target, and note nothing.
+
+    Args:
+        hold: The answer has to hold until the transaction ends, because it writes.
+
+    Raises:
+        Fenced: another history owns the target.
+    """
+    if claim is not None:
+        claim.must_take_over(where, held(s, job_uuid, sink, hold))
+
+
+def take_over(s: Session, where: str, job_uuid: str, sink: str, claim: Claim | None) -> None:
+    """Inside a transaction: compare the owner, and note the claim if the owner is another driver.
+
+    Raises:
+        Fenced: another history owns the target.
+    """
+    if claim is not None and claim.must_take_over(where, held(s, job_uuid, sink, hold=True)):
+        s.execute(tags.create_owner(s.dialect))
+        given = s.given()
+        source = f"VALUES ({given(job_uuid, sink, claim.owner, claim.generation)})"
+        columns = ("job", "sink", "owner", "generation")
+        s.dialect.upsert(s.db, Upsert(s.own(tags.OWNER), columns, ("job", "sink"), source, given.values))
+
+
+def holding(s: Session, job_uuid: str, sink: str) -> Holding:
+    """Return the owner of a sink's target, and the newest tag of its writers."""
+    return Holding(held(s, job_uuid, sink), tags.newest(s, job_uuid, sink))

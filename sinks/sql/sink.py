@@ -1,0 +1,215 @@
+"""A table of a SQL database as a sink: everything but its place.
+
+A public sink is a frozen dataclass that derives from `TableSink`, and gives the dialect, bound to a place, and how
+messages name the table. target.py writes at each commit, immediate.py before it.
+
+Pure: no clock, thread or I/O of its own. Source: DESIGN section 7; API.md (sinks); docs/design/0034-sql-dialects.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import closing
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from holdfast.errors import ConfigError
+from holdfast.model import Writer
+from holdfast.sinks.audited import AuditQuery, TargetContents
+from holdfast.sinks.contract import Repair, Rewinding, check_key, check_null_keys
+from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Owner, Written
+from holdfast.sinks.owners import Claim, Holding
+from holdfast.sinks.sql import audit, immediate, owners, tags
+from holdfast.sinks.sql.dialect import Dialect, preparing, translated
+from holdfast.sinks.sql.repair import create_horizon, plan_repair, repair
+from holdfast.sinks.sql.row_tags import create_tombstone
+from holdfast.sinks.sql.session import Session
+from holdfast.sinks.sql.table import TAG_COLUMN, check_columns, check_existing, check_table_name, create_table
+from holdfast.sinks.sql.target import SqlTarget
+from holdfast.sinks.sql.values import check_values
+from holdfast.traits import SinkTraits
+
+
+class TableSink(ABC):
+    """A table as a sink. See contract.Sink.
+
+    Attributes:
+        table: Its name.
+        key: The columns of its primary key; None: rows are only added.
+        delivery: "transactional", or "idempotent": every row carries its tag.
+    """
+
+    table: str
+    key: tuple[str, ...] | None
+    delivery: str
+
+    @property
+    @abstractmethod
+    def dialect(self) -> Dialect:
+        """The database and its place."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """How messages name the target."""
+
+    @property
+    @abstractmethod
+    def traits(self) -> SinkTraits:
+        """See Sink.traits."""
+
+    @property
+    def tags_rows(self) -> bool:
+        """Whether every row carries its tag."""
+        return self.delivery == "idempotent"
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check."""
+        self._check_delivery(schema)
+        check_table_name(self.where, self.dialect, self.table)
+        check_key(self.where, schema, upsert_key, self.key)
+        check_columns(self.where, self.dialect, schema)
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self.check(schema, upsert_key)
+        dialect = self.dialect
+        dialect.check_place(self.where)
+        with preparing(dialect, self.where), closing(dialect.connect("create")) as db:
+            s = Session(dialect, db)
+            dialect.begin_schema(db)
+            for create in (tags.create_progress, tags.create_undo, tags.create_owner):
+                s.execute(create(dialect))
+            if self.tags_rows:
+                s.execute(create_tombstone(dialect))
+            create_horizon(s)
+            self._prepare_table(s, schema)
+            s.commit()
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept."""
+        check_null_keys(self.where, self.key, batch)
+        check_values(self.where, batch)
+
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> SqlTarget:
+        """See Sink.open."""
+        return SqlTarget(self, job_uuid, writer, claim=claim)
+
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """See HeldSink.holding."""
+        with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:
+            return owners.holding(Session(self.dialect, db), job_uuid, name)
+
+    def immediate(self) -> ImmediateSink:
+        """See IdempotentSink.immediate."""
+        assert self.tags_rows, "other rows keep no tags"
+        return ImmediateTable(self)
+
+    def check_owner(self, job_uuid: str | None, name: str) -> None:
+        """Refuse a table that this sink of this job has written immediately until now; see OwnedSink.check_owner."""
+        if self.tags_rows:
+            immediate.refuse_fenced(self, job_uuid, name)
+
+    def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.plan_repair."""
+        return plan_repair(self, rewinding, schema)
+
+    def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
+        """See RepairableSink.repair."""
+        return repair(self, rewinding, schema)
+
+    def contents(self, query: AuditQuery) -> TargetContents:
+        """See AuditableSink.shown."""
+        return audit.contents(self, query)
+
+    def _check_delivery(self, schema: pa.Schema) -> None:
+        if self.delivery not in ("transactional", "idempotent"):
+            raise ConfigError(
+                f"{self.where}: there is no delivery={self.delivery!r}",
+                next_step='leave delivery out, or write delivery="transactional" or delivery="idempotent"',
+            )
+        if self.tags_rows and self.key is None:
+            raise ConfigError(
+                f'{self.where}: delivery="idempotent" keeps a tag per key, and the sink has no key',
+                next_step="give the sink key=[...], or leave delivery out: rows are then added, each exactly once",
+            )
+        if self.tags_rows and self.dialect.folded(TAG_COLUMN) in map(self.dialect.folded, schema.names):
+            raise ConfigError(
+                f"{self.where}: the stream has a column named {TAG_COLUMN!r}, which holds the tags of rows",
+                next_step="rename it before the sink",
+            )
+
+    def _prepare_table(self, s: Session, schema: pa.Schema) -> None:
+        """Create the user's table if it is missing, else check that the stream fits it."""
+        if self.tags_rows:
+            schema = schema.append(pa.field(TAG_COLUMN, pa.string(), nullable=False))
+        kind = s.dialect.kind_of(s.db, self.table)
+        if kind is None:
+            s.execute(create_table(self.where, s.dialect, self.table, schema, self.key))
+        elif kind != "table":
+            raise ConfigError(f"{self.where}: is a {kind}, not a table", next_step="choose another table name")
+        else:
+            check_existing(self.where, s, self.table, schema, self.key)
+
+
+@dataclass(frozen=True)
+class ImmediateTable:
+    """A table with delivery="idempotent" where the plan found that it may be written immediately."""
+
+    table: TableSink
+
+    @property
+    def key(self) -> tuple[str, ...] | None:
+        """See Sink.key."""
+        return self.table.key
+
+    @property
+    def where(self) -> str:
+        """How messages name the target."""
+        return self.table.where
+
+    @property
+    def traits(self) -> SinkTraits:
+        """See Sink.traits; recorded shapes of jobs know this kind, without a place."""
+        return SinkTraits(
+            kind=f"Immediate{self.table.traits.kind}",
+            local_paths=self.table.traits.local_paths,
+            keyed=True,
+            immediate=True,
+            checks_owner=True,
+            remembers_owner=True,
+        )
+
+    def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.check."""
+        self.table.check(schema, upsert_key)
+
+    def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
+        """See Sink.prepare."""
+        self.table.prepare(schema, upsert_key)
+        immediate.prepare_fence(self.table)
+
+    def check_owner(self, job_uuid: str | None, name: str) -> None:
+        """Refuse a table that this sink of this job has written at the commit until now."""
+        immediate.refuse_delivered(self.table, job_uuid, name)
+
+    def accept(self, batch: pa.RecordBatch) -> None:
+        """See Sink.accept."""
+        self.table.accept(batch)
+
+    def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> SqlTarget:
+        """See Sink.open; nothing is ever staged for it."""
+        return self.table.open(job_uuid, writer, claim)
+
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """See HeldSink.holding."""
+        return self.table.holding(job_uuid, name)
+
+    def open_immediate(self, owner: Owner) -> ImmediateTarget:
+        """See ImmediateSink.open_immediate."""
+        return immediate.ImmediateSqlTarget(self.table, owner)
+
+    def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
+        """See ImmediateSink.written."""
+        return immediate.written(self.table, job_uuid, sink)

@@ -1,0 +1,169 @@
+"""A SQL table as a target: rows, tag and before-images in one transaction.
+
+A delivery first loads its rows into a temporary table of its own connection, which locks nobody out. Then one short
+transaction moves the tag, writes the before-images of every key it touches, and puts and deletes the rows set-wise.
+Several epochs of a writer that has fallen behind are loaded into a table each, and applied in order by one transaction.
+
+A table without a key gets before-images too: which rows a delivery added, by their numbers (added.py). repair.py takes
+deliveries back.
+
+With delivery="idempotent" every row carries its tag as well, and each key takes only what is newer (row_tags.py).
+Everything else is the same: one transaction, after the commit of the epoch.
+
+Invariants
+    - Moving the tag is the first statement of the delivery transaction; if it does not move, the transaction is rolled
+      back.
+    - A statement holds values as parameters only, and names only quoted.
+
+Pure: no clock, thread or I/O of its own. PROTOCOL P17, P21 (before-images), P24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from holdfast.errors import Unavailable
+from holdfast.model import Tag, Writer
+from holdfast.sinks.contract import (
+    DELETE,
+    OP,
+    PUT,
+    AlreadyDelivered,
+    Delivered,
+    EpochOutput,
+    Fault,
+    Outcome,
+    already,
+    no_fault,
+)
+from holdfast.sinks.owners import NEVER, Claim, check_continues
+from holdfast.sinks.sql import owners, tags
+from holdfast.sinks.sql.added import add_rows
+from holdfast.sinks.sql.connection import WriterConnection
+from holdfast.sinks.sql.dialect import TemporaryTable
+from holdfast.sinks.sql.keyed import change, record_before
+from holdfast.sinks.sql.row_tags import RowTags, row_tag
+from holdfast.sinks.sql.session import Session
+from holdfast.sinks.sql.table import SqlTable
+
+
+class SqlTarget:
+    """One writer's access to the table. See contract.Target."""
+
+    def __init__(
+        self, sink: SqlTable, job_uuid: str, writer: Writer, fault: Fault = no_fault, claim: Claim | None = None
+    ) -> None:
+        self._sink, self._job, self._writer, self._fault, self._claim = sink, job_uuid, writer, fault, claim
+        self._where = f"{sink.where}, sink {writer.sink!r}, writer {writer.subtask}"
+        self._connection = WriterConnection(sink, self._where)
+
+    def delivered(self) -> Tag | None:
+        """See Target.delivered."""
+        with self._connection.session() as s:
+            return self._look(s)
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
+        """See Target.deliver."""
+        return self.deliver_together([EpochOutput(tag, batches)], known)
+
+    def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
+        """See MergingTarget.deliver_together."""
+        first, last = epochs[0].tag, epochs[-1].tag
+        with self._connection.session() as s:
+            standing = self._look(s)
+            if standing is not None and standing >= first:
+                return already(self._where, first, standing)
+            loaded = [self._connection.incoming(n) for n in range(len(epochs))]
+            rows = [self._connection.load(s, to, epoch.batches) for to, epoch in zip(loaded, epochs, strict=True)]
+            self._fault("before_begin")
+            s.dialect.begin_write(s.db)
+            if not self._moved(s, first, last, known):
+                s.rollback()
+                return self._refused(s, first, known)
+            owners.take_over(s, self._where, self._job, self._writer.sink, self._claim)
+            self._fault("after_tag")
+            for n, epoch in enumerate(epochs):
+                if n:
+                    self._fault("between_epochs")
+                if rows[n]:
+                    self._apply(s, loaded[n], epoch.tag)
+            self._fault("before_commit")
+            s.commit()
+            self._fault("after_commit")
+            for each in loaded:
+                s.dialect.clear(s.db, each)
+            return Delivered(sum(rows))
+
+    def forget(self, through: Tag) -> None:
+        """See Target.forget."""
+        with self._connection.session() as s:
+            s.dialect.begin_write(s.db)
+            self._check_owner(s, hold=True)
+            tags.forget(s, tags.tag_row(self._job, self._writer, through))
+            if self._sink.tags_rows:
+                self._row_tags(s, self._connection.incoming()).forget(through)
+            s.commit()
+
+    def close(self) -> None:
+        """See Target.close."""
+        self._connection.close()
+
+    def _look(self, s: Session) -> Tag | None:
+        """Compare the owner and read the tag, before anything is loaded or written."""
+
+        def look() -> Tag | None:
+            self._check_owner(s)
+            return self._compared(s)
+
+        return s.dialect.look(s.db, look)
+
+    def _compared(self, s: Session) -> Tag | None:
+        """Return the standing tag, if it is one of this history. Raises Fenced."""
+        standing = tags.standing(s, tags.writer_row(self._job, self._writer))
+        if self._claim is not None:
+            self._claim.check_stands(self._where, owners.held(s, self._job, self._writer.sink), standing)
+        return standing
+
+    def _check_owner(self, s: Session, hold: bool = False) -> None:
+        owners.check(s, self._where, self._job, self._writer.sink, self._claim, hold)
+
+    def _moved(self, s: Session, first: Tag, last: Tag, known: Tag | None) -> bool:
+        """Move the tag to the last, if it stands where the writer knows it, or else below the first."""
+        row = tags.tag_row(self._job, self._writer, last)
+        if known is None:
+            return tags.advance_over(s, row, first)
+        if known == NEVER:
+            return tags.advance_first(s, row)
+        assert known < first
+        return tags.advance_from(s, row, known)
+
+    def _refused(self, s: Session, tag: Tag, known: Tag | None) -> AlreadyDelivered:
+        self._check_owner(s)
+        standing = self._compared(s)
+        if standing is None or standing < tag:
+            if known is not None:
+                check_continues(self._where, standing, known)
+            raise Unavailable(
+                f"{self._where}: the tag did not move and yet stands at {standing}; another process removed it",
+                not_done="nothing was delivered",
+                next_step="nothing: delivery reads the tag and tries again",
+            )
+        return already(self._where, tag, standing)
+
+    def _row_tags(self, s: Session, loaded: TemporaryTable) -> RowTags:
+        return RowTags(s, self._connection.table, self._sink.table, loaded.name, self._job, self._writer)
+
+    def _apply(self, s: Session, loaded: TemporaryTable, tag: Tag) -> None:
+        table, of_tag = self._connection.table, tags.tag_row(self._job, self._writer, tag)
+        if not table.key:
+            add_rows(s, table, s.dialect.row_number(s.db, self._sink.table), loaded.name, of_tag)
+            return
+        carried = row_tag(self._job, tag) if self._sink.tags_rows else None
+        if carried is not None:
+            row_tags = self._row_tags(s, loaded)
+            row_tags.leave_out_older(tag)
+            row_tags.bury(carried)
+        record_before(s, table, loaded.name, of_tag)
+        change(s, table, loaded.name, f"{OP} = {DELETE}", f"{OP} = {PUT}", carried)

@@ -1,0 +1,192 @@
+"""Reads the rows of one operator in one segment, in order, a bounded number at a time.
+
+A piece of state counts only for some key groups. The key-group column is read first, which gives the place of every key
+group; of the other columns, the rows before these key groups are skipped and those after them are never read.
+
+Invariants
+    - Rows come in the order of (key group, canonical key), each once. Ranges are no rows; `through` holds their bounds.
+    - The range of a key group is in `through` before a row of the key group is returned.
+
+Pure: bytes in, arrays out. Source: docs/design/0037-state-inspection.md; format: changelog.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from holdfast.state.changelog import FIXED_COLUMNS, PUT, RANGE, Block
+from holdfast.state.columns import columns_of
+from holdfast.state.evolution import columns_by_name, present_key
+from holdfast.state.keys import canonical as codec
+from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.tables.expiry import NOTHING, Through, last_of
+from holdfast.state.tables.spec import TableSpec
+
+ROWS_AT_ONCE = 1 << 14
+_SIGN = np.uint64(1 << 63)
+
+SortKeys = Any
+"""Keys that compare like canonical keys: unsigned integers in a NumPy array, or canonical bytes (large_binary)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of one operator, sorted by (key group, canonical key).
+
+    Args:
+        groups: The key group of each row, shape (n,).
+        keys: The key of each row.
+        puts: False: a tombstone.
+        columns: The values, shape (n,) each.
+    """
+
+    kind: KeyType
+    groups: NDArray[np.uint16]
+    keys: SortKeys
+    puts: NDArray[np.bool_]
+    columns: dict[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def slice(self, first: int, end: int) -> Rows:
+        """Return the rows [first, end)."""
+        keys = self.keys[first:end] if isinstance(self.keys, np.ndarray) else self.keys.slice(first, end - first)
+        columns = {name: values[first:end] for name, values in self.columns.items()}
+        return Rows(self.kind, self.groups[first:end], keys, self.puts[first:end], columns)
+
+    def take(self, rows: NDArray[np.int64]) -> Rows:
+        """Return these rows."""
+        keys = self.keys[rows] if isinstance(self.keys, np.ndarray) else self.keys.take(pa.array(rows))
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return Rows(self.kind, self.groups[rows], keys, self.puts[rows], columns)
+
+    def place(self, row: int) -> tuple[int, Any]:
+        """Return (key group, key) of a row, which compares like the order of rows."""
+        key = self.keys[row]
+        return int(self.groups[row]), int(key) if isinstance(self.keys, np.ndarray) else key.as_py()
+
+    def through(self, place: tuple[int, Any]) -> int:
+        """Return how many of the first rows are not after this place."""
+        low = int(np.searchsorted(self.groups, place[0]))
+        high = int(np.searchsorted(self.groups, place[0], side="right"))
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self.place(middle) <= place else (low, middle)
+        return low
+
+    def same_key(self, key: Keys) -> NDArray[np.int64]:
+        """Return the rows with this key, the only one in `key`; unrouted columns are no part of it."""
+        if isinstance(self.keys, np.ndarray):
+            value = codec.ints_of(key.type.decode(key)[0])
+            return np.flatnonzero(self.keys == _sortable(self.kind, value)[0])
+        routed = codec.without_first(self.keys, self.kind.unrouted_width)
+        return np.flatnonzero(pc.equal(routed, key.canonical()[0]).to_numpy(zero_copy_only=False))
+
+    def key_columns(self) -> list[pa.Array]:
+        """Return the columns of the keys."""
+        return self.kind.decode(self._keys())
+
+    def _keys(self) -> Keys:
+        if isinstance(self.keys, np.ndarray):
+            raw = self.keys if pa.types.is_uint64(self.kind.types[0]) else self.keys ^ _SIGN
+            return self.kind.from_ints(raw.view(np.int64))
+        return self.kind.from_canonical(self.keys)
+
+
+def concatenated(parts: list[Rows]) -> Rows:
+    """Return rows one after another; they are no longer sorted."""
+    first = parts[0]
+    if isinstance(first.keys, np.ndarray):
+        keys: SortKeys = np.concatenate([part.keys for part in parts])
+    else:
+        keys = pa.concat_arrays([part.keys for part in parts])
+    return Rows(
+        first.kind,
+        np.concatenate([part.groups for part in parts]),
+        keys,
+        np.concatenate([part.puts for part in parts]),
+        {name: np.concatenate([part.columns[name] for part in parts]) for name in first.columns},
+    )
+
+
+class BlockReader:
+    """The rows of a block that belong to some key groups.
+
+    Args:
+        data: The whole segment, verified.
+        key_groups: Half-open range of the key groups to read.
+        keys_only: Read no values: `columns` of the rows are empty.
+        spec: The declaration by which to name and type the values; None: under their field ids, as they were written.
+
+    Raises:
+        pa.ArrowInvalid: the block is not what `seal` writes.
+        ConfigError: the declaration cannot read it.
+    """
+
+    def __init__(
+        self,
+        data: pa.Buffer,
+        block: Block,
+        key_groups: tuple[int, int],
+        *,
+        keys_only: bool = False,
+        spec: TableSpec | None = None,
+    ) -> None:
+        self._spec = None if keys_only else spec
+        self._written = block.key
+        self.kind = block.key if spec is None else present_key(block.key, spec)
+        self.through: Through = np.full(block.key_group_count, NOTHING)
+        self._columns = columns_of(data.slice(block.offset, block.size))
+        names = list(self._columns)
+        self._values = [] if keys_only else names[FIXED_COLUMNS:]
+        self._edges = self._edges_of(block)
+        self._at, self._end = (int(self._edges[group]) for group in key_groups)
+        for name in ("key", "kind", "end", *self._values):
+            self._columns[name].skip(self._at)
+
+    def counts(self) -> NDArray[np.int64]:
+        """Return the number of rows of every key group, including tombstones and ranges; shape (key groups,)."""
+        return np.diff(self._edges)
+
+    def read(self, rows_max: int = ROWS_AT_ONCE) -> Rows | None:
+        """Return the next rows, at least one; None at the end."""
+        while self._at < self._end:
+            count = min(rows_max, self._end - self._at)
+            places = np.arange(self._at, self._at + count)
+            groups = (np.searchsorted(self._edges, places, side="right") - 1).astype(np.uint16)
+            self._at += count
+            raw, kinds = self._columns["key"].take(count), self._columns["kind"].take(count)
+            ends, values = self._columns["end"].take(count), {n: self._columns[n].take(count) for n in self._values}
+            if self._spec is not None:
+                values = columns_by_name(values, count, self._spec)
+            rows = Rows(self.kind, groups, _sortable(self._written, raw), kinds == PUT, values)
+            if (ranges := kinds == RANGE).any():
+                for group, end in zip(groups[ranges].tolist(), ends.filter(pa.array(ranges)).to_pylist(), strict=True):
+                    self.through[group] = last_of(end)
+                rows = rows.take(np.flatnonzero(~ranges))
+            if len(rows):
+                return rows
+        return None
+
+    def _edges_of(self, block: Block) -> NDArray[np.int64]:
+        """Return the number of the first row of every key group, and the end."""
+        counts, column = np.zeros(block.key_group_count, np.int64), self._columns["kg"]
+        for first in range(0, block.rows, ROWS_AT_ONCE):
+            taken = column.take(min(ROWS_AT_ONCE, block.rows - first))
+            counts += np.bincount(taken, minlength=counts.size)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+
+def _sortable(kind: KeyType, raw: Any) -> SortKeys:
+    """Return keys as a segment holds them in the form in which rows are compared."""
+    if not kind.injective:
+        return raw
+    unsigned = raw.view(np.uint64)
+    return unsigned if pa.types.is_uint64(kind.types[0]) else unsigned ^ _SIGN

@@ -1,0 +1,181 @@
+"""Reads the columns of one stored record batch as streams, so that memory does not depend on its number of rows.
+
+Arrow's own reader decompresses a whole record batch. Here every buffer of the batch is found in the message's metadata
+(a flatbuffer) and decompressed piece by piece. Only what segments hold is read: columns of fixed width, one bit wide,
+or large_binary, whose nulls do not matter.
+
+Invariants
+    - The values are those that Arrow's reader gives.
+
+Pure: bytes in, arrays out.
+Source: Apache Arrow columnar format, IPC (Message.fbs: Message, RecordBatch, Buffer, BodyCompression); FlatBuffers
+internals.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.state.keys import canonical as codec
+
+SKIPPED_BYTES = 1 << 20
+"""Rows to skip are decompressed in pieces of this size."""
+WHOLE_BYTES_MAX = 1 << 20
+"""A smaller buffer is decompressed at once: Arrow's stream would take as much memory for itself."""
+_HEADER, _BODY_BUFFERS, _COMPRESSION = 2, 2, 3
+"""Fields of Message and RecordBatch."""
+_CODECS = ("lz4", "zstd")  # in frames
+_STORED_AS_IS = -1
+
+
+class Column(Protocol):
+    """One column, read from its first row to its last."""
+
+    def skip(self, rows: int) -> None:
+        """Pass over rows."""
+
+    def take(self, rows: int) -> Any:
+        """Return the values of the next rows: a NumPy array, or large_binary."""
+
+
+def columns_of(block: pa.Buffer) -> dict[str, Column]:
+    """Return the columns of an IPC stream with one record batch. Raises pa.ArrowInvalid if it is none."""
+    source = pa.BufferReader(block)
+    schema = pa.ipc.read_schema(pa.ipc.read_message(source))
+    message = pa.ipc.read_message(source)
+    parts = _buffers(message)
+    return {field.name: _column(field.type, parts) for field in schema}
+
+
+class _Bytes:
+    """One buffer of a column, as a stream that opens when it is first read."""
+
+    def __init__(self, data: pa.Buffer, compression: str | None) -> None:
+        self._data, self._compression = data, compression
+
+    @cached_property
+    def _stream(self) -> pa.NativeFile:
+        if self._compression is None or not self._data.size:
+            return pa.BufferReader(self._data)
+        (size,) = struct.unpack_from("<q", self._data)
+        stored = self._data.slice(8)
+        if size == _STORED_AS_IS:
+            return pa.BufferReader(stored)
+        if size <= WHOLE_BYTES_MAX:
+            return pa.BufferReader(pa.Codec(self._compression).decompress(stored, size))
+        return pa.CompressedInputStream(pa.BufferReader(stored), self._compression)
+
+    def take(self, size: int) -> bytes:
+        data: bytes = self._stream.read(size)
+        if len(data) != size:
+            raise pa.ArrowInvalid(f"a column ends {size - len(data)} bytes early")
+        return data
+
+    def skip(self, size: int) -> None:
+        while size > 0:
+            size -= len(self.take(min(size, SKIPPED_BYTES)))
+
+
+class _Fixed:
+    """Values of whole bytes."""
+
+    def __init__(self, dtype: np.dtype[Any], parts: Iterator[_Bytes]) -> None:
+        self._dtype, _, self._values = dtype, next(parts), next(parts)
+
+    def skip(self, rows: int) -> None:
+        self._values.skip(rows * self._dtype.itemsize)
+
+    def take(self, rows: int) -> NDArray[Any]:
+        return np.frombuffer(self._values.take(rows * self._dtype.itemsize), self._dtype)
+
+
+class _Bits:
+    """Values of one bit: up to seven are kept from the last byte read."""
+
+    def __init__(self, parts: Iterator[_Bytes]) -> None:
+        _, self._values = next(parts), next(parts)
+        self._left = np.zeros(0, bool)
+
+    def skip(self, rows: int) -> None:
+        for at in range(0, rows, SKIPPED_BYTES):
+            self.take(min(SKIPPED_BYTES, rows - at))
+
+    def take(self, rows: int) -> NDArray[np.bool_]:
+        read = np.frombuffer(self._values.take(max(0, rows - self._left.size + 7) // 8), np.uint8)
+        bits = np.concatenate([self._left, np.unpackbits(read, bitorder="little").astype(bool)])
+        self._left = bits[rows:]
+        return bits[:rows]
+
+
+class _Binary:
+    """Byte strings; their offsets continue from the end of the last one."""
+
+    def __init__(self, parts: Iterator[_Bytes]) -> None:
+        _, self._offsets, self._values = next(parts), next(parts), next(parts)
+        self._end: int | None = None
+
+    def skip(self, rows: int) -> None:
+        step = SKIPPED_BYTES // 8
+        for at in range(0, rows, step):
+            lengths = self._lengths(min(step, rows - at))
+            self._values.skip(int(lengths.sum()))
+
+    def take(self, rows: int) -> pa.Array:
+        lengths = self._lengths(rows)
+        return codec.from_bytes(np.frombuffer(self._values.take(int(lengths.sum())), np.uint8), lengths)
+
+    def _lengths(self, rows: int) -> NDArray[np.int64]:
+        if self._end is None:
+            self._end = int.from_bytes(self._offsets.take(8), "little")
+            self._values.skip(self._end)
+        ends = np.frombuffer(self._offsets.take(8 * rows), np.int64)
+        lengths = np.diff(ends, prepend=self._end)
+        self._end = int(ends[-1]) if rows else self._end
+        return lengths
+
+
+def _column(kind: pa.DataType, parts: Iterator[_Bytes]) -> Column:
+    if pa.types.is_large_binary(kind):
+        return _Binary(parts)
+    if pa.types.is_boolean(kind):
+        return _Bits(parts)
+    return _Fixed(np.dtype(kind.to_pandas_dtype()), parts)
+
+
+def _buffers(message: pa.Message) -> Iterator[_Bytes]:
+    """Yield the buffers of a record batch, in the order of its columns."""
+    data = memoryview(message.metadata)
+    (root,) = struct.unpack_from("<I", data, 0)
+    batch = _table(data, root, _HEADER)
+    assert batch is not None, "a message without a header"
+    vector = _table(data, batch, _BODY_BUFFERS)
+    compression = _table(data, batch, _COMPRESSION)
+    codec_at = None if compression is None else _field(data, compression, 0)
+    name = None if compression is None else _CODECS[0 if codec_at is None else data[codec_at]]
+    assert vector is not None, "a record batch without buffers"
+    (count,) = struct.unpack_from("<I", data, vector)
+    for number in range(count):
+        offset, length = struct.unpack_from("<qq", data, vector + 4 + 16 * number)
+        yield _Bytes(message.body.slice(offset, length), name)
+
+
+def _field(data: memoryview, table: int, number: int) -> int | None:
+    """Return where a field of a flatbuffer table is; None if it has its default."""
+    (back,) = struct.unpack_from("<i", data, table)
+    entry = 4 + 2 * number
+    (size,) = struct.unpack_from("<H", data, table - back)
+    (offset,) = struct.unpack_from("<H", data, table - back + entry) if entry < size else (0,)
+    return table + offset if offset else None
+
+
+def _table(data: memoryview, table: int, number: int) -> int | None:
+    """Return where the table or vector that a field refers to is."""
+    at = _field(data, table, number)
+    return None if at is None else at + struct.unpack_from("<I", data, at)[0]

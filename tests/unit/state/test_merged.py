@@ -1,0 +1,268 @@
+"""The rows that the streamed merge of stored pieces gives, compared with a dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.state import blocks, columns
+from holdfast.state.blocks import BlockReader, Rows
+from holdfast.state.changelog import SegmentHeader, blocks_of, seal
+from holdfast.state.columns import columns_of
+from holdfast.state.compact import compact
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.merged import Chained, compared, merged
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.expiry import NOTHING
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
+
+GROUPS, WHOLE = 8, (0, 8)
+TIME = pa.timestamp("us", "UTC")
+KINDS = {
+    "integer": KeyType(("k",), (pa.int64(),)),
+    "unsigned": KeyType(("k",), (pa.uint64(),)),
+    "text": KeyType(("k",), (pa.utf8(),), (True,)),
+    "window": KeyType(("end", "k"), (TIME, pa.utf8()), unrouted=1),
+}
+CELLS: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
+    "integer": st.tuples(st.integers(-40, 40)),
+    "unsigned": st.tuples(st.integers(0, 40) | st.integers((1 << 64) - 9, (1 << 64) - 1)),
+    "text": st.tuples(st.none() | st.text("ab\x00", max_size=4)),
+    "window": st.tuples(st.integers(-3, 6), st.text("abcde", min_size=1, max_size=1)),
+}
+Key = tuple[Any, ...]
+State = dict[Key, tuple[int, float, bool]]
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """One epoch: rows by key, None deletes; the windows that it erases first, by key group."""
+
+    rows: dict[Key, tuple[int, float, bool] | None]
+    through: dict[int, int]
+
+
+@st.composite
+def epochs(draw: st.DrawFn, kind: str) -> list[Wrote]:
+    values = st.tuples(st.integers(-9, 9), st.floats(width=32, allow_nan=False), st.booleans())
+    rows = st.dictionaries(CELLS[kind], st.none() | values, max_size=30)
+    ranges = st.dictionaries(st.integers(0, GROUPS - 1), st.integers(-4, 7), max_size=4)
+    return [
+        Wrote(draw(rows), draw(ranges) if kind == "window" else {})
+        for _ in range(draw(st.integers(min_value=1, max_value=6)))
+    ]
+
+
+def encoded(kind: str, keys: Iterable[Key]) -> Any:
+    listed = list(keys)
+    columns = zip(*listed, strict=True) if listed else [()] * len(KINDS[kind].types)
+    return KINDS[kind].encode([pa.array(list(c), t) for c, t in zip(columns, KINDS[kind].types, strict=True)])
+
+
+def group_of(kind: str, key: Key) -> int:
+    return int(encoded(kind, [key]).key_groups(GROUPS)[0])
+
+
+def sealed(kind: str, number: int, wrote: Wrote) -> bytes:
+    rows = [(0, 0.0, False) if row is None else row for row in wrote.rows.values()]
+    columns = {
+        "n": np.array([row[0] for row in rows], np.int64),
+        "level": np.array([row[1] for row in rows], np.float64),
+        "flag": np.array([row[2] for row in rows], bool),
+    }
+    through = None
+    if wrote.through:
+        through = np.full(GROUPS, NOTHING)
+        through[list(wrote.through)] = list(wrote.through.values())
+    puts = np.array([row is not None for row in wrote.rows.values()], bool)
+    keys = encoded(kind, wrote.rows)
+    delta = Delta(Epoch(number), Epoch(number - 1), 7, GROUPS, keys, puts, columns, through)
+    return seal(header(number, number - 1), [delta])
+
+
+def spec_of(kind: str) -> TableSpec:
+    types = {"n": np.int64, "level": np.float64, "flag": np.bool_}
+    return TableSpec(7, "state", KINDS[kind], tuple(ColumnSpec(name, np.dtype(each)) for name, each in types.items()))
+
+
+def header(epoch: int, follows: int) -> SegmentHeader:
+    return SegmentHeader(JobUuid("1" * 32), Generation(1), Timeline(1), Epoch(epoch), Epoch(follows), WorkerId("w"))
+
+
+def model(kind: str, written: Iterable[Wrote]) -> State:
+    state: State = {}
+    for wrote in written:
+        gone = [key for key in state if wrote.through.get(group_of(kind, key), -99) >= key[0]] if wrote.through else []
+        for key in gone:
+            del state[key]
+        for key, row in wrote.rows.items():
+            state.pop(key, None)
+            if row is not None:
+                state[key] = row
+    return state
+
+
+def readers(pieces: Iterable[tuple[bytes, tuple[int, int]]]) -> list[BlockReader]:
+    return [
+        BlockReader(pa.py_buffer(data), block, span) for data, span in pieces for block in blocks_of(data) if block.rows
+    ]
+
+
+def state_of(parts: Iterable[Rows]) -> State:
+    """Return the rows as a state; their order is checked."""
+    found: State = {}
+    places = []
+    for rows in parts:
+        assert len(rows) and rows.puts.all()
+        keys = zip(*(cells(column) for column in rows.key_columns()), strict=True)
+        found |= dict(zip(keys, zip(*(v.tolist() for v in rows.columns.values()), strict=True), strict=True))
+        places += [rows.place(row) for row in range(len(rows))]
+    assert places == sorted(set(places)) and len(places) == len(found)
+    return found
+
+
+def cells(column: pa.Array) -> list[Any]:
+    return list((column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist())
+
+
+@pytest.fixture(autouse=True)
+def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks.BlockReader.read, "__defaults__", (3,))
+
+
+class TestMerge:
+    @pytest.mark.parametrize("kind", KINDS)
+    @settings(deadline=None, max_examples=50)
+    @given(data=st.data())
+    def test_the_newest_row_of_a_key_wins_and_ranges_and_tombstones_erase(self, kind: str, data: st.DataObject) -> None:
+        written = data.draw(epochs(kind))
+        pieces = [(sealed(kind, number, wrote), WHOLE) for number, wrote in enumerate(written, 1)]
+        assert state_of(merged(readers(pieces))) == model(kind, written)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @settings(deadline=None, max_examples=40)
+    @given(data=st.data())
+    def test_a_base_below_newer_pieces_changes_nothing(self, kind: str, data: st.DataObject) -> None:
+        written = data.draw(epochs(kind))
+        pieces = [(sealed(kind, number, wrote), WHOLE) for number, wrote in enumerate(written, 1)]
+        until = data.draw(st.integers(1, len(pieces)))
+        base = compact(header(until, 0), pieces[:until], [spec_of(kind)])
+        assert state_of(merged(readers([(base, WHOLE), *pieces[until:]]))) == model(kind, written)
+
+    @pytest.mark.parametrize("kind", ["text", "window"])
+    @settings(deadline=None, max_examples=40)
+    @given(data=st.data())
+    def test_a_piece_counts_only_for_its_key_groups(self, kind: str, data: st.DataObject) -> None:
+        """After a rescale the owner of the first key groups has a base, the owner of the others has the old pieces."""
+        written = data.draw(epochs(kind))
+        cut, until = data.draw(st.integers(1, GROUPS - 1)), data.draw(st.integers(1, len(written)))
+        pieces = [sealed(kind, number, wrote) for number, wrote in enumerate(written, 1)]
+        base = compact(header(until, 0), [(piece, (0, cut)) for piece in pieces[:until]], [spec_of(kind)])
+        left = [(base, (0, cut)), *((piece, (0, cut)) for piece in pieces[until:])]
+        right = [(piece, (cut, GROUPS)) for piece in pieces]
+        # One subtask that owns all key groups again reads the pieces of both.
+        assert state_of(merged(readers([*left[:1], *right[:until], *((p, WHOLE) for p in pieces[until:])]))) == model(
+            kind, written
+        )
+        assert {**state_of(merged(readers(left))), **state_of(merged(readers(right)))} == model(kind, written)
+
+    def test_nothing_stored_gives_no_rows(self) -> None:
+        assert list(merged([])) == []
+
+    def test_a_range_alone_gives_no_rows(self) -> None:
+        assert list(merged(readers([(sealed("window", 1, Wrote({}, {3: 5})), WHOLE)]))) == []
+
+    def test_values_are_not_read_where_only_keys_are_asked_for(self) -> None:
+        data = sealed("text", 1, Wrote({("a",): (1, 2.0, True)}, {}))
+        [rows] = merged([BlockReader(pa.py_buffer(data), blocks_of(data)[0], WHOLE, keys_only=True)])
+        assert len(rows) == 1 and rows.columns == {}
+
+
+class TestComparison:
+    @pytest.mark.parametrize("kind", KINDS)
+    @settings(deadline=None, max_examples=40)
+    @given(data=st.data())
+    def test_it_names_every_key_that_differs_once(self, kind: str, data: st.DataObject) -> None:
+        written = data.draw(epochs(kind))
+        until = data.draw(st.integers(0, len(written)))
+        pieces = [(sealed(kind, number, wrote), WHOLE) for number, wrote in enumerate(written, 1)]
+        old, new = model(kind, written[:until]), model(kind, written)
+        sides = [Chained(merged(readers(each))) for each in (pieces[:until], pieces)]
+        found: dict[str, State] = {"added": {}, "removed": {}, "before": {}, "after": {}}
+        for each in compared(*sides):
+            if each.change == "changed":
+                assert each.before is not None and each.after is not None
+                assert [each.before.place(i) for i in range(len(each.before))] == [
+                    each.after.place(i) for i in range(len(each.after))
+                ]
+                found["before"] |= state_of([each.before])
+                found["after"] |= state_of([each.after])
+            else:
+                [rows] = [side for side in (each.before, each.after) if side is not None]
+                found[each.change] |= state_of([rows])
+        differ = {key for key in old.keys() & new.keys() if old[key] != new[key]}
+        assert found == {
+            "added": {key: row for key, row in new.items() if key not in old},
+            "removed": {key: row for key, row in old.items() if key not in new},
+            "before": {key: old[key] for key in differ},
+            "after": {key: new[key] for key in differ},
+        }
+
+    def test_a_value_that_is_no_number_equals_itself(self) -> None:
+        data = sealed("text", 1, Wrote({("a",): (1, float("nan"), True)}, {}))
+        sides = [Chained(merged(readers([(data, WHOLE)]))) for _ in range(2)]
+        assert list(compared(*sides)) == []
+
+
+class TestColumns:
+    @pytest.mark.parametrize("whole_bytes_max", [0, 1 << 20])
+    @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.integers(0, 3_000), st.sampled_from([None, "zstd", "lz4"]), st.integers(0, 9), st.data())
+    def test_they_hold_what_the_reader_of_arrow_gives(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        whole_bytes_max: int,
+        rows: int,
+        compression: str | None,
+        seed: int,
+        data: st.DataObject,
+    ) -> None:
+        monkeypatch.setattr(columns, "WHOLE_BYTES_MAX", whole_bytes_max)
+        random = np.random.default_rng(seed)
+        texts = [bytes(random.integers(0, 3, random.integers(0, 9)).astype(np.uint8)) for _ in range(rows)]
+        batch = pa.record_batch(
+            {
+                "small": pa.array(random.integers(0, 9, rows), pa.uint16()),
+                "bits": pa.array(random.random(rows) > 0.5, pa.bool_()),
+                "text": pa.array(texts, pa.large_binary()),
+                "nothing": pa.nulls(rows, pa.large_binary()),
+                "level": pa.array(random.random(rows)),
+            }
+        )
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+            writer.write_batch(batch)
+        found = columns_of(sink.getvalue())
+        at = 0
+        while at < rows:
+            step = data.draw(st.integers(1, rows))
+            end = min(rows, at + step)
+            if data.draw(st.booleans()):
+                for column in found.values():
+                    column.skip(end - at)
+            else:
+                part = batch.slice(at, end - at)
+                for name in ("small", "bits", "level"):
+                    assert (found[name].take(end - at) == part.column(name).to_numpy(zero_copy_only=False)).all()
+                assert found["text"].take(end - at).to_pylist() == part.column("text").to_pylist()
+                found["nothing"].skip(end - at)
+            at = end
