@@ -73,7 +73,7 @@ def shown(sink: SqlTable, asked: Asked, between: Between = _nothing, at_a_time: 
     try:
         sink.dialect.identity()
     except Missing as missing:
-        raise Gone(f"{sink.where}: {missing.what}; it was, when the job ran") from missing
+        raise Gone(f"{sink.where}: {missing.what}; it existed when the job ran") from missing
     try:
         with translated(sink.dialect, sink.where):
             return _shown(sink, asked, between, at_a_time)
@@ -89,7 +89,7 @@ def _shown(sink: SqlTable, asked: Asked, between: Between, at_a_time: int) -> Sh
     with closing(sink.dialect.connect("read")) as db:
         columns = {column.name: column for column in sink.dialect.columns(db, sink.table)}
         if missing := [name for name in asked.schema.names if name not in columns]:
-            raise Gone(f"{sink.where}: the table or its columns {missing} are not there; they were, when the job ran")
+            raise Gone(f"{sink.where}: the table or its columns {missing} are missing; they existed when the job ran")
         of_stream = [columns[name] for name in asked.schema.names]
         for _ in range(ROUNDS_MAX):
             reading = _Reading(Session(sink.dialect, db), sink, of_stream, asked, between, at_a_time)
