@@ -78,6 +78,8 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, tag="CheckpointCompleted"
     bytes_total: int
     savepoint: str | None = None
     """The name that a user asked for; omitted from the JSON if there is none (P13)."""
+    added: dict[str, tuple[int, ...]] = {}
+    """Partitions that the checkpoint it follows lacks, by source; omitted from the JSON if there are none (P12)."""
 
 
 class SavepointNamed(msgspec.Struct, frozen=True, tag="SavepointNamed", tag_field="kind"):

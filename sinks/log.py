@@ -35,7 +35,7 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Generation, Tag, Writer
 from holdfast.ports import ObjectStore
 from holdfast.sinks import log_audit
-from holdfast.sinks.audited import Asked, Shown
+from holdfast.sinks.audited import AuditQuery, TargetContents
 from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Outcome, Repair, Rewinding, already
 from holdfast.sinks.owners import Claim, Held, Holding, check_continues
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
@@ -172,9 +172,9 @@ class LogSink:
         """See RepairableSink.repair."""
         return repair(self.where, open_objects(self.path, writable=False), rewinding)
 
-    def shown(self, asked: Asked) -> Shown:
-        """See AuditableSink.shown."""
-        return log_audit.shown(self.where, open_objects(self.path, writable=False), asked)
+    def contents(self, query: AuditQuery) -> TargetContents:
+        """See AuditableSink.contents."""
+        return log_audit.contents(self.where, open_objects(self.path, writable=False), query)
 
     def _check_columns(self, schema: pa.Schema, found: pa.Schema, of: str) -> None:
         if difference := misfit(schema, found):
@@ -341,7 +341,7 @@ def _back(where: str, rewinding: Rewinding) -> TakeBack:
 
 def _repaired(ranges: tuple[VoidRange, ...], rewinding: Rewinding) -> Repair:
     sample = tuple({"partition": r.partition, "first_offset": r.first, "end_offset": r.end} for r in ranges)
-    reason = f"offsets of rows appended after epoch {rewinding.to.epoch} become void; who has read them is stopped"
+    reason = f"offsets of rows appended after epoch {rewinding.to.epoch} become void; a job that has read one stops"
     return Repair("truncate", 0, sum(map(len, ranges)), 0, sample[:SAMPLE_MAX], reason)
 
 

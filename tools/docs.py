@@ -83,17 +83,9 @@ def _range(setting: Setting) -> str:
 
 
 def _shown(setting: Setting, value: int | str | None) -> str:
-    """Return a value with the largest unit that keeps it whole."""
     if value is None:
         return "not set"
-    units = {
-        "duration": (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)),
-        "bytes": (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024), ("B", 1)),
-    }.get(setting.unit, ())
-    if not isinstance(value, int) or not units:
-        return f"`{value:,}`" if isinstance(value, int) else f"`{value}`"
-    unit, size = next((unit for unit in units if value and value % unit[1] == 0), units[-1])
-    return f"`{value // size}{unit}`"
+    return f"`{setting.text(value)}`"
 
 
 def statuses() -> str:

@@ -16,7 +16,6 @@ from inspect import signature
 import holdfast as hf
 from holdfast.chaos.sim.faults.points import MEANS, Point
 from holdfast.runtime.config.settings import SETTINGS
-from holdfast.runtime.wire import messages
 
 ROWS: Mapping[str, str] = {
     "F1": "worker killed", "F2": "daemon killed: all its workers", "F3": "executor killed",
@@ -50,11 +49,6 @@ def retained_source() -> bool:
     return any(name.startswith("retain") for name in signature(hf.Log).parameters)
 
 
-def growing_source() -> bool:
-    """Return whether partitions may be added while a job runs: a trigger then carries an assignment (P12)."""
-    return "assignment" in messages.Trigger.__struct_fields__
-
-
 def standby() -> bool:
     """Return whether warm spare workers follow the changelog."""
     return find_spec("holdfast.state.standby") is not None
@@ -72,18 +66,18 @@ NEEDS: Mapping[str, tuple[Callable[[], bool], str]] = {
 """The feature that a row needs, for features that may not exist yet."""
 BESIDES: Mapping[str, Callable[[], bool]] = {
     "B1-B6 (microbatch mode)": microbatch,
-    "partitions added while running (P12)": growing_source,
     "standbys, promoted or lost": standby,
     "a declined unaligned checkpoint, then the next one": unaligned,
 }
 """The rest of the fault matrix. Each needs cells here as soon as it is built."""
 _PRIORITY: Mapping[str, tuple[Point, ...]] = {
-    "F1": (Point.ALIGN, Point.APPLY), "F4": (Point.COMMIT, Point.DELIVER, Point.SWEEP),
-    "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM), "F6": (Point.ALIGN,),
+    "F1": (Point.ALIGN, Point.APPLY, Point.PARTITIONS),
+    "F4": (Point.COMMIT, Point.DELIVER, Point.SWEEP, Point.PARTITIONS),
+    "F5": (Point.UPLOAD, Point.ACK, Point.DELIVER, Point.CONFIRM), "F6": (Point.ALIGN,), "F7": (Point.PARTITIONS,),
     "F10": (Point.RESTORE,), "F12": (Point.APPLY, Point.UPLOAD),
     "F8": (Point.COMMIT, Point.DELIVER), "F9": (Point.UPLOAD, Point.COMMIT, Point.SWEEP), "F15": (Point.ALIGN,),
-    "F16": (Point.ACK, Point.DELIVER), "F17": (Point.DELIVER,), "F18": (Point.DELIVER,), "F20": (Point.REPLAY,),
-    "F24": (Point.RECOVER,),
+    "F16": (Point.ACK, Point.DELIVER, Point.PARTITIONS), "F17": (Point.DELIVER,), "F18": (Point.DELIVER,),
+    "F20": (Point.REPLAY,), "F24": (Point.RECOVER,),
 }  # fmt: skip
 MUST_BE_HIT: tuple[Cell, ...] = tuple((code, point) for code, points in _PRIORITY.items() for point in points)
 ANYWHERE: tuple[str, ...] = ("F2", "F11", "F13", "F14", "F23")

@@ -33,13 +33,14 @@ PLAIN: dict[str, Any] = {
     "once": (False,),
     "rests": (),
     "windowing": None,
-    "at_once": False,
+    "immediate": False,
     "folders": False,
     "aims": (),
     "merging": Thresholds(),
     "retention": Retention(),
     "above": None,
     "earlier_job": False,
+    "appears": (),
 }
 """A scenario without a feature, by its name."""
 

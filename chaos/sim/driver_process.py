@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from holdfast.chaos.sim.faults import points
+from holdfast.chaos.sim.faults.draws import Chance
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.ports.ends import DriverEnd, WorkerEnd
+from holdfast.chaos.sim.ports.sources import ListedSource
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.chaos.sim.ports.targets import ProcessSink
 from holdfast.chaos.sim.worker_process import Inhabited, ProcessClock, ProcessLane, WorkerProcess
@@ -41,7 +43,7 @@ ZOMBIE_GRACE_S = 3.0
 
 
 @dataclass(frozen=True)
-class Errand:
+class RewindCommand:
     """The task of a driver that `holdfast rewind` starts: go back by a number of checkpoints, repair, end."""
 
     back: int
@@ -54,6 +56,9 @@ class Launching(Inhabited, Protocol):
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
         """Return a process that a driver launched and that has not started yet."""
 
+    def chance_of(self, name: str) -> Chance:
+        """Return numbers of the seed that nothing else draws."""
+
     def new_rules(self, owner: str) -> Rules:
         """Return the rules that a driver starts with."""
 
@@ -61,9 +66,9 @@ class Launching(Inhabited, Protocol):
 class DriverProcess(DriverEnd):
     """One run of the job, or one rewind; implements DriverPorts itself."""
 
-    def __init__(self, world: Launching, name: str, errand: Errand | None = None) -> None:
+    def __init__(self, world: Launching, name: str, rewind_command: RewindCommand | None = None) -> None:
         super().__init__(name, world.schedule.journal)
-        self._world, self._errand = world, errand
+        self._world, self._rewind_command = world, rewind_command
         self.clock: Clock = ProcessClock(world, self)
         self.repository = Repository(ProcessStore(world, self))
         # The driver never touches a sink with immediate writes.
@@ -71,7 +76,11 @@ class DriverProcess(DriverEnd):
             spec if spec.path is not None else replace(spec, sink=ProcessSink(world, self, spec.name))
             for spec in world.plan.sinks
         )
+        self.sources = world.plan.sources
+        if world.scenario.grows:
+            self.sources = tuple(replace(spec, source=ListedSource(world, self, spec.source)) for spec in self.sources)
         self.owner = f"{world.random.getrandbits(128):032x}"
+        self.listing_chance = world.chance_of(f"listings/{name}")
         self.loop = DriverLoop(world.new_rules(self.owner), self.owner, self, PULSE_S, validate)
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._launched: dict[int, WorkerProcess] = {}
@@ -92,8 +101,8 @@ class DriverProcess(DriverEnd):
         if job is not None and job.finished:
             self.end("the job is finished")
             return
-        if self._errand is not None:
-            self._run_errand(job, self._errand)
+        if self._rewind_command is not None:
+            self._run_rewind_command(job, self._rewind_command)
             return
         delay = self._world.random.choice(SPARK_STARTS_S)
         self._world.schedule.after(delay, self, "takes the job over", lambda: self._begin(job))
@@ -103,8 +112,8 @@ class DriverProcess(DriverEnd):
         self.loop.begin(job, "started")
         self._poll()
 
-    def _run_errand(self, job: joblog.Job | None, errand: Errand) -> None:
-        epoch = None if job is None else back_from(job, errand.back)
+    def _run_rewind_command(self, job: joblog.Job | None, rewind_command: RewindCommand) -> None:
+        epoch = None if job is None else back_from(job, rewind_command.back)
         if job is None or epoch is None:
             self.end("there is nothing to go back to")
             return
@@ -114,7 +123,7 @@ class DriverProcess(DriverEnd):
             self.loop.rewind(job, RewindWanted(epoch, True))
             self._poll()
 
-        self._world.schedule.after(errand.delay, self, f"rewinds to epoch {epoch}", begin)
+        self._world.schedule.after(rewind_command.delay, self, f"rewinds to epoch {epoch}", begin)
 
     @property
     def generation(self) -> Generation:
@@ -126,7 +135,9 @@ class DriverProcess(DriverEnd):
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """See DriverPorts.send."""
         if isinstance(message, m.Trigger):
-            self._world.checks.triggered(message.generation, message.barrier, self.owner)
+            self._world.checks.triggered(message, self.owner)
+        if isinstance(message, m.Deploy):
+            self._world.checks.assigned.deployed(message)
         process = self._workers.get(worker)
         if process is not None:
             self.call(lambda: process.stream.to_worker(message), lambda: points.of_message(message))
@@ -155,8 +166,8 @@ class DriverProcess(DriverEnd):
     def lane(self, name: str) -> Lane:
         """See DriverPorts.lane."""
         if name not in self._lanes:
-            lane = SweepLane if name == "sweep" else ProcessLane
-            self._lanes[name] = lane(self._world, self, name, self._look)
+            kind = {"sweep": SweepLane, "sources": ListingLane}.get(name, ProcessLane)
+            self._lanes[name] = kind(self._world, self, name, self._look)
         return self._lanes[name]
 
     # Events
@@ -276,6 +287,17 @@ class SweepLane(ProcessLane):
 
         # A sweep that waited for another began with a shorter log, and which one is unknown here.
         super().submit(work if self.hands_over else watched, done)
+
+
+class ListingLane(ProcessLane):
+    """A driver's lane for listings of the sources. Its delays come from numbers of its own, in every seed."""
+
+    def _delay(self) -> float:
+        assert isinstance(self._process, DriverProcess)
+        own, grows = self._process.listing_chance, self._world.scenario.grows
+        if grows and self._world.faults.strikes(Fault.LANE_SLOW, lambda: points.of_lane(self.name)):
+            return own.choice((0.05, 0.3, 1.5))
+        return own.uniform(0.0002, 0.02 if grows else 0.004)
 
 
 def back_from(job: joblog.Job, back: int) -> Epoch | None:

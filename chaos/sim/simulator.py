@@ -138,5 +138,6 @@ def _counts(world: World) -> dict[str, int]:
         "folders_reused": world.disk.reused,
         "ledgers": int(world.scenario.ledger),
         "regrouped": int(world.scenario.regroups),
+        "partitions_discovered": world.checks.assigned.discovered,
         "ended_damaged": int(world.damage.ended),
     }

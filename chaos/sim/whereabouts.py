@@ -9,6 +9,7 @@ from holdfast.chaos.sim.faults.points import RECORDS, Point, of_lane
 from holdfast.chaos.sim.worker_process import WorkerProcess
 from holdfast.checkpoint import append, coordinator
 from holdfast.runtime.driver.deployment import all_ready
+from holdfast.runtime.driver.partitions import unassigned
 from holdfast.runtime.driver.state import Gathering, Opening, Running
 
 
@@ -35,6 +36,15 @@ def _worker_points(worker: WorkerProcess) -> Iterator[Point]:
         yield Point.ALIGN
     if worker.writes_unflushed():
         yield Point.APPLY
+    if isinstance(worker.driver, DriverProcess) and worker.driver.decides and has_new_partitions(worker.driver):
+        yield Point.PARTITIONS
+
+
+def has_new_partitions(driver: DriverProcess) -> bool:
+    """Return whether the driver knows of a partition that no completed checkpoint has."""
+    state = driver.loop.state
+    running = state.running
+    return running is not None and bool(unassigned(state, running))
 
 
 def _driver_points(driver: DriverProcess) -> Iterator[Point]:
@@ -47,6 +57,8 @@ def _driver_points(driver: DriverProcess) -> Iterator[Point]:
             yield from of_lane(lane.name)
     if isinstance(state.log, append.InFlight):
         yield RECORDS[type(state.log.record.body).__name__]
+    if has_new_partitions(driver):
+        yield Point.PARTITIONS
     match state.running or state.phase:
         case Opening():
             yield Point.START

@@ -22,7 +22,7 @@ from holdfast.runtime.plan.compiler import compile_plan
 from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, check_name
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.plan.source import Source
-from holdfast.runtime.rows.dead_letters import DEAD_LETTERS
+from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
 from holdfast.runtime.rows.expressions import check_column_name, unknown_column
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.rows.windows import TIME
@@ -67,7 +67,7 @@ class App:
         state_memory: object = None,
     ) -> None:
         self.name = check_name(name, "app")
-        duration_ms(checkpoint_every, "checkpoint_every")
+        duration_ms(checkpoint_every, f"app {name!r} at {position()}: checkpoint_every")
         for called, value, most in (("parallelism", parallelism, None), ("key_groups", key_groups, KEY_GROUPS_MAX)):
             if value is not None and (not isinstance(value, int) or value < 1 or (most is not None and value > most)):
                 raise ConfigError(
@@ -89,6 +89,10 @@ class App:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_attribute("App", name, APP, dir(type(self)))
+
+    def __repr__(self) -> str:
+        built = ", ".join(f"{kind} {name!r}" for name, kind in self._graph.names.items() if name != DLQ)
+        return f"<hf.App {self.name!r}: {built or 'nothing is built yet'}>"
 
     @overload
     def source(
@@ -159,8 +163,8 @@ class App:
             self._graph.claim(name, "source"),
             source,
             event_time,
-            duration_ms(out_of_orderness, "out_of_orderness"),
-            duration_ms(idle_after, "idle_after"),
+            duration_ms(out_of_orderness, f"{where}: out_of_orderness"),
+            duration_ms(idle_after, f"{where}: idle_after"),
             policy,
             _partitioned_by(source, partitioned_by, schema, where),
         )
@@ -178,6 +182,7 @@ class App:
             check_dlq(self.dlq, self.name)
         return compile_plan(self._graph, self.key_groups)
 
+    @checked("app.run", "(once=True)")
     def run(
         self,
         *,

@@ -31,7 +31,8 @@ from holdfast.runtime.operators.dedup import Dedup
 from holdfast.runtime.operators.sink import SinkStep
 from holdfast.runtime.operators.union import Union
 from holdfast.runtime.plan.graph import NOT_GIVEN, Graph, Node, check_name, refused
-from holdfast.runtime.rows.aggregates import Aggregation, bound, refuse_unnamed
+from holdfast.runtime.plan.report import schema_text
+from holdfast.runtime.rows.aggregates import Aggregation, bound, check_former, refuse_unnamed
 from holdfast.runtime.rows.expressions import Column, Use, columns_of, predicate_of, unknown_column
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
 from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END
@@ -55,6 +56,11 @@ class Stream(Generic[T]):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_attribute("Stream", name, STREAM, dir(type(self)))
+
+    def __repr__(self) -> str:
+        node = self._node
+        upsert = f"; upsert by {', '.join(node.upsert_key)}" if node.upsert_key else ""
+        return f"<Stream {node.stream!r}: {schema_text(node.schema)}{upsert}>"
 
     @property
     def schema(self) -> pa.Schema:
@@ -284,6 +290,9 @@ class Keyed:
         def __getattr__(self, name: str) -> NoReturn:
             raise no_attribute("Keyed", name, KEYED_STREAM, dir(type(self)))
 
+    def __repr__(self) -> str:
+        return f"<Keyed: stream {self._node.stream!r} by {', '.join(self._keys)}>"
+
     def agg(
         self, name: str = NOT_GIVEN, *unnamed: Never, emit: str = "changes", **aggregates: Aggregation
     ) -> Stream[Row]:
@@ -311,6 +320,7 @@ class Keyed:
         if not aggregates:
             raise refused(f"{where}: no aggregate is given", "give at least one, for example rows=hf.count()")
         schema = self._node.schema
+        check_former(aggregates, where)
         bounds = tuple(bound(column, given, schema, where) for column, given in aggregates.items())
         for aggregation in bounds:
             if aggregation.result.name in self._keys:
@@ -351,7 +361,7 @@ class Keyed:
                 f"{where}: the stream has no event time",
                 'name it at the source, app.source(..., event_time="at"), and keep that column as it is up to here',
             )
-        within_us = 1_000 * duration_ms(within, "within")
+        within_us = 1_000 * duration_ms(within, f"{where}: within")
         if not 0 < 2 * within_us <= LENGTH_MAX_US:
             raise refused(f"{where}: within={within!r} is not above 0 and below 500 years", 'give for example "10m"')
         if WINDOW_END in self._keys:
@@ -375,7 +385,7 @@ class Keyed:
         return Windowed(self._graph, self._node, grouping_of(self._node, self._keys, window, allowed_lateness))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Windowed:
     """A stream grouped by key and window."""
 
@@ -387,6 +397,10 @@ class Windowed:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_attribute("Windowed", name, {}, dir(type(self)))
+
+    def __repr__(self) -> str:
+        keys, window = ", ".join(self.grouping.keys), self.grouping.window.shown()
+        return f"<Windowed: stream {self.node.stream!r} by {keys} over {window}>"
 
     def agg(
         self, name: str = NOT_GIVEN, *unnamed: Never, emit: str = "close", **aggregates: Aggregation

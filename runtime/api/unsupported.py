@@ -83,12 +83,22 @@ ELSEWHERE: Mapping[str, str] = {
     "apply": "use .map(...)",
     "where": "use .filter(...)",
     "reduce": "use .agg(...)",
+    "drop_duplicates": 'use .key_by("column").dedup(name, within="10m")',
+    "dropDuplicates": 'use .key_by("column").dedup(name, within="10m")',
+    "unique": 'use .key_by("column").dedup(name, within="10m")',
+    "distinct": 'use .key_by("column").dedup(name, within="10m")',
+    "collect": "to see rows, use .sink(name, hf.Collect()) and app.run(once=True)",
+    "to_pandas": "to see rows, use .sink(name, hf.Collect()) and app.run(once=True)",
+    "start": "use .run() in a notebook or script, .main() at the end of a job's file",
+    "execute": "use .run() in a notebook or script, .main() at the end of a job's file",
     "count": "use .agg(name, n=hf.count())",
     "sum": 'use .agg(name, total=hf.sum("column"))',
 }
 """Names from other libraries, with their equivalents."""
 OF_A_RESULT = ("filter", "late", "map", "select", "sink", "union", "with_columns")
 """Names of a stream that a stream grouped by key or window lacks before it is aggregated."""
+OF_A_GROUP = ("agg", "dedup", "window")
+"""Names that a stream has only after it is grouped by key."""
 
 
 class NotInThisVersion(ConfigError, AttributeError):
@@ -110,6 +120,8 @@ def no_attribute(owner: str, name: str, lacking: Mapping[str, str], known: Itera
     hint = "" if owner == "hf" else ELSEWHERE.get(name, "")
     if owner in ("Keyed", "Windowed") and name in OF_A_RESULT:
         hint = f"aggregate first: .agg(name, n=hf.count()).{name}"
+    if owner == "Stream" and name in OF_A_GROUP:
+        hint = f'group the rows first: .key_by("column").{name}'
     if not hint and (close := get_close_matches(name, [each for each in known if not each.startswith("_")], 1)):
         hint = f"did you mean {close[0]!r}?"
     return AttributeError(f"{owner} has no attribute {name!r}" + (f"; {hint}" if hint else ""))

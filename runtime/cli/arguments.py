@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import duration_ms, root_given
+
+_ALIKE = 0.8
+"""Flags as similar as this are taken for each other's misspelling."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,6 +23,20 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **given: Any) -> None:
         given.setdefault("formatter_class", _Help)
         super().__init__(allow_abbrev=False, **given)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; the parser of an action refuses what it does not know before the parser above it can."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flags = [each.partition("=")[0].lstrip("-") for each in unknown if each.startswith("--")]
+            known = [flag.removeprefix("--") for flag in self._option_string_actions]
+            close = get_close_matches(flags[0], known, 1, _ALIKE) if flags else []
+            raise ConfigError(
+                f"unrecognized arguments: {' '.join(unknown)}",
+                not_done="the command did nothing",
+                next_step=f"did you mean --{close[0]}? All: {self.prog} --help" if close else f"see {self.prog} --help",
+            )
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, not_done="the command did nothing", next_step=f"see {self.prog} --help")

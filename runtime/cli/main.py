@@ -83,6 +83,7 @@ def _dispatch(arguments: list[str]) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     command = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if command is None:
+        _refuse_in_front(arguments)
         for name, does in COMMANDS.items():
             subparsers.add_parser(name, help=does)
         if parser.parse_args(arguments).version:
@@ -98,12 +99,20 @@ def _dispatch(arguments: list[str]) -> int:
             next_step=f"did you mean holdfast {close[0]}?" if close else f"use one of {', '.join(COMMANDS)}",
         )
     module_of(command).add_parser(subparsers)
-    chosen = subparsers.choices[command]
-    args, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
+    args = parser.parse_args(arguments)
     status: int = args.handler(args)
     return status
+
+
+def _refuse_in_front(arguments: list[str]) -> None:
+    """Refuse flags before the command; only those of holdfast itself stand there."""
+    flag = arguments[0].partition("=")[0] if arguments else "--help"
+    if flag not in ("-h", "--help", "--version"):
+        raise ConfigError(
+            f"{flag} stands before the command",
+            not_done="the command did nothing",
+            next_step=f"give flags after it: holdfast COMMAND ... {flag}; commands: holdfast --help",
+        )
 
 
 if __name__ == "__main__":

@@ -32,12 +32,15 @@ SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 SPARK_PREFIX = "spark.holdfast."
 _NOT_STARTED = "the job was not started"
+_LIKE = 0.7
+"""Names of variables as similar as this are taken for misspelt settings; programs may have other variables."""
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _DURATION = re.compile(_NUMBER + r"\s*(ms|s|m|h|d)")
 _DURATION_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
 _SIZE = re.compile(_NUMBER + r"\s*(B|KiB|MiB|GiB|KB|MB|GB)?")
 _SIZE_BYTES = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_BINARY = ("B", "KiB", "MiB", "GiB")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,16 @@ class Setting:
     least: int = 0
     most: int | None = None
     choices: tuple[str, ...] = ()
+
+    def text(self, value: int | str) -> str:
+        """Return a value in the form that users give: with the largest unit that keeps it whole, such as 64KiB."""
+        if not isinstance(value, int):
+            return value
+        if self.unit not in ("duration", "bytes"):
+            return f"{value:,}"
+        sizes = _DURATION_MS if self.unit == "duration" else {unit: _SIZE_BYTES[unit] for unit in _BINARY}
+        unit, size = max(((u, s) for u, s in sizes.items() if u != "d" and value % s == 0), key=lambda us: us[1])
+        return f"{value // size}{unit}" if value else f"0{min(sizes, key=lambda u: sizes[u])}"
 
 
 TLS, BOOLEAN, AUDIT = ("auto", "on", "off"), ("true", "false"), ("off", "counts", "rows")
@@ -69,6 +82,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("restart_window_ms", "duration", 10 * MINUTE_MS, "Window in which failures are counted", 1, DAY_MS),
     Setting("restart_backoff_first_ms", "duration", 100, "Wait before the second restart in a row", 1, HOUR_MS),
     Setting("restart_backoff_max_ms", "duration", 10_000, "The wait doubles with every failure up to this", 1, HOUR_MS),
+    Setting(
+        "partition_discovery_ms", "duration", 10_000, "Time between two listings of partitions; 0: none", 0, DAY_MS
+    ),
     Setting("channel_bytes_max", "bytes", 8 * MIB, "Bytes that may wait in one channel", 64 * KIB, 4 * GIB),
     Setting("retained_checkpoints", "count", 10, "Newest checkpoints that are kept at any age", 1, 1_000_000),
     Setting("retained_for_ms", "duration", HOUR_MS, "Age up to which older checkpoints are also kept", 0, None),
@@ -118,6 +134,7 @@ class Settings:
     restart_window_ms: int
     restart_backoff_first_ms: int
     restart_backoff_max_ms: int
+    partition_discovery_ms: int
     channel_bytes_max: int
     retained_checkpoints: int
     retained_for_ms: int
@@ -187,6 +204,21 @@ def resolve(
     settings = Settings(**values, origins=origins)  # type: ignore[arg-type]
     _check_together(app.name, settings)
     return settings
+
+
+def misspelt(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a warning for every variable whose name is close to that of a setting, but not that of any."""
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in _BY_NAME}
+    warnings = []
+    for variable in sorted(env):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+            bare = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            warnings += [
+                f"{variable} is set, but no setting has this name, so it has no effect; "
+                f"did you mean {ENVIRONMENT_PREFIX}{close.upper()}?"
+                for close in get_close_matches(bare, _BY_NAME, 1, _LIKE)
+            ]
+    return tuple(warnings)
 
 
 def duration_ms(text: str | int, called: str, not_done: str = _NOT_STARTED) -> int:
@@ -297,9 +329,7 @@ def _parsed(setting: Setting, given: object, called: str) -> int | str | None:
         return given
     value = _number(setting, given, called)
     if value < setting.least or (setting.most is not None and value > setting.most):
-        most = "" if setting.most is None else f" and at most {setting.most}"
-        unit = _UNITS[setting.unit]
-        raise _malformed(called, given, f"at least {setting.least}{most}" + (f" {unit}" if unit else ""))
+        raise _outside(setting, called, given)
     return value
 
 
@@ -318,8 +348,17 @@ def _malformed(called: str, given: object, wanted: str, not_done: str = _NOT_STA
     return ConfigError(
         f"{called} is {given!r}, which is not {wanted}",
         not_done=not_done,
-        next_step=f"give {called} as {wanted}",
+        next_step=f"give {wanted}",
     )
+
+
+def _outside(setting: Setting, called: str, given: object) -> ConfigError:
+    least = setting.text(setting.least)
+    wanted = f"of at least {least}" if setting.most is None else f"from {least} to {setting.text(setting.most)}"
+    error = _malformed(called, given, f"a value {wanted}")
+    if setting.unit == "duration" and str(given).strip().isdigit():
+        error.next_step += "; a number without a unit counts as milliseconds"
+    return error
 
 
 def _check_together(job: str, settings: Settings) -> None:

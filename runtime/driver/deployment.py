@@ -6,6 +6,8 @@ Source: DESIGN sections 3 to 5; PROTOCOL P8, P18, P20.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from holdfast.checkpoint import coordinator, joblog, recovery
@@ -13,7 +15,8 @@ from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, WorkerId
-from holdfast.runtime.driver.state import Master, Running
+from holdfast.runtime.driver.partitions import added, counts_of, deployed, unassigned
+from holdfast.runtime.driver.state import Hosted, Master, Running
 from holdfast.runtime.wire import messages as m
 
 
@@ -43,7 +46,8 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
         shape=msgspec.UNSET if rules.shape is None else rules.shape,
     )
     handles = recovery.handles_for(last, list(rules.key_ranges)) if last is None or _moved(state, last) else last.state
-    positions = last.positions if last else ()
+    new = (msgspec.structs.replace(each.position, subtask=each.subtask) for each in state.phase.assigning)
+    positions = (*(last.positions if last else ()), *new)
     before = last.audited if last else None
     return follow(handles, positions, last.pending if last else (), state.confirmed, header, decided.parts, before)
 
@@ -53,8 +57,9 @@ def completion(phase: Running, manifest: Manifest, ref: ObjectRef, duration_ms: 
     known = {piece.object.path for handle in (phase.last.state if phase.last else ()) for piece in pieces(handle)}
     sizes = {piece.object.path: piece.object.size for handle in manifest.state for piece in pieces(handle)}
     bytes_new = sum(size for path, size in sizes.items() if path not in known)
+    new = added(manifest, phase.last)
     return joblog.CheckpointCompleted(
-        manifest.epoch, manifest.follows, ref, duration_ms, bytes_new, sum(sizes.values()), phase.savepoint
+        manifest.epoch, manifest.follows, ref, duration_ms, bytes_new, sum(sizes.values()), phase.savepoint, new
     )
 
 
@@ -67,13 +72,7 @@ def deployment(state: Master, base: Manifest | None, worker: WorkerId) -> m.Depl
     role, subtask = state.workers[worker].role, state.workers[worker].subtask
     assert role is not None and subtask is not None
     peers = tuple(m.Peer(h.subtask, w, h.address) for w, h in state.workers.items() if h.subtask is not None)
-    known = {(at.source, at.partition): at for at in (base.positions if base else ())}
-    positions = tuple(
-        known.get((source, p), SourcePosition(source, p, -1))
-        for source, partitions in sorted(rules.partitions.items())
-        for i, p in enumerate(partitions)
-        if i % rules.parallelism == subtask
-    )
+    positions = deployed(state, base, subtask)
     pending = recovery.pending_of(base, subtask, rules.parallelism)
     mine = [(w, tag) for w, tag in state.confirmed.items() if w.subtask % rules.parallelism == subtask]
     confirmed = tuple(Confirmed(writer, tag) for writer, tag in mine)
@@ -122,17 +121,28 @@ def all_ready(state: Master) -> bool:
 
 
 def all_ended(state: Master) -> bool:
-    ended = [hosted for hosted in state.workers.values() if hosted.subtask is not None and hosted.ended]
-    return len(ended) == state.rules.parallelism
+    """Return whether every known partition is read to its end."""
+    return all_report(state, lambda hosted: hosted.ended)
+
+
+def all_report(state: Master, said: Callable[[Hosted], bool]) -> bool:
+    """Return whether every subtask says this of all its partitions: a heartbeat may precede an assignment."""
+    true = [h for h in state.workers.values() if h.subtask is not None and said(h)]
+    if len(true) < state.rules.parallelism:
+        return False
+    counts = counts_of(state)
+    return all(h.partitions == counts[h.subtask] for h in true if h.subtask is not None)
 
 
 def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
-    """Return whether every subtask reports nothing new since the last epoch, and that epoch is completed.
+    """Return whether every subtask reports nothing new since the last epoch, that epoch is completed, and no partition
+    waits for a trigger.
 
     An epoch that was given up is not completed: its frozen state and staged output are owed to the next one. A
     generation always closes its first epoch, which records the outcome of older ones.
     """
-    if not isinstance(epochs, coordinator.Idle):
+    running = state.running
+    if not isinstance(epochs, coordinator.Idle) or running is None or unassigned(state, running):
         return False
     quiet = [hosted.quiet for hosted in state.workers.values() if hosted.subtask is not None]
     return len(quiet) == state.rules.parallelism and set(quiet) == {epochs.committed_through} != {NO_EPOCH}

@@ -4,7 +4,7 @@ Production does not check them: a broken invariant would end a run that may stil
 tests plant a bug that breaks it.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: PROTOCOL P2, P4, P5, P9, P10, P13.
+Source: PROTOCOL P2, P4, P5, P9, P10, P12, P13.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from __future__ import annotations
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import NO_EPOCH, Epoch
-from holdfast.runtime.driver.state import SAVEPOINTS_WAITING_MAX, Gathering, Interrupted, Master, Opening, Over, Running
+from holdfast.runtime.driver.state import (
+    SAVEPOINTS_WAITING_MAX,
+    Finishing,
+    Gathering,
+    Interrupted,
+    Master,
+    Opening,
+    Over,
+    Running,
+)
 
 
 def validate(state: Master) -> None:
@@ -23,6 +32,7 @@ def validate(state: Master) -> None:
     """
     _workers(state)
     _failures(state)
+    _partitions(state)
     match state.phase:
         case Opening():
             assert isinstance(state.log, append.InFlight), "a generation opens while no record is in flight (P4)"
@@ -71,6 +81,12 @@ def _failures(state: Master) -> None:
     assert recovered, "a recovery has ended, and how long it took is unknown"
 
 
+def _partitions(state: Master) -> None:
+    known = [(source, p) for source, partitions in state.rules.partitions.items() for p in partitions]
+    known += [(at.source, at.partition) for at in state.discovered]
+    assert len(known) == len(set(known)), "a partition is discovered twice (P12)"
+
+
 def _deployed(state: Master) -> None:
     subtasks = {hosted.subtask for hosted in state.workers.values() if hosted.subtask is not None}
     assert len(subtasks) == state.rules.parallelism, "a subtask has no worker, and no recovery is due (P10)"
@@ -88,6 +104,13 @@ def _closing(state: Master, running: Running) -> None:
         assert epochs.barrier.epoch >= job.first_epoch, "an epoch that an older generation may have used (P2)"
         assert not epochs.barrier.last or running.halted, "sources still read after the last barrier (P13)"
         assert running.final is None, "an epoch is closed after the last one (P13)"
+    if running.storing is not None:
+        kept = {(at.source, at.partition) for at in running.storing.positions}
+        given = {(each.position.source, each.position.partition) for each in running.assigning}
+        assert given <= kept, "the manifest of an epoch lacks partitions that its trigger assigned (P12)"
+    if running.finishing:
+        listed = running.input_end == "complete" or isinstance(state.ending, Finishing)
+        assert listed, "the input is over before the sources were listed once more (P13)"
     if running.final is not None:
         assert running.final == job.base_epoch, "the run ends with an epoch that is not the last one (P13)"
     if isinstance(state.log, append.InFlight):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from holdfast.checkpoint import joblog
@@ -24,9 +25,10 @@ from holdfast.errors import Damaged, ErrorReport, Fenced, HoldfastError, Unavail
 from holdfast.model import Generation, ObjectRef, WorkerId, Writer
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.driver import master
+from holdfast.runtime.driver.listing import Listings
 from holdfast.runtime.driver.repair import Repairs
 from holdfast.runtime.driver.sweep import Sweep
-from holdfast.runtime.plan.compiler import SinkSpec
+from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.wire import messages as m
 
 LOG_RETRY_S = 0.1
@@ -43,6 +45,8 @@ class DriverPorts(Protocol):
     def repository(self) -> Repository: ...
     @property
     def sinks(self) -> Sequence[SinkSpec]: ...
+    @property
+    def sources(self) -> Sequence[SourceSpec]: ...
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """Send to a worker; may be lost."""
@@ -85,6 +89,7 @@ class DriverLoop:
         self.repairs = Repairs(
             ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail, rules.adopted
         )
+        self._listings = Listings(rules.name, ports.sources, lambda: ports.lane("sources"))
         self.outcome: tuple[str, ErrorReport | None] | None = None
         self.refused: HoldfastError | None = None
         """Why the root did not take the last record or manifest; None once it does."""
@@ -166,12 +171,27 @@ class DriverLoop:
                     self._ports.cancel(launch)
                 case master.RepairTargets(job, base):
                     self.repairs.request(job, base)
+                case master.ListPartitions(number) as asked:
+                    self._listings.ask(asked, partial(self._listed, number))
                 case master.Sweep(job):
                     self.sweep.request(job)
                 case master.End("failed", error) if error is not None and error.kind in (Damaged.kind, Fenced.kind):
+                    self._listings.close()
                     self._end_if_ours(error)
                 case master.End(outcome, error):
                     self.outcome = outcome, error
+                    self._listings.close()
+
+    def _listed(self, number: int, result: object) -> None:
+        if isinstance(self.state.phase, master.Over):
+            return
+        match result:
+            case Unavailable() as error:
+                self._perform(master.unlisted(self.state, number, error, self._now()), [])
+            case tuple() as found:
+                self._perform(*master.listed(self.state, number, found, self._now()))
+            case _:
+                self._fail(result)
 
     def _repaired(self, generation: Generation, writers: frozenset[Writer]) -> None:
         self._perform(*master.repaired(self.state, generation, writers, self._now()))

@@ -40,9 +40,9 @@ The requested ending of the run (`Master.ending`) and the requested rewind (`Mas
 recovery in between does not undo them.
 
 The parts, all pure: state.py (the state and the effects), gathering.py (from a start to the deployment), deployment.py
-(values derived from the state), failover.py (losses, the restart limit, launches), rewinding.py, retention.py (expiry),
-requests.py (requests of users), invariants.py (invariants between two events). Scripts of events with the effects that
-follow are in tests/transcripts/master.
+(values derived from the state), partitions.py (which partitions are read, and by which subtask), failover.py (losses,
+the restart limit, launches), rewinding.py, retention.py (expiry), requests.py (requests of users), invariants.py
+(invariants between two events). Scripts of events with the effects that follow are in tests/transcripts/master.
 
 Invariants
     - Nothing is deployed before the log holds the start of this generation, `GenerationStarted` or `Rewound`.
@@ -57,12 +57,14 @@ Source: PROTOCOL P2, P4, P5, P6, P9, P10, P13, P18; DESIGN sections 3 and 4.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.errors import ErrorReport, Fenced, Where
+from holdfast.errors import ErrorReport, Fenced, HoldfastError, Where
 from holdfast.frozen import replace
-from holdfast.model import NO_EPOCH, Epoch, ObjectRef, Tag, Timeline, WorkerId
-from holdfast.runtime.driver import placement, retention, rewinding
+from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
+from holdfast.runtime.driver import partitions, placement, retention, rewinding
 from holdfast.runtime.driver.deployment import (
     all_ended,
     all_ready,
@@ -88,10 +90,12 @@ from holdfast.runtime.driver.failover import (
     spoken_for,
 )
 from holdfast.runtime.driver.gathering import base_loaded, deploy_if_complete, gather, repaired
+from holdfast.runtime.driver.partitions import begin_listing, is_awaited, reason_to_list, unassigned, unlisted
 from holdfast.runtime.driver.requests import (
     carry_out,
     close_epoch,
     end_input,
+    input_is_over,
     is_due,
     is_judged,
     is_over,
@@ -103,6 +107,7 @@ from holdfast.runtime.driver.requests import (
 )
 from holdfast.runtime.driver.state import (
     Cancel,
+    Checked,
     CreateRecord,
     Dismiss,
     Effect,
@@ -112,6 +117,7 @@ from holdfast.runtime.driver.state import (
     Hosted,
     Interrupted,
     Launch,
+    ListPartitions,
     LoadManifest,
     Master,
     Opening,
@@ -130,6 +136,7 @@ from holdfast.runtime.wire import messages as m
 
 __all__ = [
     "Cancel",
+    "Checked",
     "CreateRecord",
     "Dismiss",
     "Effect",
@@ -139,6 +146,7 @@ __all__ = [
     "Hosted",
     "Interrupted",
     "Launch",
+    "ListPartitions",
     "LoadManifest",
     "Master",
     "Opening",
@@ -162,11 +170,13 @@ __all__ = [
     "is_judged",
     "launch_ended",
     "left_undone",
+    "listed",
     "lost",
     "repaired",
     "stop",
     "taken_over",
     "tick",
+    "unlisted",
 ]
 
 BROKEN_GRACE_S = 1.0
@@ -282,7 +292,25 @@ def tick(state: Master, now: float, at_us: int) -> Step:
     if isinstance(state.phase, Running):
         state, more = _tick_running(state, state.phase, now, at_us)
         effects += more
+    if isinstance(state.phase, Running) and all_ready(state):
+        reason = reason_to_list(state, state.phase, now, ended=all_ended(state))
+        state, more = (state, []) if reason is None else begin_listing(state, state.phase, reason, now)
+        effects += more
     return state, effects
+
+
+def listed(state: Master, number: int, found: Sequence[SourcePosition], now: float) -> Step:
+    """Take the partitions that the sources have: the answer to `ListPartitions`.
+
+    Args:
+        found: Every partition. The offset is that of the first record; of a partition known before it is ignored.
+    """
+    if not is_awaited(state, number):
+        return state, []
+    after = partitions.listed(state, found, now)
+    if isinstance(after, HoldfastError):
+        return end(state, "failed", after.report())
+    return after, end_input(after)
 
 
 def _start_what_is_due(state: Master, now: float, at_us: int) -> Step:
@@ -346,13 +374,13 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
             if (draft := retention.draft(state, at_us)) is not None:
                 log, appends = append.append(state.log, draft, at_us)
                 return _log_effects(replace(state, log=log), appends, now, at_us)
-            over = is_over(state)
+            over = is_over(state, phase)
             if not (over or is_due(state, phase, now)):
                 return state, []
             epochs, effects = coordinator.trigger(idle, now, over)
-            finishing, halted = over and all_ended(state), phase.halted or over
+            finishing, halted = over and input_is_over(state, phase), phase.halted or over
             phase = replace(phase, epochs=epochs, last_trigger=now, finishing=finishing, halted=halted)
-            phase = replace(phase, savepoint=next_name(state))
+            phase = replace(phase, savepoint=next_name(state), assigning=unassigned(state, phase))
             state = replace(state, phase=phase, epoch_wanted=False)
             return _coordinate(state, effects, now)
         case coordinator.Collecting(started=started) as collecting if now - started > state.rules.epoch_deadline:
@@ -370,8 +398,9 @@ def _coordinate(state: Master, effects: list[coordinator.Effect], now: float) ->
     for effect in effects:
         match effect:
             case coordinator.Trigger(barrier):
-                finishing = isinstance(state.phase, Running) and state.phase.finishing
-                out += [Send(w, m.Trigger(generation, barrier, finishing)) for w in assigned(state)]
+                assert isinstance(state.phase, Running)
+                trigger = m.Trigger(generation, barrier, state.phase.finishing, state.phase.assigning)
+                out += [Send(w, trigger) for w in assigned(state)]
             case coordinator.Announce(epoch):
                 out += [Send(w, _committed(state, epoch)) for w in assigned(state)]
             case coordinator.Decide(_, started, _):
@@ -485,7 +514,7 @@ def _finish_if_delivered(state: Master, phase: Running, at_us: int) -> Step:
 def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = state.workers[message.worker]
     hosted = replace(hosted, ended=message.ended, caught_up=message.caught_up, progress=message.progress)
-    hosted = replace(hosted, last_words=None, quiet=message.quiet)
+    hosted = replace(hosted, last_words=None, quiet=message.quiet, partitions=message.partitions)
     if message.broken and isinstance(state.phase, Running) and state.phase.broken_since is None:
         state = replace(state, phase=replace(state.phase, broken_since=now))
     return confirm(_update(state, message.worker, hosted), message.delivered), []

@@ -6,12 +6,13 @@ one for a generation that it does not know yet to the driver of that generation.
 How a run can end
     - `stop`: a last barrier at the current positions of the sources; `Stopped` once all output is delivered. The job
       can be resumed.
-    - `stop --finish`: every source is read to its end as of the request's arrival (a recovery takes the ends again),
-      or no further with `unread: drop`. The end of input follows: last watermark, last barrier, `Finished`. The job
-      cannot be resumed.
+    - `stop --finish`: the sources are listed, and every partition is read to its end as of the request's arrival (a
+      recovery takes the ends again), or no further with `unread: drop`. The end of input follows: last watermark, last
+      barrier, `Finished`. The job cannot be resumed.
     - `stop --now`: no barrier and no record, as if the driver had been killed. Committed epochs stay, the next run
       reads the rest again.
     - `run --once`: the sources stop at the offsets that were their ends at the start; the rest is as for `stop`.
+    Partitions that are added after these ends were fixed are not read (P12).
 
 Invariants
     - A savepoint is an epoch triggered after the request, and its name is inside `CheckpointCompleted` (P13).
@@ -37,8 +38,9 @@ from msgspec import structs
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.model import Generation
 from holdfast.runtime.driver import rewinding
-from holdfast.runtime.driver.deployment import all_ended, all_ready, assigned, nothing_new
+from holdfast.runtime.driver.deployment import all_ended, all_ready, all_report, assigned, nothing_new
 from holdfast.runtime.driver.failover import end
+from holdfast.runtime.driver.partitions import all_input_is_listed, waits_for_nothing
 from holdfast.runtime.driver.state import (
     SAVEPOINTS_WAITING_MAX,
     Effect,
@@ -153,29 +155,38 @@ def stop(state: Master) -> Step:
 
 def finish(state: Master, *, drop_unread: bool = False) -> Step:
     """Read all sources to their present ends, or no further; then finish the job as at the end of its input."""
-    drop_unread = drop_unread or (isinstance(state.ending, Finishing) and state.ending.drop_unread)
-    state = replace(state, ending=Finishing(drop_unread))
+    before = state.ending if isinstance(state.ending, Finishing) else Finishing(False)
+    state = replace(state, ending=replace(before, drop_unread=before.drop_unread or drop_unread))
     return state, end_input(state)
 
 
 def end_input(state: Master) -> list[Effect]:
     """Announce the end of input to the workers; repeated until they have read it, because messages may be lost."""
-    ending = state.ending
-    if not isinstance(ending, Finishing) or state.running is None or not all_ready(state) or all_ended(state):
+    ending, phase = state.ending, state.running
+    if not isinstance(ending, Finishing) or phase is None or not all_ready(state) or all_ended(state):
+        return []
+    if not all_input_is_listed(state, phase):
         return []
     return [Send(worker, m.EndInput(state.job.generation, ending.drop_unread)) for worker in assigned(state)]
 
 
-def is_over(state: Master) -> bool:
+def is_over(state: Master, phase: Running) -> bool:
     """Return whether the next barrier is the last one."""
     finishing, stopping = isinstance(state.ending, Finishing), isinstance(state.ending, Stopping)
     caught_up = state.rules.until is not None and not finishing and _all_caught_up(state)
-    return (stopping or all_ended(state) or caught_up) and len(state.savepoints) <= 1
+    if all_ended(state) and phase.input_end == "unknown":
+        caught_up = False  # it may finish: see first whether there are other partitions
+    return (stopping or input_is_over(state, phase) or caught_up) and len(state.savepoints) <= 1
+
+
+def input_is_over(state: Master, phase: Running) -> bool:
+    """Return whether all input is read, and the job finishes with the next barrier."""
+    return all_ended(state) and all_input_is_listed(state, phase)
 
 
 def is_due(state: Master, phase: Running, now: float) -> bool:
     """Return whether to close the next epoch now, although it may not be the last."""
-    if state.savepoints:
+    if state.savepoints or waits_for_nothing(state, phase):
         return True
     wanted = state.epoch_wanted or not nothing_new(state, phase.epochs)
     return wanted and now - phase.last_trigger >= state.rules.checkpoint_every
@@ -261,5 +272,4 @@ def _only_stops(state: Master) -> bool:
 
 
 def _all_caught_up(state: Master) -> bool:
-    caught_up = [hosted for hosted in state.workers.values() if hosted.subtask is not None and hosted.caught_up]
-    return len(caught_up) == state.rules.parallelism
+    return all_report(state, lambda hosted: hosted.caught_up)

@@ -10,13 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.errors import ErrorReport
-from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Subtask, Tag, WorkerId, Writer
+from holdfast.model import (
+    NO_EPOCH,
+    Epoch,
+    Generation,
+    JobUuid,
+    ObjectRef,
+    SourcePosition,
+    Subtask,
+    Tag,
+    WorkerId,
+    Writer,
+)
 from holdfast.runtime.wire import messages as m
 
 SAVEPOINTS_WAITING_MAX = 16
@@ -42,6 +53,7 @@ class Rules:
     key_ranges: tuple[tuple[int, int], ...]
     """Key groups of each subtask; its length is the parallelism."""
     partitions: Mapping[str, tuple[int, ...]]
+    """Of every source, as listed when the run started."""
     operators: tuple[OperatorState, ...]
     checkpoint_every: float
     silent_after: float
@@ -66,13 +78,27 @@ class Rules:
     shape: dict[str, Any] | None = None
     """The shape of the job's code, kept with every checkpoint (runtime/plan/shape.py)."""
     gone_sinks: GoneSinks | None = None
+    checked: Checked | None = None
+    """Against which checkpoint the code was checked; None: any."""
     adopted: tuple[str, ...] = ()
     """Owners of other histories whose targets the user allows this run to take over."""
+    discover_every: float = 0.0
+    """Time between two listings of the sources while the job runs; 0: they are listed only where the run may end."""
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """Sources that must not get new partitions, each with a sink that is written immediately from it (P22)."""
 
     @property
     def parallelism(self) -> int:
         """Return the number of subtasks of each fragment."""
         return len(self.key_ranges)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The operators of the checkpoint whose state the code was found to read."""
+
+    epoch: Epoch
+    operators: tuple[OperatorState, ...]
 
 
 @dataclass(frozen=True)
@@ -92,6 +118,8 @@ class Hosted:
     caught_up: bool = False
     """It has read as far as `until` allows."""
     quiet: Epoch = NO_EPOCH
+    """As in `Heartbeat`."""
+    partitions: int = 0
     """As in `Heartbeat`."""
     progress: m.Progress = m.Progress()
     last_words: m.Vitals | None = None
@@ -181,6 +209,13 @@ class Running:
     """When a worker first reported a broken channel although no worker is lost."""
     savepoint: str | None = None
     """The name that the epoch being closed will have."""
+    deployed: int = 0
+    """How many of the discovered partitions the deployment holds; triggers assign the others."""
+    assigning: tuple[m.Assigned, ...] = ()
+    """What the last trigger assigned."""
+    input_end: Literal["unknown", "complete", "open"] = "unknown"
+    """What a listing has shown since every partition was read to its end: no other partition, or others that this run
+    does not read."""
 
 
 @dataclass(frozen=True)
@@ -212,10 +247,26 @@ class Finishing:
     """The user asked for the end of input: after the records that exist, or at the current positions of the sources."""
 
     drop_unread: bool
+    listed: bool = False
+    """The sources were listed after the request: what they get later is not read."""
 
 
 Ending = Stopping | Finishing
 """How the user wants the run to end; it outlives recoveries."""
+
+Reason = Literal["interval", "finish", "end"]
+"""Why sources are listed: it is time to, the user asked to finish, or every partition is read to its end."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A listing of the sources that is under way."""
+
+    number: int
+    reason: Reason
+    generation: Generation
+    """In which it began."""
+    since: float
 
 
 @dataclass(frozen=True)
@@ -248,6 +299,15 @@ class Master:
     given_up: int = 0
     looked_at: float | None = None
     """The time of the last tick."""
+    discovered: tuple[SourcePosition, ...] = ()
+    """Partitions of which the driver learnt after the start of the run, at their first record."""
+    listing: Listing | None = None
+    listings: int = 0
+    listed_at: float | None = None
+    """When the last listing was answered."""
+    list_again_at: float = 0.0
+    list_error: ErrorReport | None = None
+    """Why the last listing failed; None if it did not."""
 
     @property
     def job(self) -> joblog.Job:
@@ -306,6 +366,18 @@ class RepairTargets:
 
 
 @dataclass(frozen=True)
+class ListPartitions:
+    """In the background: list the partitions of every source; answer with `listed` or `unlisted`.
+
+    If a source lists other partitions than those known, it must be the one that was read up to these positions.
+    """
+
+    number: int
+    known: Mapping[str, tuple[int, ...]]
+    positions: tuple[SourcePosition, ...]
+
+
+@dataclass(frozen=True)
 class Sweep:
     """In the background: delete objects that no checkpoint of this fold needs, and prune the log."""
 
@@ -350,5 +422,17 @@ class End:
     error: ErrorReport | None = None
 
 
-Effect = CreateRecord | LoadManifest | StoreManifest | RepairTargets | Sweep | Send | Launch | Dismiss | Cancel | End
+Effect = (
+    CreateRecord
+    | LoadManifest
+    | StoreManifest
+    | RepairTargets
+    | ListPartitions
+    | Sweep
+    | Send
+    | Launch
+    | Dismiss
+    | Cancel
+    | End
+)
 Step = tuple[Master, list[Effect]]

@@ -7,6 +7,7 @@ transaction (sinks/owners.py).
 Invariants
     - A target whose owner the job's log does not know is refused, unless the user names its sink.
     - A target beyond every epoch that the log completed is refused; only a rewind undoes its output.
+    - A target below the newest delivery that the last manifest confirms is refused; nothing delivers that output again.
     - A target is not adopted at an epoch that its other owner may have delivered under the same number.
 
 Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
@@ -22,7 +23,7 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable, Wh
 from holdfast.model import Tag
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.sinks.contract import held
-from holdfast.sinks.owners import Holding, not_ours, stands_beyond
+from holdfast.sinks.owners import NEVER, Holding, not_ours, stands_beyond, went_back
 
 NOT_STARTED = "the job was not started; state and output are untouched"
 
@@ -30,7 +31,7 @@ NOT_STARTED = "the job was not started; state and output are untouched"
 def check_targets(
     repository: Repository, job: Job, specs: Sequence[SinkSpec], adopt: Collection[str]
 ) -> tuple[str, ...]:
-    """Refuse to start with a target that another history of the job owns, or that is beyond its log.
+    """Refuse to start with a target that another history of the job owns, that is beyond its log, or that lost output.
 
     Args:
         adopt: Sinks whose targets the user moves to this job.
@@ -40,11 +41,12 @@ def check_targets(
 
     Raises:
         ConfigError: a target has another owner, or `adopt` names an unknown sink.
-        Damaged: a target is beyond the log.
+        Damaged: a target is beyond the log, or lacks output that was delivered to it.
     """
     found = read_holdings(job, specs)
     now = repository.read_log() or job
     adopted = adopted_from(now, specs, found, adopt)
+    confirmed = newest_confirmed(repository, now)
     if now.completed:
         check_adopted(repository, now, now.completed[-1], specs, found, adopt)
     for name, holding in found.items():
@@ -55,7 +57,17 @@ def check_targets(
         if (error := beyond(now, where, holding.newest)) is not None:
             error.not_done, error.where = NOT_STARTED, Where(job=now.name)
             raise error
+        if name in confirmed and (holding.newest or NEVER) < confirmed[name]:
+            raise _lost(now, where, holding.newest, confirmed[name])
     return adopted
+
+
+def newest_confirmed(repository: Repository, job: Job) -> Mapping[str, Tag]:
+    """Return, per sink, the newest delivery that the last manifest confirms."""
+    if not job.completed:
+        return {}
+    confirmed = repository.load_manifest(job.completed[-1].body.manifest).confirmed
+    return {done.writer.sink: done.tag for done in sorted(confirmed, key=lambda done: done.tag)}
 
 
 def read_holdings(job: Job, specs: Iterable[SinkSpec]) -> Mapping[str, Holding]:
@@ -164,6 +176,18 @@ def beyond(job: Job, where: str, newest: Tag | None) -> HoldfastError | None:
     if left is not None:
         return stands_beyond(where, newest, completed) if newest.epoch >= left.first_epoch else None
     return stands_beyond(where, newest, completed) if newest > completed else None
+
+
+def _lost(job: Job, where: str, newest: Tag | None, confirmed: Tag) -> Damaged:
+    error = went_back(where, newest, confirmed)
+    error.not_done, error.where = NOT_STARTED, Where(job=job.name)
+    if newest is None:
+        error.not_done = "the job was not started; a target that was missing exists again, empty"
+        error.next_step = (
+            "bring the target back; to compute all of its rows again, delete the job's folder too and run the job; "
+            "for another target, give the sink another name"
+        )
+    return error
 
 
 def named(specs: Sequence[SinkSpec], name: str) -> str:

@@ -28,6 +28,7 @@ from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.signals import StopSignals
 from holdfast.runtime.job import requests
 from holdfast.runtime.job.live import Status
+from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.shape import shape_of
 from holdfast.runtime.spark.control import ControlServer
 from holdfast.runtime.spark.detour import detour_of
@@ -70,7 +71,8 @@ class _Run:
 
     def __init__(self, prepared: Prepared, context: SparkContext, ports: Ports) -> None:
         self.clock = SystemClock()
-        self.repository, self.sinks = prepared.repository, prepared.plan.sinks
+        self.repository = prepared.repository
+        self.sinks, self.sources = prepared.plan.sinks, prepared.plan.sources
         self._prepared, self._ports = prepared, ports
         self._mailbox = Mailbox()
         self._lanes = ThreadLanes(self._mailbox)
@@ -222,5 +224,8 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         audit=settings.audit,
         shape=shape_of(plan),
         gone_sinks=prepared.gone_sinks,
+        checked=prepared.checked,
         adopted=prepared.adopted,
+        discover_every=settings.partition_discovery_ms / 1000,
+        fixed=not_to_grow(plan),
     )

@@ -13,7 +13,7 @@ Source: docs/design/0037-state-inspection.md; PROTOCOL P2, P16, P25.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from holdfast.state.blocks import BlockReader, Rows
 from holdfast.state.changelog import Block, blocks_of
 from holdfast.state.keys.batch import Keys
 from holdfast.state.merged import merged
+from holdfast.state.tables.spec import TableSpec
 
 EXPIRED_MEANWHILE_MAX = 5
 """How often a read starts over because a running job expired the checkpoint that it was reading."""
@@ -70,10 +71,13 @@ class Part:
 
     handle: SnapshotHandle
     pieces: tuple[Piece, ...]
+    spec: TableSpec | None = None
+    """Names and types of the values; None: as they were written."""
 
     def rows(self, *, keys_only: bool = False) -> Iterator[Rows]:
         """Yield the rows, sorted by key group and key."""
-        return merged([BlockReader(p.data, p.block, p.key_groups, keys_only=keys_only) for p in self.pieces])
+        read = [BlockReader(p.data, p.block, p.key_groups, keys_only=keys_only, spec=self.spec) for p in self.pieces]
+        return merged(read)
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ def reading_of(
             group = int(asked.key_groups(manifest.key_groups)[0])
             span = (group, group + 1)
         parts = parts_of(manifest, objects_of(stored, manifest, span), view.number, span)
-        return Reading(at, view, parts, asked)
+        return Reading(at, view, tuple(replace(part, spec=view.spec) for part in parts), asked)
 
     return at_checkpoint(stored, wanted, read)
 

@@ -15,14 +15,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.runtime.job.live import Activity, Failures, Status, Waiting
-from holdfast.runtime.job.status import LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED, time_held
+from holdfast.runtime.job.status import (
+    LOCAL_STATE_REFUSED,
+    MERGE_REFUSED,
+    REQUEST_UNREADABLE,
+    ROOT_REFUSED,
+    SOURCE_UNLISTED,
+    time_held,
+)
 from holdfast.runtime.wire.vitals import FUNCTION, INTERPRETER, SOURCE, described
 
 SLOW_EPOCHS = 3
 """An epoch is slow if it is open for longer than this many intervals and longer than SLOW_MIN_MS."""
 SLOW_MIN_MS = 2_000
 SILENT_MIN_MS = 2_000
-LAUNCH_SLOW_MS = 10_000
+LAUNCH_SLOW_MS = LISTING_SLOW_MS = 10_000
 GOOD = frozenset({"progress", "finished", "stopped", "caught_up", "dead_letters", "draining"})
 """Codes of findings that are not problems."""
 
@@ -131,7 +138,7 @@ def _workers(shown: Status, now: Activity) -> Iterator[Finding]:
 
 def _local(shown: Status) -> Iterator[Finding]:
     for problem in shown.problems:
-        if problem.code in (LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED):
+        if problem.code in (LOCAL_STATE_REFUSED, MERGE_REFUSED, REQUEST_UNREADABLE, ROOT_REFUSED, SOURCE_UNLISTED):
             yield Finding(problem.code, problem.what, problem.next)
 
 
@@ -186,9 +193,9 @@ def _delivery(shown: Status, now: Activity) -> Iterator[Finding]:
             behind = f"; {left.rows:,} rows of {left.epochs} epochs wait, the oldest is {left.oldest_epoch}"
         if sink.error:
             what = f"sink {sink.name} cannot deliver: {sink.error}"
-            told = next((each.next for each in shown.problems if each.what == what), None)
+            reported = next((each.next for each in shown.problems if each.what == what), None)
             retried = "make its target reachable; delivery is retried automatically, and nothing is skipped"
-            yield Finding("sink_error", f"{what}{behind}", told or retried)
+            yield Finding("sink_error", f"{what}{behind}", reported or retried)
         elif left is not None and left.epochs > SLOW_EPOCHS:
             yield Finding(
                 "sink_backlog",
@@ -235,6 +242,13 @@ def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
             "draining",
             f"the job finishes after reading what its sources held at the time of the request: up to {left:,} records",
             f"wait; to skip them: holdfast stop {shown.job} --finish --drop-unread",
+        )
+    if now.listing_ms is not None and now.listing_ms > LISTING_SLOW_MS:
+        yield Finding(
+            "listing_slow",
+            f"the driver has been waiting for the partitions of the sources for {_span(now.listing_ms)}; meanwhile new "
+            "partitions are not read, and a run whose input is over, or that is to finish, waits",
+            "check whether the sources answer",
         )
     if "channel" in held:
         sources = {row.name for row in shown.sources}

@@ -44,6 +44,7 @@ MERGE_REFUSED = "merge_refused"
 REQUEST_UNREADABLE = "request_unreadable"
 SINK_REFUSED = "sink_refused"
 ROOT_REFUSED = "root_refused"
+SOURCE_UNLISTED = "source_unlisted"
 BEHIND_MIN_US = 1_000_000
 """A partition is reported as holding back event time only if another partition is ahead by at least this much."""
 STALE_AFTER_MS = 5_000
@@ -113,7 +114,7 @@ def _ms(seconds: float | None) -> int | None:
 
 def _problems(state: master.Master) -> tuple[Problem, ...]:
     if not isinstance(state.phase, master.Over):
-        return (*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state))
+        return (*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state), *_unlisted(state))
     if state.phase.error is None:
         return ()
     return (Problem(code=state.phase.outcome, **asdict(state.phase.error)),)
@@ -197,13 +198,14 @@ def _local_refusals(state: master.Master) -> list[Problem]:
         Problem(
             code=LOCAL_STATE_REFUSED,
             what=f"worker {worker} on {hosted.host} has not been able to write its local state for "
-            f"{told.for_ms / 1000:,.0f} s: {told.what}; it is {told.epochs} epochs ({told.bytes:,} bytes) behind. The "
-            "job continues, and its checkpoints hold everything; a worker that starts on that disk now may fail",
+            f"{reported.for_ms / 1000:,.0f} s: {reported.what}; it is {reported.epochs} epochs "
+            f"({reported.bytes:,} bytes) behind. The job continues, and its checkpoints hold everything; a worker that "
+            "starts on that disk now may fail",
             next=f"free space on the disk of {hosted.host}, or find out why it refuses writes; the worker retries. "
             "To use another disk: stop the job, set TMPDIR on the executors to a folder there, run it again",
         )
         for worker, hosted in state.workers.items()
-        if (told := hosted.progress.local_refused) is not None
+        if (reported := hosted.progress.local_refused) is not None
     ]
 
 
@@ -224,14 +226,25 @@ def _merge_refusals(state: master.Master) -> list[Problem]:
 
 def _sink_refusals(state: master.Master) -> list[Problem]:
     """Return a problem for every sink whose last attempt failed."""
-    told = {
+    reported = {
         sink: (what, hosted.progress)
         for hosted in state.workers.values()
         for sink, what in hosted.progress.sink_errors.items()
     }
     return [
         Problem(code=SINK_REFUSED, what=f"sink {sink} cannot deliver: {what}", next=progress.sink_advice.get(sink))
-        for sink, (what, progress) in sorted(told.items())
+        for sink, (what, progress) in sorted(reported.items())
+    ]
+
+
+def _unlisted(state: master.Master) -> list[Problem]:
+    """Return a problem if the sources could not be listed at the last attempt."""
+    if (error := state.list_error) is None:
+        return []
+    what = f"the partitions of the sources cannot be listed: {error.what}. Until they are, new partitions are not read"
+    what += ", and a run whose input is over, or that is to finish, waits"
+    return [
+        Problem(code=SOURCE_UNLISTED, what=what, next=f"make the source reachable; the driver retries. {error.next}")
     ]
 
 
@@ -278,6 +291,9 @@ def _sources(state: master.Master) -> tuple[SourceRow, ...]:
                     holds_time=None if time is None else time.holds,
                 )
             )
+    reported = {row.place for row in rows}
+    waiting = [at for at in state.discovered if at.offset >= 0 and (at.source, at.partition) not in reported]
+    rows += [SourceRow(at.source, at.partition, at.offset) for at in waiting]
     return tuple(sorted(rows, key=lambda row: row.place))
 
 

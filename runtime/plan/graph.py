@@ -126,15 +126,19 @@ def check_name(name: object, what: str) -> str:
     if not isinstance(name, str):
         given = "nothing is given" if name is None else f"its first argument is {name!r}"
         raise refused(
-            f"{'an' if what[0] in 'aeiou' else 'a'} {what} at {position()} has no name: {given}",
+            f"{_article(what)} {what} at {position()} has no name: {given}",
             "put a name first: " + _NAMED.get(what, "it is the identity of its state"),
         )
     if not _NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
         raise refused(
-            f"{name!r} at {position()} cannot be the name of a {what}",
+            f"{name!r} at {position()} cannot be the name of {_article(what)} {what}",
             f"use small letters, digits, '-' and '_', beginning with a letter or digit, at most {NAME_LENGTH_MAX}",
         )
     return name
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
 
 
 def refused(what: str, next_step: str) -> ConfigError:

@@ -72,12 +72,21 @@ def _decided(
     as_read = columns_as_read(fragment, path)
     if not set(by) <= {as_read[name] for name in sink.key if name in as_read}:
         return spec
-    return replace(spec, sink=sink.at_once(), path=_identity(described["fragments"][fragment.index], path))
+    return replace(spec, sink=sink.immediate(), path=_identity(described["fragments"][fragment.index], path))
 
 
 def is_immediate(spec: SinkSpec) -> bool:
     """Return whether the sink is written immediately."""
     return spec.path is not None and spec.sink.traits.immediate
+
+
+def not_to_grow(plan: Plan) -> dict[str, str]:
+    """Return the sources that must keep their partitions, each with a sink that is written immediately from it.
+
+    Another number of partitions changes which partition a key is in, and every key of such a target has one (P22).
+    """
+    sources = {spec.name: plan.fragments[spec.fragment].source for spec in plan.sinks if is_immediate(spec)}
+    return {source: sink for sink, source in sources.items() if source is not None}
 
 
 def immediate_sink(spec: SinkSpec) -> ImmediateSink | None:

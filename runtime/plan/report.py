@@ -78,24 +78,24 @@ def render(plan: Plan) -> str:
         lines.append(f"fragment {fragment.index}: {_entry(plan, fragment)}")
         lines.extend(_below(fragment, INPUT, 1))
     dead = [sink for sink in plan.sinks if sink.fragment == ANY_FRAGMENT]
-    lines += [f"\ndead letters of every fragment: sink {sink.name} ({_shown(sink.schema)})" for sink in dead]
-    at_once = [sink.name for sink in plan.sinks if sink.path is not None]
-    lines += ["", f"written immediately: {', '.join(at_once)}; other sinks at the commit"] if at_once else []
+    lines += [f"\ndead letters of every fragment: sink {sink.name} ({schema_text(sink.schema)})" for sink in dead]
+    immediate = [sink.name for sink in plan.sinks if sink.path is not None]
+    lines += ["", f"written immediately: {', '.join(immediate)}; other sinks at the commit"] if immediate else []
     return "\n".join(lines)
 
 
 def _entry(plan: Plan, fragment: Fragment) -> str:
     if fragment.source is not None:
         policy = next(source.on_error for source in plan.sources if source.name == fragment.source)
-        return f"source {fragment.source} ({_shown(fragment.schema)})" + (
+        return f"source {fragment.source} ({schema_text(fragment.schema)})" + (
             "" if policy == "fail" else f", on error: {policy}"
         )
     edges = [plan.edges[index] for index in fragment.input_edges]
     if not edges[0].key:
         froms = ", ".join(f"edge {edge.index} from fragment {edge.from_fragment}" for edge in edges)
-        return f"union of {froms} ({_shown(fragment.schema)})"
+        return f"union of {froms} ({schema_text(fragment.schema)})"
     return "; ".join(
-        f"edge {edge.index} from fragment {edge.from_fragment}, by {', '.join(edge.key)} ({_shown(edge.schema)})"
+        f"edge {edge.index} from fragment {edge.from_fragment}, by {', '.join(edge.key)} ({schema_text(edge.schema)})"
         for edge in edges
     )
 
@@ -105,7 +105,7 @@ def _below(fragment: Fragment, input: int, depth: int) -> list[str]:
     for placed in fragment.steps:
         if placed.input == input:
             upsert = f" upsert by {', '.join(placed.upsert_key)}" if placed.upsert_key else ""
-            lines.append("  " * depth + placed.step.text() + (f" -> ({_shown(placed.schema)}){upsert}"))
+            lines.append("  " * depth + placed.step.text() + (f" -> ({schema_text(placed.schema)}){upsert}"))
             lines.extend(_below(fragment, placed.id, depth + 1))
         elif input in placed.also:
             lines.append("  " * depth + f"to step {placed.id}, {placed.step.text()}")
@@ -136,7 +136,8 @@ def _columns(schema: pa.Schema) -> list[dict[str, Any]]:
     return [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in schema]
 
 
-def _shown(schema: pa.Schema) -> str:
+def schema_text(schema: pa.Schema) -> str:
+    """Return the columns as `holdfast plan` shows them: "user: int64, name: string?"."""
     return ", ".join(f"{field.name}: {field.type}{'?' if field.nullable else ''}" for field in schema)
 
 

@@ -85,7 +85,12 @@ class OpenSource(Protocol):
         """
 
     def partitions(self) -> list[int]:
-        """Return the partitions that exist now; more may appear, none disappears."""
+        """Return the partitions that exist now; more may appear, none disappears.
+
+        Called by the driver before a run, and from time to time while the job runs. A new partition can be read by
+        connections that were opened before it existed. Raises Damaged, Unavailable; a list that may lack partitions is
+        `Unavailable`.
+        """
 
     def end_offsets(self) -> dict[int, int]:
         """Return, per partition, the offset after the last record that exists now."""

@@ -25,6 +25,8 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Where
 from holdfast.ports import Clock
 from holdfast.runtime.driver.rewinding import is_accept
+from holdfast.runtime.operators.contract import is_part
+from holdfast.runtime.plan.kept_state import lost_since
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.rewind.estimate import estimate_ms, taking_back_s
 from holdfast.runtime.rewind.sinks import IMPOSSIBLE, no_such_sink, outlooks, stands_against
@@ -66,7 +68,7 @@ def worked_out(
         "from": {"timeline": job.timeline, "epoch": job.base_epoch},
         "to": {"timeline": job.timeline + 1, "epoch": base.body.epoch, "at": base.at},
         "sources": sources,
-        "state": _state(there),
+        "state": state_of(there),
         "sinks": [each.shown for each in sinks],
         "accept": accept,
         "estimate_ms": estimate_ms(repository, job, sources, sinks),
@@ -83,8 +85,8 @@ def plan_id(job: Job, base: Completed, accept: Sequence[str], *, stop: bool) -> 
     sinks to accept change as well.
     """
     there = f"{base.body.epoch}/{base.body.manifest.path}/{base.body.manifest.sha256}"
-    told = f"{job.uuid}/{job.timeline}/{job.generation}/{there}/{','.join(accept)}/{stop}"
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    reported = f"{job.uuid}/{job.timeline}/{job.generation}/{there}/{','.join(accept)}/{stop}"
+    return hashlib.sha256(reported.encode()).hexdigest()[:12]
 
 
 def check(shown: Mapping[str, Any], accepted: Collection[str]) -> None:
@@ -135,9 +137,8 @@ def granted(
     if (unknown := no_such_sink(accepted, (spec.name for spec in sinks))) is not None:
         return f"the job has no sink {unknown!r}, which the request names in its acceptances"
     there, here = _manifests(repository, job, base)
-    kept = {(operator.name, operator.id) for operator in operators if not operator.dropped}
-    if lost := [o.name for o in there.operators if not o.dropped and (o.name, o.id) not in kept]:
-        return f"operator {lost[0]!r} has dropped the state that it had then; stop the job, and rewind it by its file"
+    if (lost := lost_since(there.operators, operators)) is not None:
+        return f"{lost} the state that it had then; stop the job, and rewind it by its file"
     found = outlooks(repository, job, there, here, sinks, SystemClock())
     needed = sorted(each.accept for each in found if each.accept is not None)
     against = next((why for each in found if (why := stands_against(each, accepted)) is not None), None)
@@ -149,9 +150,12 @@ def _manifests(repository: Repository, job: Job, base: Completed) -> tuple[Manif
     return there, there if last is base else repository.load_manifest(last.body.manifest)
 
 
-def _state(there: Manifest) -> list[dict[str, Any]]:
-    """Return the state to restore. Segments mix the operators of a subtask, so only a sole operator's size is known."""
-    operators = [operator for operator in there.operators if not operator.dropped]
+def state_of(there: Manifest) -> list[dict[str, Any]]:
+    """Return the state to restore, by the operators that users name.
+
+    Segments mix the operators of a subtask, so only a sole operator's size is known.
+    """
+    operators = [operator for operator in there.operators if not operator.dropped and not is_part(operator.name)]
     total = sum({p.object.path: p.object.size for handle in there.state for p in pieces(handle)}.values())
     return [
         {"operator": operator.name, "action": "restore", "bytes": total if len(operators) == 1 else None}

@@ -3,16 +3,20 @@
 A plan shows them. The driver of a running job also checks them before it starts a rewind, because a request by the
 job's name is made without knowledge of its sources. Both use the same rows.
 
+A partition that the checkpoint to go back to does not know, because it was added later, is read again from its first
+record (P12). Whether that is still the record with which the job began is known only if no record was ever removed.
+
 Invariants
     - An unknown value is None, never 0, and prevents nothing.
     - Every partition known then or now has a row.
 
-Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P16; docs/design/0014-log-compaction.md.
+Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P12, P16; docs/design/0014-log-compaction.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from holdfast.checkpoint.joblog import Job
@@ -40,7 +44,9 @@ def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) 
     back = {(at.source, at.partition): at.offset for at in there.positions}
     now = {(at.source, at.partition): at.offset for at in here.positions}
     starts = _starts(there.positions, sources)
-    return [_row(place, back.get(place), now.get(place), starts.get(place)) for place in {**now, **back}]
+    firsts = _firsts(now.keys() - back.keys(), sources)
+    rows = [_row(place, back.get(place), now.get(place), starts.get(place)) for place in {**now, **back}]
+    return [row | _from_first(row, firsts[place]) if (place := _place(row)) in firsts else row for row in rows]
 
 
 def first_missing(rows: Iterable[Mapping[str, Any]]) -> str | None:
@@ -73,6 +79,34 @@ def _row(place: _Place, to: int | None, at: int | None, start: int | None) -> di
         "records": offset - back if offset is not None and back is not None else None,
         "available": None if start is None or to is None else start <= (start if to == at else max(to, 0)) < _NOWHERE,
     }
+
+
+def _place(row: Mapping[str, Any]) -> _Place:
+    return row["name"], row["partition"]
+
+
+def _from_first(row: Mapping[str, Any], first: tuple[int, int]) -> dict[str, Any]:
+    """Return what changes in the row of a partition that is read again from its first record.
+
+    Args:
+        first: The offset of the first record, and the lowest one from which on no record was ever removed.
+    """
+    offset, whole = first
+    at = row["from_offset"]
+    return {"to_offset": offset, "records": None if at is None else at - offset, "available": whole <= offset or None}
+
+
+def _firsts(places: Iterable[_Place], sources: Sequence[SourceSpec]) -> dict[_Place, tuple[int, int]]:
+    """Return, for every one of these partitions that a known source has, what `_from_first` needs."""
+    found: dict[_Place, tuple[int, int]] = {}
+    for spec in sources:
+        if mine := sorted(partition for source, partition in places if source == spec.name):
+            with closing(spec.source.open()) as opened:
+                there = set(opened.partitions())
+                for partition in (each for each in mine if each in there):
+                    first = opened.retention_start(partition)
+                    found[spec.name, partition] = first, same_from(spec.source, opened, partition)
+    return found
 
 
 def _starts(back: Sequence[SourcePosition], sources: Sequence[SourceSpec]) -> dict[_Place, int]:

@@ -47,9 +47,8 @@ def schema_of(described: type | pa.Schema) -> pa.Schema:
         return pa.schema([pa.field(column.name, column.type, column.nullable) for column in described])
     if not isinstance(described, type) or not dataclasses.is_dataclass(described):
         hint = " (give the class, not an instance)" if dataclasses.is_dataclass(described) else ""
-        raise _refused(
-            f"{described!r} is neither a dataclass nor a pyarrow.Schema{hint}", "decorate it with @dataclass"
-        )
+        given = described.__qualname__ if isinstance(described, type) else repr(described)
+        raise _refused(f"{given} is neither a dataclass nor a pyarrow.Schema{hint}", "decorate it with @dataclass")
     annotations = _annotations(described)
     names = [column.name for column in dataclasses.fields(described)]
     _check_names(names, described.__qualname__)

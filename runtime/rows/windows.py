@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.arguments import checked
+from holdfast.arguments import checked, position
 from holdfast.errors import ConfigError
 from holdfast.model import NEVER_US
 from holdfast.runtime.config.settings import duration_ms
@@ -162,7 +162,8 @@ def tumbling(size: str, offset: str = "0s") -> Tumbling:
     Raises:
         ConfigError: the size is not positive, or the offset is negative or not below the size.
     """
-    size_us, offset_us = 1_000 * duration_ms(size, "size"), 1_000 * duration_ms(offset, "offset")
+    where = f"of hf.tumbling at {position()}"
+    size_us, offset_us = 1_000 * duration_ms(size, f"size {where}"), 1_000 * duration_ms(offset, f"offset {where}")
     if size_us <= 0 or not 0 <= offset_us < size_us:
         raise ConfigError(
             f"tumbling({size!r}, offset={offset!r}): the size must be above 0 and the offset below the size",

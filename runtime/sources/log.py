@@ -196,12 +196,14 @@ class OpenLog:
             return self._reader.changed(rest[0], Origin(int(rest[1]), rest[2]))
 
     def partitions(self) -> list[int]:
-        return list(range(self._reader.meta.partitions))
+        with self._lock:
+            self._reader.refresh()
+            return list(range(self._reader.meta.partitions))
 
     def end_offsets(self) -> dict[int, int]:
         with self._lock:
             self._reader.refresh()
-            return {partition: self._reader.last_position(partition) for partition in self.partitions()}
+            return {p: self._reader.last_position(p) for p in range(self._reader.meta.partitions)}
 
     def retention_start(self, partition: int) -> int:
         return self._reader.retention_start(partition)

@@ -6,24 +6,24 @@ Invariants
     - A partition is read only in the history that its position belongs to.
     - At most one second of unused rate is saved up for a burst.
 
-Source: DESIGN sections 6 and 13; PROTOCOL P12; docs/design/0008, 0022.
+Source: DESIGN sections 6 and 13; PROTOCOL P12; docs/design/0008, 0022, 0035.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.errors import Damaged, Where
 from holdfast.model import SourcePosition
 from holdfast.ports import Clock
 from holdfast.runtime.operators.contract import Arrival
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader
 
 
@@ -187,7 +187,7 @@ def open_readings(
     """Return the partitions to read; an unknown position (-1) is the partition's first record.
 
     Args:
-        ahead: How the readers of a source read in the background.
+        ahead: How the readers of a source read in the background; they share its answer.
 
     Raises:
         Damaged: a source is not the one whose records were read up to these positions.
@@ -195,7 +195,7 @@ def open_readings(
     refuse_other_sources(plan.app, positions, opened)
     fragments = {spec.name: spec.fragment for spec in plan.sources}
     ends = {(at.source, at.partition): at.offset for at in until}
-    readings, shared = [], {name: ahead(name) for name in opened}
+    readings = []
     for at in positions:
         source = opened[at.source]
         offset = source.retention_start(at.partition) if at.offset < 0 else at.offset
@@ -213,31 +213,8 @@ def open_readings(
             end,
             known,
             identified=0 if known is None else offset,
-            ahead=shared[at.source],
+            ahead=ahead(at.source),
         )
         reading.identify()  # a checkpoint of an older version has no identity: take the present one
         readings.append(reading)
     return readings
-
-
-def refuse_other_sources(job: str, positions: Iterable[SourcePosition], opened: Mapping[str, OpenSource]) -> None:
-    """Refuse to continue in a source other than the one whose records were read up to these positions.
-
-    Raises:
-        Damaged: a source was recreated, or restored from a copy that lacks records that were read.
-    """
-    identities: dict[tuple[str, str], SourcePosition] = {}
-    for at in positions:
-        if at.identity is not None and at.offset > 0 and at.source in opened:
-            identities.setdefault((at.source, at.identity), at)
-    for (source, identity), at in identities.items():
-        if (why := opened[source].changed(identity)) is not None:
-            raise Damaged(
-                f"source {source!r}: {why}",
-                not_done=f"no record was read; job {job!r} is at its last checkpoint, at offset {at.offset} of "
-                f"partition {at.partition}, and its state and output are untouched",
-                next_step="restore the source as it was; or, if it was restored from an older copy, rewind to before "
-                f"the end of that copy: holdfast rewind JOB.py --to-offset {source}:{at.partition}:OFFSET; or, to read "
-                "the present records from the first one, give the job another name",
-                where=Where(job=job, source=source, partition=at.partition, offset=at.offset),
-            )

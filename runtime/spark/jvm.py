@@ -4,7 +4,11 @@ The JVM warns about a module that Spark itself asks for, and PySpark about a ver
 Everything else is passed on unchanged: errors of the JVM, and what user functions print, which reaches the driver
 through the JVM.
 
-Source: PySpark, launch_gateway(popen_kwargs=).
+Invariants
+    - An interrupt leaves no JVM without an owner: PySpark forgets a JVM whose launch is interrupted, and removes the
+      folder in which that JVM is about to report its port; such a JVM fails, but never exits.
+
+Source: PySpark, launch_gateway(popen_kwargs=); PythonGatewayServer, which exits when its standard input closes.
 """
 
 from __future__ import annotations
@@ -12,7 +16,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import warnings
+from concurrent.futures import Future
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -23,6 +30,7 @@ PANDAS = "PySpark does not yet fully support pandas"
 _READ_BYTES = 65536
 _LAST_WORDS_S = 2.0
 """How long the start of a JVM that failed waits until its last lines are shown."""
+_POLL_S = 0.05
 _STDERR = 2
 
 
@@ -47,7 +55,12 @@ class Quieter:
 
 
 def start_jvm() -> None:
-    """Start the JVM of this process unless it runs already, or spark-submit has started one."""
+    """Start the JVM of this process unless it runs already, or spark-submit has started one.
+
+    Raises:
+        KeyboardInterrupt: after the launch has ended, so that the next start finds the JVM, or the end of this process
+            ends it. A second interrupt is raised immediately.
+    """
     warnings.filterwarnings("ignore", message=PANDAS)
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
@@ -55,14 +68,37 @@ def start_jvm() -> None:
     read, write = os.pipe()
     passing_on = threading.Thread(target=_pass_on, args=(read,), name="jvm-stderr", daemon=True)
     passing_on.start()
+    launching: Future[Any] = Future()
+    # An interrupt reaches the main thread only.
+    threading.Thread(target=_launch, args=(write, launching), name="jvm-launch", daemon=True).start()
     try:
-        gateway = launch_gateway(popen_kwargs={"stderr": write})  # type: ignore[no-untyped-call]
-    except BaseException:
-        os.close(write)
+        gateway = _result(launching)
+    except KeyboardInterrupt:
+        with contextlib.suppress(Exception):  # no JVM, none to keep
+            SparkContext._ensure_initialized(gateway=_result(launching))
+        raise
+    except Exception:
         passing_on.join(_LAST_WORDS_S)
         raise
-    os.close(write)  # the JVM has its own
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _result(launching: Future[Any]) -> Any:
+    """Wait for the launch, open to interrupts: Polars handles SIGINT in a way that lets waits for locks continue."""
+    while not launching.done():
+        time.sleep(_POLL_S)
+    return launching.result()
+
+
+def _launch(write: int, launching: Future[Any]) -> None:
+    try:
+        gateway = launch_gateway(popen_kwargs={"stderr": write})  # type: ignore[no-untyped-call]
+    except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+        os.close(write)
+        launching.set_exception(error)
+    else:
+        os.close(write)  # the JVM has its own
+        launching.set_result(gateway)
 
 
 def _pass_on(read: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,7 +30,7 @@ from holdfast.runtime.config.settings import duration_ms
 from holdfast.runtime.driver import master
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.ahead import Ahead
-from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec
+from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import PartitionReader, direct_reader
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.testing.cluster import Cluster
@@ -50,15 +50,20 @@ class PushedSource:
     row_type: type | None = None
     traits = SourceTraits(kind="PushedSource", local_paths=(), tells_time=True)
 
-    def __init__(self, name: str, schema: pa.Schema, rng: random.Random) -> None:
+    def __init__(self, name: str, schema: pa.Schema, rng: random.Random, before: PushedSource | None = None) -> None:
         self.name, self.schema, self._random = name, schema, rng
         self.where = f"source {name!r}"
-        self.tables: list[pa.Table] = [schema.empty_table() for _ in range(PARTITIONS)]
+        self.tables: list[pa.Table] = []
         self.over = False
         self.read_again = 0
         """Records that were read again after a recovery to an earlier epoch."""
-        self._read_to = [0] * PARTITIONS
-        self._marks: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
+        self._read_to: list[int] = []
+        self._marks: dict[int, list[tuple[int, int]]] = {}
+        if before is None:
+            self.add_partitions(PARTITIONS)
+        else:
+            self.tables = [_with_columns(table, schema) for table in before.tables]
+            self._read_to, self._marks = before._read_to, before._marks
 
     def check(self) -> None:
         """Nothing outside needs a check."""
@@ -74,9 +79,16 @@ class PushedSource:
     def changed(self, identity: str) -> str | None:
         """The source never changes."""
 
+    def add_partitions(self, count: int) -> None:
+        """Add empty partitions."""
+        for _ in range(count):
+            self._marks[len(self.tables)] = []
+            self.tables.append(self.schema.empty_table())
+            self._read_to.append(0)
+
     def partitions(self) -> list[int]:
         """Return all partitions."""
-        return list(range(PARTITIONS))
+        return list(range(len(self.tables)))
 
     def end_offsets(self) -> dict[int, int]:
         """Return how many records were pushed."""
@@ -135,22 +147,28 @@ class TestDriver:
 
     def __init__(self, app: App, parallelism: int = 2, seed: int = 0) -> None:
         plan = _plan_of(app, parallelism)
-        rng = random.Random(seed)
-        self.sources = {s.name: PushedSource(s.name, s.source.schema, rng) for s in plan.sources}
-        self.sinks = {s.name: _double(s) for s in plan.sinks}
-        plan = _with_doubles(plan, self.sources, self.sinks)
-        self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}
-        self._operators = {operator.name: operator for operator in plan.operators if not is_part(operator.name)}
-        partitions = {name: tuple(range(PARTITIONS)) for name in self.sources}
+        self._random = random.Random(seed)
+        self.sources: dict[str, PushedSource] = {}
+        self.sinks: dict[str, MemorySink] = {}
+        self._timed: set[str] = set()
+        self._operators: dict[str, OperatorSpec] = {}
+        plan = self._doubled(plan)
+        partitions = self._partitions()
         every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000
         self.cluster = Cluster(plan, parallelism, seed, MemoryObjects(), every, partitions)
+        self._app = plan.app
+        self._entered = False
+        self._crashed: set[int] = set()
+        """Subtasks whose replacement waits for `recover`."""
 
     def __enter__(self) -> Self:
         self.cluster.begin()
+        self._entered = True
         self._settle()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._entered = False
         for member in self.cluster.members.values():
             member.loop.close()
 
@@ -161,23 +179,41 @@ class TestDriver:
 
         Raises:
             ConfigError: no such source or partition, or a row does not fit the schema: a value of another type, a
-                datetime without a time zone.
+                datetime without a time zone. Or the job has finished.
         """
+        self._refuse_after_end()
         pushed = self._source(source)
-        if not 0 <= partition < PARTITIONS:
+        if not 0 <= partition < len(pushed.tables):
             raise ConfigError(
                 f"source {source!r} has no partition {partition}",
-                next_step=f"push to one of 0 to {PARTITIONS - 1}",
+                next_step=f"push to one of 0 to {len(pushed.tables) - 1}, or add_partitions({source!r}) first",
             )
         pushed.tables[partition] = pa.concat_tables([pushed.tables[partition], _table_of(source, pushed.schema, rows)])
         self._settle()
+
+    def add_partitions(self, source: str, count: int = 1) -> None:
+        """Add empty partitions to a source; return when the job has discovered them and reads them.
+
+        A source has four partitions, 0 to 3; new ones follow. The job closes an epoch for them.
+
+        Raises:
+            ConfigError: no such source.
+            JobFailed: the job must not read more partitions of it.
+        """
+        pushed = self._source(source)
+        pushed.add_partitions(count)
+        wanted = {(source, partition) for partition in pushed.partitions()}
+        while not wanted <= self._read():
+            self.cluster.pass_time(0.25)
+            self._check()
 
     def watermark(self, source: str, at: datetime) -> None:
         """Set the watermark of every partition of a source to `at`, after all records pushed so far.
 
         Raises:
-            ConfigError: no such source, it has no event time, or `at` has no time zone.
+            ConfigError: no such source, it has no event time, or `at` has no time zone. Or the job has finished.
         """
+        self._refuse_after_end()
         pushed = self._source(source)
         has_zone = isinstance(at, datetime) and at.utcoffset() is not None
         if source not in self._timed or not has_zone:
@@ -192,11 +228,18 @@ class TestDriver:
 
     def advance(self, duration: str) -> None:
         """Let virtual time pass, such as "5m"; everything that is due happens."""
+        self._refuse_outside()
         self.cluster.pass_time(duration_ms(duration, "the time to advance by", "no time passed") / 1000)
         self._check()
 
     def checkpoint(self) -> Epoch:
-        """Complete an epoch that holds everything pushed, deliver it, and return its number."""
+        """Complete an epoch that holds everything pushed, deliver it, and return its number.
+
+        Raises:
+            ConfigError: a worker has crashed and `recover` was not called, or the job has finished.
+        """
+        self._refuse_after_end()
+        self._refuse_while_crashed()
         self._settle()
         before = self.cluster.driver.state.job.base_epoch
         self.cluster.driver.close_epoch()
@@ -206,7 +249,13 @@ class TestDriver:
         return self.cluster.driver.state.job.base_epoch
 
     def finish(self) -> None:
-        """End every source, and run until the job is finished and delivered."""
+        """End every source, and run until the job is finished and delivered.
+
+        Raises:
+            ConfigError: a worker has crashed and `recover` was not called.
+        """
+        self._refuse_outside()
+        self._refuse_while_crashed()
         for source in self.sources.values():
             source.over = True
         while self.cluster.driver.outcome is None:
@@ -216,12 +265,18 @@ class TestDriver:
 
     def crash(self, worker: int | None = None) -> None:
         """Kill one worker (by subtask, default 0); its memory is lost and no replacement starts until `recover`."""
+        self._refuse_after_end()
+        subtask = worker or 0
+        victim = self._worker(subtask)
         self.cluster.held_launches = self.cluster.held_launches or []
-        self.cluster.crash(self._worker(worker or 0))
+        self.cluster.crash(victim)
+        self._crashed.add(subtask)
         self._settle()
 
     def recover(self) -> None:
         """Let a replacement start; return when every subtask is ready again."""
+        self._refuse_after_end()
+        self._crashed.clear()
         self.cluster.release_launches()
         self._settle()
         while self.cluster.driver.state.recovering_since is not None:
@@ -232,9 +287,16 @@ class TestDriver:
         """Rewind to a checkpoint: state, offsets and delivered rows; return when every subtask reads again from there.
 
         Raises:
-            ConfigError: the job cannot be rewound to it.
+            ConfigError: the job cannot be rewound to it, or has finished.
         """
+        self._refuse_after_end()
         job = self.cluster.driver.state.job
+        if (lost := self.cluster.lost_since(epoch)) is not None:
+            raise ConfigError(
+                f"the job was not rewound: {lost} the state that it had then",
+                not_done="state and output are untouched",
+                next_step="rewind to a later checkpoint",
+            )
         args = {"epoch": epoch, "timeline": job.timeline}
         answer = self.cluster.driver.asked("rewind", args, job.generation, job.generation)
         assert answer is not None
@@ -251,6 +313,29 @@ class TestDriver:
             self._check()
         self.recover()
 
+    def upgrade(self, app: App, drop_state: Sequence[str] = ()) -> None:
+        """Complete a checkpoint, and go on with a changed app from there; return when every subtask is ready.
+
+        Sources and sinks of the same name keep their records and rows. Targets get new columns as needed.
+
+        Args:
+            app: The changed app, of the same name and number of key groups.
+            drop_state: The state to give up, as for `holdfast run --drop-state`.
+
+        Raises:
+            ConfigError: `holdfast run` would refuse the changed app; the present one goes on.
+        """
+        plan = _plan_of(app, len(self.cluster.rules.key_ranges))
+        self._refuse_after_end()
+        self.checkpoint()
+        before = self.sources, self.sinks, self._timed, self._operators
+        try:
+            self.cluster.replace_driver(self._doubled(plan), drop_state, self._partitions())
+        except ConfigError:
+            self.sources, self.sinks, self._timed, self._operators = before
+            raise
+        self.recover()
+
     def rows(self, sink: str) -> list[dict[str, Any]]:
         """Return the rows delivered to a sink so far."""
         if sink not in self.sinks:
@@ -262,7 +347,8 @@ class TestDriver:
 
         Args:
             key: The value of the key's column, a tuple for several. The key of a window operator begins with the end
-                of the window: `(datetime(..., tzinfo=UTC), auction)`.
+                of the window: `(datetime(..., tzinfo=UTC), auction)`. So does that of `dedup`, whose state is in
+                windows as long as `within`.
 
         Raises:
             ConfigError: no such operator, or its keys have other columns.
@@ -289,6 +375,46 @@ class TestDriver:
         workers = self.cluster.driver.state.workers.values()
         return {hosted.subtask: hosted.how for hosted in workers if hosted.subtask is not None}
 
+    def _partitions(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(pushed.partitions()) for name, pushed in self.sources.items()}
+
+    def _doubled(self, plan: Plan) -> Plan:
+        """Return the plan with sources and sinks of the test, which keep what they hold."""
+        self.sources = {s.name: self._pushed(s) for s in plan.sources}
+        self.sinks = self.sinks | {s.name: _double(s) for s in plan.sinks if s.name not in self.sinks}
+        self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}
+        self._operators = {operator.name: operator for operator in plan.operators if not is_part(operator.name)}
+        return _with_doubles(plan, self.sources, self.sinks)
+
+    def _pushed(self, spec: SourceSpec) -> PushedSource:
+        before = self.sources.get(spec.name)
+        return PushedSource(spec.name, spec.source.schema, self._random, before)
+
+    def _refuse_outside(self) -> None:
+        if not self._entered:
+            raise ConfigError(
+                "TestDriver runs its job only inside a with statement",
+                next_step="write: with TestDriver(app) as t:",
+            )
+
+    def _refuse_after_end(self) -> None:
+        """Refuse a call that needs a running job; the cause of a failure is raised again."""
+        self._refuse_outside()
+        self._check()
+        if self.cluster.driver.outcome is not None:
+            raise ConfigError(
+                f"job {self._app!r} has {self.cluster.driver.outcome[0]}",
+                next_step="make this call before t.finish(), or begin another TestDriver",
+            )
+
+    def _refuse_while_crashed(self) -> None:
+        if self._crashed:
+            lost = ", ".join(str(subtask) for subtask in sorted(self._crashed))
+            raise ConfigError(
+                f"the worker of subtask {lost} has crashed, so no epoch can complete",
+                next_step="start its replacement first: t.recover()",
+            )
+
     def _source(self, name: str) -> PushedSource:
         if name not in self.sources:
             raise ConfigError(f"no source is named {name!r}", next_step=f"use one of {sorted(self.sources)}")
@@ -299,6 +425,11 @@ class TestDriver:
             if hosted.subtask == subtask:
                 return worker
         raise ConfigError(f"no worker runs subtask {subtask}", next_step="recover() first, or name another subtask")
+
+    def _read(self) -> set[tuple[str, int]]:
+        """Return the partitions that some worker reads."""
+        workers = self.cluster.driver.state.workers.values()
+        return {(at.source, at.partition) for hosted in workers for at in hosted.progress.positions}
 
     def _delivered(self) -> bool:
         phase = self.cluster.driver.state.running
@@ -337,6 +468,13 @@ def _plan_of(app: object, parallelism: int) -> Plan:
             next_step=f"give a whole number from 1 to {plan.key_groups}",
         )
     return plan
+
+
+def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return records with the columns of a changed schema; those that they lack are null."""
+    size = table.num_rows
+    columns = [table[f.name].cast(f.type) if f.name in table.column_names else pa.nulls(size, f.type) for f in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _table_of(source: str, schema: pa.Schema, rows: Iterable[Any]) -> pa.Table:
@@ -383,6 +521,7 @@ def _double(spec: SinkSpec) -> MemorySink:
 
 def _with_doubles(plan: Plan, sources: Mapping[str, PushedSource], sinks: Mapping[str, MemorySink]) -> Plan:
     for spec in plan.sinks:
+        sinks[spec.name].alter()
         sinks[spec.name].prepare(spec.schema, spec.upsert_key)
     return replace(
         plan,

@@ -40,10 +40,12 @@ class SourceKit:
     Args:
         source: Makes the source; each call names the same records. Some partition has three records or more.
         append: Adds records behind those that are there; None: records are never added.
+        add_partition: Adds a partition that has records; None: partitions are never added.
     """
 
     source: Callable[[], Source]
     append: Callable[[], None] | None = None
+    add_partition: Callable[[], None] | None = None
 
 
 Promise = Callable[[SourceKit], None]
@@ -193,8 +195,8 @@ def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
     with _opened(kit) as opened:
         for partition in opened.partitions():
             assert same_from(source, opened, partition) >= opened.retention_start(partition)
-            if (told := telling(source, opened)) is not None:
-                at = told.watermark(partition, opened.retention_start(partition))
+            if (reported := telling(source, opened)) is not None:
+                at = reported.watermark(partition, opened.retention_start(partition))
                 assert at is None or isinstance(at, int)
 
 
@@ -213,6 +215,28 @@ def takes_more_records_behind_those_it_has(kit: SourceKit) -> None:
             assert partition not in known or opened.changed(known[partition]) is None
 
 
+def reads_a_partition_that_is_added(kit: SourceKit) -> None:
+    """Connections that were open before list it and read it from its first record on; everything else stays."""
+    if kit.add_partition is None:
+        pytest.skip("missing: a source to which partitions are added while it is open")
+    with _opened(kit) as driver, _opened(kit) as worker:
+        before = _all(worker)
+        known = {p: worker.identity(p, max(rows) + 1) for p, rows in before.items() if rows}
+        assert sorted(driver.partitions()) == sorted(before)
+        kit.add_partition()
+        there = driver.partitions()
+        assert len(there) == len(set(there)), "a partition is listed once"
+        assert set(before) < set(there), "a new partition is listed, and none disappears"
+        for partition in set(there) - set(before):
+            first = driver.retention_start(partition)
+            rows = _rows(worker, partition, first)  # a worker reads what the driver has listed
+            assert rows and rows == _rows(driver, partition, first)
+            assert worker.end_offsets()[partition] > max(rows) and not worker.ended(partition, first)
+            assert driver.changed(worker.identity(partition, max(rows) + 1)) is None
+        assert {each: _rows(driver, each, driver.retention_start(each)) for each in before} == before
+        assert all(driver.changed(identity) is None for identity in known.values())
+
+
 PROMISES: tuple[Promise, ...] = (
     states_what_it_can_do,
     travels,
@@ -225,6 +249,7 @@ PROMISES: tuple[Promise, ...] = (
     knows_itself_again,
     has_what_its_traits_name_when_it_is_open,
     takes_more_records_behind_those_it_has,
+    reads_a_partition_that_is_added,
 )
 source_conformance = pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 """Makes of a test with the arguments `promise` and `source_kit` one test per promise."""

@@ -134,6 +134,8 @@ class Heartbeat(Message, frozen=True):
     """Every source partition is read to its end, or as far as the deployment allows."""
     quiet: Epoch = NO_EPOCH
     """The last epoch that the sources closed, if a later one would record nothing new; else 0."""
+    partitions: int = 0
+    """How many source partitions the subtask reads: `ended` and `caught_up` are about these."""
 
 
 class Ready(Message, frozen=True):
@@ -235,6 +237,13 @@ class Deploy(Message, frozen=True):
         return self.role.subtask
 
 
+class Assigned(msgspec.Struct, frozen=True):
+    """A source partition that was discovered after the deployment, and the subtask that reads it."""
+
+    position: SourcePosition
+    subtask: Subtask
+
+
 class Trigger(Message, frozen=True):
     """Close the epoch: sources send this barrier."""
 
@@ -242,6 +251,8 @@ class Trigger(Message, frozen=True):
     barrier: Barrier
     finishing: bool = False
     """All input is read to its sealed end: sources also send the last watermark (P13)."""
+    assignment: tuple[Assigned, ...] = ()
+    """Partitions to read from the next epoch on; repeated until an epoch that carried them completes (P12)."""
 
 
 class Committed(Message, frozen=True):

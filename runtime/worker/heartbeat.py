@@ -61,6 +61,7 @@ def heartbeat_of(
         progress,
         run.caught_up(),
         quiet_of(active),
+        run.partitions(),
     )
 
 

@@ -22,7 +22,7 @@ from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
 from holdfast.model import Barrier, ChannelId, Cut, Epoch, Generation, SegmentRef, Subtask, WorkerId
 from holdfast.ports import ObjectStore
-from holdfast.runtime.operators.turns import Mark, unmarked
+from holdfast.runtime.operators.time_slice import Mark, unmarked
 from holdfast.runtime.plan.ahead import Ahead, inline
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.source import OpenSource
@@ -161,7 +161,7 @@ class WorkerLoop:
             trigger = active.triggers.popleft()
             if trigger.finishing:
                 active.run.finish_time()
-            self._perform(*worker.triggered(active.machine, trigger.barrier))
+            self._perform(*worker.triggered(active.machine, trigger.barrier, trigger.assignment))
 
     def _show_news(self, active: Active) -> None:
         """Report new records immediately: the driver closes no epoch while nothing is new."""
@@ -297,7 +297,8 @@ class WorkerLoop:
         )
         rate = self._limits.max_records_per_second
         throttle = Throttle(None if rate is None else rate / parallelism, self._ports.clock)
-        readings = open_readings(plan, deploy.positions, self._opened, deploy.until, self._ahead)
+        ahead = {name: self._ahead(name) for name in self._opened}
+        readings = open_readings(plan, deploy.positions, self._opened, deploy.until, ahead.__getitem__)
         given = self._state, links, self._opened, readings, throttle, self._deliveries.immediate
         run = SubtaskRun(plan, subtask, parallelism, *given, audit=deploy.audit, mark=self._mark)
         sources = frozenset(f.index for f in plan.fragments if f.source is not None)
@@ -312,7 +313,7 @@ class WorkerLoop:
             deploy.handle,
             self._limits.merging,
         )
-        return Active(deploy, machine, run)
+        return Active(deploy, machine, run, ahead)
 
     def _ahead(self, source: str) -> Ahead:
         return Ahead(self._ports.lane(f"read-{source}")) if self._reads_ahead else inline()
@@ -336,6 +337,8 @@ class WorkerLoop:
                 active.run.pause(channel)
             case worker.Resume(channels):
                 active.run.resume(channels)
+            case worker.Begin(positions):
+                active.run.begin(open_readings(self._plan, positions, self._opened, ahead=active.ahead.__getitem__))
             case worker.CloseFragment(fragment, barrier):
                 noted = active.run.close_fragment(fragment, barrier)
                 active.machine = worker.positions_noted(active.machine, barrier.epoch, *noted)
@@ -348,7 +351,8 @@ class WorkerLoop:
                 job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages(epoch))
                 self._seal(active.deploy.generation, epoch, job)
             case worker.Compact(merge):
-                self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge))
+                specs = tuple(operator.table for operator in self._plan.operators)
+                self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge, specs))
             case worker.SendAck():
                 part = worker.part_of(active.machine, effect, self._deliveries.confirmed())
                 self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))

@@ -9,15 +9,16 @@ Invariants
       earlier epochs left over.
     - Fragments freeze an epoch before they forward its barrier, and forward every barrier in order (P9).
     - Staged output of an unfinished epoch is named again, in order, in the next ack (P8).
+    - A partition is taken over behind the barrier of the trigger that assigns it, once (P12).
     - Messages of another generation change nothing (P2).
 
 Pure: no clock, thread or I/O. Driven by runtime/worker/loop.py, in production, tests and simulation alike.
-Source: PROTOCOL P2, P8, P9, P10, P13, P18; DESIGN section 4.
+Source: PROTOCOL P2, P8, P9, P10, P12, P13, P18; DESIGN section 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.checkpoint import alignment
@@ -42,6 +43,7 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
+from holdfast.runtime.wire.messages import Assigned
 
 DEFAULT_LIMITS = Thresholds()
 
@@ -71,6 +73,8 @@ class Worker:
     passed: Mapping[int, Epoch]
     """Last barrier that each fragment forwarded."""
     committed: Epoch
+    assigned: frozenset[tuple[str, int]] = frozenset()
+    """Source and partition of what triggers of this generation have assigned to this subtask."""
     halted: bool = False
     """The last barrier was sent: sources emit nothing more (P13)."""
     positions: Mapping[Epoch, tuple[SourcePosition, ...]] = field(default_factory=dict)
@@ -114,6 +118,13 @@ class CloseFragment:
 
 
 @dataclass(frozen=True)
+class Begin:
+    """Read these partitions too, from these positions on; the barrier of their trigger has been forwarded."""
+
+    positions: tuple[SourcePosition, ...]
+
+
+@dataclass(frozen=True)
 class Commit:
     """Everything frozen up to this epoch is committed."""
 
@@ -153,7 +164,7 @@ class Compact:
     merge: Merge
 
 
-Effect = Pause | Resume | CloseFragment | Commit | Deliver | Seal | SendAck | Compact
+Effect = Pause | Resume | CloseFragment | Begin | Commit | Deliver | Seal | SendAck | Compact
 
 
 def start(
@@ -182,15 +193,29 @@ def start(
     )
 
 
-def triggered(state: Worker, barrier: Barrier) -> tuple[Worker, list[Effect]]:
-    """The driver closes an epoch. A repeated trigger is ignored; the epochs of lost ones are closed first, in order."""
+def triggered(state: Worker, barrier: Barrier, assignment: Iterable[Assigned] = ()) -> tuple[Worker, list[Effect]]:
+    """The driver closes an epoch. A repeated trigger is ignored; the epochs of lost ones are closed first, in order.
+
+    Args:
+        assignment: As in `Trigger`; what is new of it applies behind the barrier.
+    """
     effects: list[Effect] = []
     for fragment in sorted(state.sources):
         for number in range(state.passed[fragment] + 1, barrier.epoch + 1):
             this = replace(barrier, epoch=Epoch(number), last=barrier.last and number == barrier.epoch)
             state, now = _close(state, fragment, this)
             effects += now
-    return replace(state, halted=state.halted or barrier.last), effects
+    state, more = _assigned(replace(state, halted=state.halted or barrier.last), assignment)
+    return state, effects + more
+
+
+def _assigned(state: Worker, assignment: Iterable[Assigned]) -> tuple[Worker, list[Effect]]:
+    """Take over the partitions of this subtask; triggers repeat them."""
+    mine = (each.position for each in assignment if each.subtask == state.subtask)
+    new = {(at.source, at.partition): at for at in mine if (at.source, at.partition) not in state.assigned}
+    if not new:
+        return state, []
+    return replace(state, assigned=state.assigned | new.keys()), [Begin(tuple(new.values()))]
 
 
 def barrier_arrived(state: Worker, fragment: int, channel: ChannelId, barrier: Barrier) -> tuple[Worker, list[Effect]]:

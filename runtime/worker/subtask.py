@@ -28,7 +28,8 @@ from holdfast.checkpoint.audit import PartAudit
 from holdfast.errors import Unavailable
 from holdfast.model import NO_EPOCH, Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
 from holdfast.runtime.operators.contract import KeyGroups
-from holdfast.runtime.operators.turns import Mark, Turn, unmarked
+from holdfast.runtime.operators.time_slice import Mark, TimeSlice, unmarked
+from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.compiler import Plan, SourceSpec
 from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.rows import watermark
@@ -79,7 +80,7 @@ class SubtaskRun:
         self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
         self._closed: dict[Epoch, dict[str, Stage]] = {}
         self._letters = {f.index: Letters() for f in plan.fragments}
-        self._limit = Turn(throttle.clock, mark)
+        self._limit = TimeSlice(throttle.clock, mark)
         self._paces = {f.index: self._limit.pace() for f in plan.fragments if f.calls()}
         self._intakes = {s.fragment: self._intake(s) for s in plan.sources}
         self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
@@ -130,6 +131,13 @@ class SubtaskRun:
             self.links.put(channel, barrier)
         return positions, self._audit.close(index, positions, self._counts(index))
 
+    def begin(self, readings: list[Reading]) -> None:
+        """Read these partitions too, from the epoch that has just begun on (P12)."""
+        for reading in readings:
+            self._readings.append(reading)
+            if (time := self._times.get(reading.fragment)) is not None:
+                time.begin(reading.partition)
+
     def finish_time(self) -> None:
         """Every source is read to its sealed end: send the last watermark, before the last barrier (P13)."""
         for time in self._times.values():
@@ -178,6 +186,10 @@ class SubtaskRun:
         for reading in open_ended:
             if reading.source in ends:
                 reading.end_at(ends[reading.source].get(reading.partition, reading.offset))
+
+    def partitions(self) -> int:
+        """Return how many source partitions are read."""
+        return len(self._readings)
 
     def held_by(self) -> tuple[str, ...]:
         """Return what keeps this subtask from reading its sources now."""
@@ -268,7 +280,7 @@ class SubtaskRun:
             self.links.put(channel, at)
 
     def _time_arrived(self, index: int, channel: ChannelId, at: Watermark) -> None:
-        state, changed = watermark.told(self._watermarks[index], channel, at)
+        state, changed = watermark.reported(self._watermarks[index], channel, at)
         if changed:
             self._fragments[index].on_watermark(state.now.at_us)
             self._once_through(index, lambda: self._forward(index, state.now))
@@ -436,6 +448,8 @@ class Active:
     deploy: m.Deploy
     machine: worker.Worker
     run: SubtaskRun
+    ahead: Mapping[str, Ahead] = field(default_factory=dict)
+    """How the readers of each source read in the background."""
     broken: bool = False
     triggers: deque[m.Trigger] = field(default_factory=deque)
     """Not begun yet, because a source is in the middle of a batch."""

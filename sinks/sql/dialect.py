@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.sinks.sql.values import Value
 
 T = TypeVar("T")
@@ -306,6 +306,21 @@ def translated(dialect: Dialect, where: str) -> Iterator[None]:
         if meaning is None:
             raise
         raise meaning from error
+
+
+@contextmanager
+def preparing(dialect: Dialect, where: str) -> Iterator[None]:
+    """Raise the errors of a driver while a target is prepared: no delivery is in progress, and nothing is retried."""
+    try:
+        with translated(dialect, where):
+            yield
+    except Unavailable as error:
+        error.not_done = "the table was neither checked nor created"
+        error.next_step = (
+            f"check whether another program holds the {dialect.place}, and that its disk has free space and can be "
+            "written; then run the job again"
+        )
+        raise
 
 
 def on_conflict(dialect: Dialect, put: Upsert) -> str:

@@ -167,6 +167,8 @@ class SourcePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """Watermark of the partition at this offset, in microseconds since 1970, UTC; None before its first record."""
     identity: str | None = None
     """The history to which the records before this offset belong, as the source named it (docs/design/0022)."""
+    subtask: Subtask | None = None
+    """In a manifest: which subtask reads it (P12); omitted elsewhere, and by older versions."""
 
 
 class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,13 +97,14 @@ class Commits:
 
     @property
     def meta(self) -> LogMeta:
-        """Return the log's description, with the columns that it has now. Raises Damaged."""
+        """Return the log's description, with the columns and partitions that it has now. Raises Damaged."""
         if (grown := self.tail.grown) and (self._grown is None or self._grown[0] != grown):
             schema = decode_schema(commit_path(grown), self.at(grown).schema)
             if not extends(schema, self._meta.schema):
                 raise damaged(commit_path(grown), "changes existing columns of the log")
             self._grown = grown, replace(self._meta, schema=schema, created_with=len(self._meta.schema))
-        return self._meta if self._grown is None else self._grown[1]
+        meta, partitions = self._meta if self._grown is None else self._grown[1], len(self.tail.ends)
+        return meta if meta.partitions == partitions else replace(meta, partitions=partitions)
 
     @property
     def left(self) -> Left | None:
@@ -134,7 +135,7 @@ class Commits:
             offset: The offset; must be below the end of the partition.
             after: A sequence to search from; a good guess saves reads of commits, a wrong one costs a few.
         """
-        assert offset < self.tail.ends[partition]
+        assert offset < self.tail.end_of(partition)
         if (left := self.left) is not None and offset < left.end(partition):
             segment = left.at_or_after(partition, offset)
             assert segment is not None, "the caller skips gaps at the end"
@@ -147,18 +148,18 @@ class Commits:
 
     def reaching(self, partition: int, offset: int) -> int:
         """Return the sequence of the first commit after which the partition ends at this offset or beyond it."""
-        assert 0 <= offset <= self.tail.ends[partition]
+        assert 0 <= offset <= self.tail.end_of(partition)
         return self._first_beyond(partition, offset - 1, 0) if offset else 0
 
     def _first_beyond(self, partition: int, offset: int, after: int) -> int:
         """Return the sequence of the first commit after which the partition ends beyond this offset."""
-        low = after if after <= self.tail.sequence and self.at(after).ends[partition] <= offset else 0
+        low = after if after <= self.tail.sequence and self.at(after).end_of(partition) <= offset else 0
         step = 1
-        while (high := min(low + step, self.tail.sequence)) and self.at(high).ends[partition] <= offset:
+        while (high := min(low + step, self.tail.sequence)) and self.at(high).end_of(partition) <= offset:
             low, step = high, step * 2
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.at(middle).ends[partition] <= offset else (low, middle)
+            low, high = (middle, high) if self.at(middle).end_of(partition) <= offset else (low, middle)
         return high
 
     def holds_tail(self) -> bool:

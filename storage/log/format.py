@@ -16,6 +16,8 @@ Invariants
     - A commit of kind `compact` and all after it have format 3: readers find the rows that it replaced in its segments
       (compacted.py), where an older release would look for deleted objects. It is the only kind that may follow a
       seal; its `seal` then names the sealing commit.
+    - A commit of kind `widen` and all after it have format 6: its `ends` are longer than those before it, by partitions
+      without rows. A log with a key has none: equal keys would be in two partitions.
     - A commit of kind `grow` and all after it have format 4: segments after it may have the columns that it adds,
       which may be null and come last. `grown` names the newest such commit.
 
@@ -47,6 +49,8 @@ GROW_VERSION = 4
 """Format of the first commit that adds columns, and of all after it."""
 OWNER_VERSION = 5
 """Format of the first commit that names an owner, and of all after it."""
+WIDEN_VERSION = 6
+"""Format of the first commit that adds partitions, and of all after it."""
 PARTITIONS_MAX = 4_096
 OFFSETS_MAX = 1 << 62
 META_PATH = "meta.json"
@@ -55,12 +59,12 @@ _HASH_FIELD = b',"xxh3":"'
 _HASH_BYTES = len(_HASH_FIELD) + 16 + 2
 
 
-Kind: TypeAlias = Literal["append", "seal", "void", "compact", "grow"]
+Kind: TypeAlias = Literal["append", "seal", "void", "compact", "grow", "widen"]
 
 
 @dataclass(frozen=True)
 class LogMeta:
-    """The description of a log, fixed at its creation except for added columns."""
+    """The description of a log, fixed at its creation except for added columns and partitions."""
 
     uuid: str
     schema: pa.Schema
@@ -154,6 +158,10 @@ class Commit:
     """In a commit that adds columns: all columns of the log, as in `meta.json`."""
     owners: tuple[LogOwner, ...] = ()
 
+    def end_of(self, partition: int) -> int:
+        """Return the end of a partition; 0 if it was added later."""
+        return self.ends[partition] if partition < len(self.ends) else 0
+
     def owner_of(self, sink: str) -> LogOwner | None:
         """Return the owner that last took the log over for this sink; None if none was recorded."""
         return next((known for known in self.owners if known.sink == sink), None)
@@ -212,6 +220,8 @@ class Draft:
     """In a compaction: the newest `compact` and `void` commits that it knows; they must still be the newest."""
     schema: pa.Schema | None = None
     """In a draft that adds columns: all columns; `after` names the only commit that it may follow."""
+    partitions: int = 0
+    """In a draft that adds partitions: how many there are then; it may follow any commit that has fewer."""
 
 
 def before_the_first(meta: LogMeta) -> Commit:
@@ -222,10 +232,10 @@ def before_the_first(meta: LogMeta) -> Commit:
 def placed(draft: Draft, tail: Commit) -> Commit:
     """Give a draft its place right after the newest commit."""
     assert draft.kind == "compact" or not tail.sealed, "only a compaction follows a seal"
-    ends = list(tail.ends)
+    ends = [*tail.ends, *[0] * max(0, draft.partitions - len(tail.ends))]
     segments = []
     for segment in draft.segments:
-        base = tail.ends[segment.partition] + segment.base
+        base = tail.end_of(segment.partition) + segment.base
         assert base == ends[segment.partition], "segments of a partition leave no gap"
         ends[segment.partition] += segment.rows
         segments.append(replace(segment, base=base))
@@ -234,6 +244,7 @@ def placed(draft: Draft, tail: Commit) -> Commit:
     grows = draft.schema is not None
     version = GROW_VERSION if grows else COMPACT_VERSION if compacts else VOID_VERSION if voids else FORMAT_VERSION
     version = version if draft.owned is None else OWNER_VERSION
+    version = WIDEN_VERSION if draft.partitions else version
     return Commit(
         max(tail.v, version),
         tail.log,
@@ -330,12 +341,13 @@ def encode_commit(commit: Commit) -> bytes:
 def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
     """Return the commit, checked against itself, its name and its log."""
     path = commit_path(sequence)
-    commit = _unhashed(path, data, _COMMIT, OWNER_VERSION)
+    commit = _unhashed(path, data, _COMMIT, WIDEN_VERSION)
     if commit.log != meta.uuid:
         raise damaged(path, f"belongs to log {commit.log}, not to {meta.uuid}")
     if commit.sequence != sequence:
         raise damaged(path, f"claims to be commit {commit.sequence}")
-    if len(commit.ends) != meta.partitions or not all(0 <= s.partition < meta.partitions for s in commit.segments):
+    parts = range(len(commit.ends))
+    if not _has_so_many(meta, commit) or not all(segment.partition in parts for segment in commit.segments):
         raise damaged(path, f"names partitions that a log of {meta.partitions} does not have")
     if not all(0 <= end < OFFSETS_MAX for end in commit.ends) or not all(_fits(s, commit) for s in commit.segments):
         raise damaged(path, "has impossible rows or offsets")
@@ -343,7 +355,6 @@ def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
         raise damaged(path, f"names a path that is not below {DATA_FOLDER}/")
     if (commit.void == sequence) != (commit.kind == "void") or (commit.voids and commit.kind != "void"):
         raise damaged(path, "has void ranges but is not of kind void, or vice versa")
-    parts = range(meta.partitions)
     if not all(r.partition in parts and 0 <= r.first < r.end <= commit.ends[r.partition] for r in commit.voids):
         raise damaged(path, "has void ranges that lie outside the log")
     if not (commit.grown == sequence) == (commit.kind == "grow") == (commit.schema != ""):
@@ -357,8 +368,11 @@ def decode_commit(meta: LogMeta, sequence: int, data: bytes) -> Commit:
 
 def check_follows(commit: Commit, before: Commit) -> None:
     """Raise Damaged unless the commit continues exactly where its predecessor ended."""
-    ends = list(before.ends)
+    added = len(commit.ends) - len(before.ends)
+    ends = [*before.ends, *[0] * added]
     path = commit_path(commit.sequence)
+    if (added > 0) != (commit.kind == "widen") or added < 0:
+        raise damaged(path, f"has {len(commit.ends)} partitions, its predecessor has {len(before.ends)}")
     if before.sealed and commit.kind != "compact":
         raise damaged(path, "follows a seal, but no row may follow a seal")
     if commit.seal != seal_of(before):
@@ -394,6 +408,13 @@ def damaged(path: str, what: str) -> Damaged:
         not_done="nothing was read from it and nothing was appended",
         next_step="restore this object from a backup; nothing else in the log needs to change",
     )
+
+
+def _has_so_many(meta: LogMeta, commit: Commit) -> bool:
+    """Return whether a commit may have its number of partitions; `meta` is that of the creation."""
+    if commit.v < WIDEN_VERSION or meta.key:
+        return len(commit.ends) == meta.partitions and commit.kind != "widen"
+    return meta.partitions <= len(commit.ends) <= PARTITIONS_MAX and (commit.kind != "widen" or not commit.segments)
 
 
 def _fits(segment: LogSegment, commit: Commit) -> bool:

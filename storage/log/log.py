@@ -32,6 +32,7 @@ from holdfast.storage.log.commits import Commits, refuse_remains
 from holdfast.storage.log.compacted import Compaction
 from holdfast.storage.log.format import (
     META_PATH,
+    PARTITIONS_MAX,
     Commit,
     Draft,
     LogMeta,
@@ -112,7 +113,7 @@ class LogWriter:
 
     @property
     def meta(self) -> LogMeta:
-        """The log's description, with the columns that this writer knows."""
+        """The log's description, with the columns and partitions that this writer knows."""
         return self._commits.meta
 
     def grow(self, columns: pa.Schema) -> pa.Schema:
@@ -133,6 +134,27 @@ class LogWriter:
             if self._commit(draft) is not None:
                 return schema
         raise _overtaken("no column was added")
+
+    def widen(self, partitions: int) -> int:
+        """Add empty partitions behind the existing ones, up to this number; return how many there were.
+
+        Rows stay where they are. A writer that does not know the new partitions goes on writing to the others.
+
+        Raises:
+            ConfigError: the log has a key, more partitions already, or is sealed; or no log has so many.
+            Unavailable: the outcome is unknown; call it again.
+        """
+        for _ in range(CONFLICTS_MAX):
+            self.settle()
+            self._commits.refresh()
+            before = self.meta.partitions
+            _check_wider(self.meta, partitions, self._commits.tail.sealed)
+            if before == partitions:
+                return before
+            draft = Draft("widen", uuid.uuid4().hex, self._wall_us(), partitions=partitions)
+            if self._commit(draft) is not None:
+                return before
+        raise _overtaken("no partition was added")
 
     def append(self, rows: Mapping[int, Rows]) -> dict[int, int]:
         """Append rows to any number of partitions in one commit.
@@ -234,6 +256,8 @@ class LogWriter:
 
     def _draft(self, rows: Mapping[int, Rows], tag: WriterTag | None, follows: tuple[WriterTag, ...] = ()) -> Draft:
         """Write the segments and return a draft of the commit that will name them."""
+        if any(partition >= self.meta.partitions for partition in rows):
+            self._commits.refresh()  # it may have been added
         tables = {partition: _fitting(self.meta, partition, part) for partition, part in sorted(rows.items())}
         segments: list[LogSegment] = []
         for partition, table in tables.items():
@@ -301,6 +325,8 @@ def _admitted(store: ObjectStore, tail: Commit, draft: Draft) -> bool:
         return False
     if draft.kind == "grow" and draft.after != tail.sequence:
         return False  # Other columns may have been added.
+    if draft.kind == "widen" and len(tail.ends) >= draft.partitions:
+        return False
     if draft.kind == "void" and draft.after != tail.sequence:
         return False  # Made for an earlier tail: there may be more rows to take back now.
     if draft.kind == "compact":
@@ -349,6 +375,22 @@ def _fitting(meta: LogMeta, partition: int, rows: Rows) -> pa.Table:
     if problem:
         raise ConfigError(problem, not_done="no row was appended", next_step="correct the rows and append them again")
     return pa.Table.from_arrays(table.columns, schema=pa.schema(list(meta.schema)[: table.num_columns]))
+
+
+def _check_wider(meta: LogMeta, partitions: int, sealed: bool) -> None:
+    """Raise ConfigError unless the log may have so many partitions."""
+    problem, next_step = None, f"give a number from {meta.partitions} to {PARTITIONS_MAX}"
+    if meta.key:
+        problem = f"the log is partitioned by {', '.join(meta.key)}: with more partitions, equal keys would be in two"
+        next_step = "create another log with more partitions, and let a job copy the rows: hf.Log(...) to hf.Log(...)"
+    elif partitions < meta.partitions:
+        problem = f"the log has {meta.partitions} partitions, and a partition is never removed"
+    elif partitions > PARTITIONS_MAX:
+        problem = f"{partitions} partitions were requested, but a log has at most {PARTITIONS_MAX}"
+    elif sealed and partitions > meta.partitions:
+        problem, next_step = "the log is sealed", "create another log with more partitions"
+    if problem:
+        raise ConfigError(problem, not_done="no partition was added", next_step=next_step)
 
 
 def _added(schema: pa.Schema, columns: pa.Schema) -> list[pa.Field]:

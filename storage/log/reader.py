@@ -68,7 +68,7 @@ def _created(store: ObjectStore) -> LogMeta | None:
 
 
 def existing_meta(store: ObjectStore) -> LogMeta:
-    """Return the log's description as of its creation; `Commits` knows the columns that it has now.
+    """Return the log's description as of its creation; `Commits` knows the columns and partitions that it has now.
 
     Raises ConfigError if there is none, Damaged, Unavailable.
     """
@@ -97,7 +97,7 @@ class LogReader:
 
     @property
     def meta(self) -> LogMeta:
-        """The log's description, with the columns as of the last `refresh`."""
+        """The log's description, with the columns and partitions as of the last `refresh`."""
         return self._commits.meta
 
     def refresh(self) -> bool:
@@ -181,8 +181,8 @@ class LogReader:
         return dict(enumerate(self._commits.tail.ends))
 
     def end_offset(self, partition: int) -> int:
-        """Return the offset of the next row to be appended to the partition."""
-        return self._commits.tail.ends[partition]
+        """Return the offset of the next row to be appended to the partition; 0 if it is not known to exist yet."""
+        return self._commits.tail.end_of(partition)
 
     def rows(self, partition: int) -> int:
         """Return how many rows the partition has."""
@@ -215,7 +215,7 @@ class LogReader:
 
     def retention_start(self, partition: int) -> int:
         """Return the lowest offset that can be read; a compaction leaves gaps but never moves the beginning."""
-        assert 0 <= partition < self.meta.partitions
+        assert partition >= 0
         return 0
 
     def whole_from(self, partition: int) -> int:

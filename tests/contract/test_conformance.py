@@ -32,9 +32,14 @@ def log_kit(folder: Path) -> SourceKit:
         tables = {partition: pa.table({"n": [1, 2, 3]}, NUMBERS) for partition in (0, 1)}
         LogWriter(LocalObjects(folder)).append(tables)
 
+    def add_partition() -> None:
+        writer = LogWriter(LocalObjects(folder))
+        writer.widen(3)
+        writer.append({2: pa.table({"n": [7, 8]}, NUMBERS)})
+
     append()
     append()
-    return SourceKit(lambda: hf.Log(folder, NUMBERS).source(), append)
+    return SourceKit(lambda: hf.Log(folder, NUMBERS).source(), append, add_partition)
 
 
 SOURCES: dict[str, Callable[[Path], SourceKit]] = {

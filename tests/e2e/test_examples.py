@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +23,7 @@ LIMIT_S = 170
 SOME_FLIGHTS = 2_000
 
 SCRIPT = """
+import os
 from dataclasses import dataclass
 
 import holdfast as hf
@@ -37,7 +39,7 @@ class Sale:
 
 def north_only(sale: Sale) -> bool:
     if sale.shop != "north":
-        raise ValueError("another shop")
+        os._exit(3)
     return True
 
 create_log(open_objects("sales"), COLUMNS, 1)
@@ -100,7 +102,7 @@ class TestExamples:
         ended = subprocess.run(
             [sys.executable, "script.py"],
             cwd=tmp_path,
-            env=os.environ | {"TMPDIR": str(tmp_path)},
+            env=os.environ | {"TMPDIR": str(tmp_path), "HOLDFAST_RESTART_FAILURES_MAX": "0"},
             capture_output=True,
             text=True,
             timeout=2 * LIMIT_S,
@@ -115,6 +117,8 @@ class TestExamples:
             "refused: job 'totals' failed",
         ]
         assert "incubator" not in ended.stderr
+        [place] = re.findall("Spark's own log is in (.+)", ended.stderr)
+        assert "Python worker exited" in Path(place).read_text(), "the JVM is that of the first run"
 
     def test_the_job_of_a_new_project_fills_its_hours(self, tmp_path: Path) -> None:
         done(tmp_path, *HOLDFAST[:2], "new", "sales")

@@ -12,6 +12,7 @@ JSON, and compare with an oracle that shares no code with the runtime.
     I8      every object that a manifest names exists, with the right size and hash; a sweep leaves no other
     I9      every retained checkpoint restores to the oracle's answer for its offsets, and readers get it (inspected.py)
     P11     time never goes back, and a window is emitted no earlier and no later than the offsets allow (clocks.py)
+    P12     a partition is read by one subtask, from its first record, and is in the manifest (assigned.py)
     I12     a run fails only because an object is damaged or a function failed, and names it
     P21     after a repair a target shows exactly the base of the rewind, and no older timeline writes to it again
 
@@ -27,6 +28,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.chaos.sim.checks.accepted import Accepted
+from holdfast.chaos.sim.checks.assigned import Assigned
 from holdfast.chaos.sim.checks.audited import Audited
 from holdfast.chaos.sim.checks.clocks import NEVER, Channel
 from holdfast.chaos.sim.checks.history import History
@@ -35,7 +37,7 @@ from holdfast.chaos.sim.checks.lasts import Lasts
 from holdfast.chaos.sim.checks.visible import Added, Upserted
 from holdfast.chaos.sim.checks.windowed import Windowed
 from holdfast.chaos.sim.faults.schedule import Journal
-from holdfast.chaos.sim.jobs import oracle
+from holdfast.chaos.sim.jobs import evolving, oracle
 from holdfast.chaos.sim.jobs.arriving import batches_of
 from holdfast.chaos.sim.jobs.ledger import (
     ACCOUNTS,
@@ -55,8 +57,10 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest, decode
 from holdfast.errors import Damaged, ErrorReport, HoldfastError
-from holdfast.model import NO_EPOCH, Barrier, Epoch, Generation, JobUuid, Tag, Timeline, WorkerId, Writer
+from holdfast.model import NO_EPOCH, Epoch, JobUuid, Tag, Timeline, WorkerId, Writer
+from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.wire import messages as m
 from holdfast.sinks.contract import OP, Rewinding
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.state.store import Identity, Piece, StateStore
@@ -74,16 +78,22 @@ class Checks:
     def __init__(
         self,
         scenario: Scenario,
-        plan: Plan,
+        versions: Sequence[Plan],
         tables: Mapping[str, SharedTable],
         lasts: ImmediateTable,
         journal: Journal,
     ) -> None:
+        plan = versions[0]
         self._scenario, self._plan, self._tables, self._journal = scenario, plan, tables, journal
+        self._versions = versions
         self.objects = MemoryObjects()
         self.violations: list[str] = []
         self.history = History(self.fail)
         self.accepted = Accepted(self.history, self.fail)
+        self.assigned = Assigned(self.history.cuts, self.fail)
+        self.elapsed: Callable[[], float] = lambda: 0.0
+        self._finish_asked_at: dict[str, float] = {}
+        """By owner: when its run accepted to finish; that one need not read partitions that are added later."""
         self._fold: joblog.Job | None = None
         self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
         self._added = Added(scenario, self.fail)
@@ -125,13 +135,16 @@ class Checks:
         if path.startswith("log/"):
             self._record_landed(path, data)
 
-    def triggered(self, generation: Generation, barrier: Barrier, owner: str) -> None:
+    def triggered(self, trigger: m.Trigger, owner: str) -> None:
         """A driver sends a trigger."""
-        self.history.triggered(generation, barrier.epoch, owner)
-        self.accepted.triggered(owner, barrier.epoch, barrier.last)
+        self.history.triggered(trigger.generation, trigger.barrier.epoch, owner)
+        self.accepted.triggered(owner, trigger.barrier.epoch, trigger.barrier.last)
+        self.assigned.triggered(trigger)
 
     def answered(self, owner: str, kind: str, args: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """A driver answered a request."""
+        if answer["accepted"] and args.get("how") == "finish":
+            self._finish_asked_at.setdefault(owner, self.elapsed())
         self.accepted.answered(owner, kind, args, answer)
 
     def reads_to(self, owner: str, ends: Mapping[str, Mapping[int, int]]) -> None:
@@ -260,7 +273,7 @@ class Checks:
         if self._scenario.letters:
             for sink in LETTERED:
                 self._lettered.compare(sink, "at the end", everything, self._tables[sink].rows())
-        if self._scenario.at_once:
+        if self._scenario.immediate:
             self.lasts.at_end(everything, self._lasts)
         if self._fold is not None and self._fold.completed:
             for done in self._fold.retained:
@@ -269,8 +282,14 @@ class Checks:
                     self._restore(done)
 
     def _everything(self) -> Cut:
-        """Return what the targets must hold: the whole input, even if a user asked the job to finish."""
-        return oracle.whole(self._scenario.partitions)
+        """Return the cut that holds the whole input, also if a user asked the job to finish.
+
+        Partitions that were added after that request count only if they were read.
+        """
+        everything, read = oracle.whole(self._scenario.partitions), self._last_cut()
+        asked = self._finish_asked_at.get(self.history.owner or "")
+        late = () if asked is None else [p for p in self._scenario.added if self._scenario.appears[p] > asked]
+        return {p: end for p, end in everything.items() if p in read or p not in late}
 
     def _last_cut(self) -> Cut:
         return self.history.cuts[self.history.lineage[-1]] if self.history.lineage else {}
@@ -292,12 +311,13 @@ class Checks:
             history = self.history
             before = history.cuts[history.lineage[-2]] if len(history.lineage) > 1 else {}
             self._audited.completed(self.objects.get(body.manifest.path), before, history.cuts[body.epoch])
+            self.assigned.completed(body.epoch, record.generation, body.follows)
         if isinstance(body, joblog.CheckpointCompleted) and self._windowed is not None:
             cut = self.history.cuts[body.epoch]
             self._windowed.clocks.completed(body.epoch, body.follows, cut, record.owner)
             if not self.violations:
                 self._windowed.completed(self.objects.get(body.manifest.path))
-        if completed and self._scenario.at_once:
+        if completed and self._scenario.immediate:
             self.lasts.completed(self.history.cuts[self._fold.completed[-1].body.epoch])
         if (
             completed
@@ -345,7 +365,10 @@ class Checks:
         inspected = Inspected(manifest, self.objects)
         for sink in self._scenario.upserts:
             operator, by = self._plan.operator(operator_of(sink)).id, UPSERTS[sink]
-            found = {row[by]: row for row in _rows(stores, operator, TOTALS)}
+            version = evolving.version_of(manifest.operators) if self._scenario.evolves else 0
+            found = {row[by]: row for row in _rows(stores, operator, TOTALS | (evolving.RENAMED if version else {}))}
+            if version == evolving.LAST_VERSION:
+                self._compare_twins(manifest.epoch, _rows(stores, operator, evolving.TWINS))
             expected = oracle.totals(self._scenario.partitions, self.history.cuts[manifest.epoch], by)
             if found != expected:
                 self.fail("I9 state", f"epoch {manifest.epoch}, {sink}: restored {found}, expected {expected}")
@@ -358,6 +381,16 @@ class Checks:
             self._ledger.compare("I9 state", when, self.history.cuts[manifest.epoch], accounts)
         if self._windowed is not None:
             self._restored_windows(self._windowed, completed, stores, inspected.rows(operator_of(WINDOWS)))
+
+    def _compare_twins(self, epoch: Epoch, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            if row[evolving.ONE] != row[evolving.TWIN]:
+                self.fail("I9 evolution", f"epoch {epoch}: two aggregates added together differ: {row}")
+
+    def last_manifest(self) -> Manifest | None:
+        """Return the manifest of the last checkpoint, as a start reads it."""
+        last = self._fold_last()
+        return None if last is None else decode(self.objects.get(last.body.manifest.path), last.body.manifest)
 
     def _restored_windows(
         self, windowed: Windowed, completed: joblog.Completed, stores: Iterable[StateStore], read: Sequence[Any]
@@ -397,7 +430,10 @@ class Checks:
     def _store(self, manifest: Manifest, subtask: int) -> StateStore:
         handle = manifest.state[subtask]
         identity = Identity(manifest.job_uuid, manifest.generation, manifest.timeline, WorkerId("checker"))
-        specs = [spec.table for spec in self._plan.operators]
+        plan = self._plan
+        if self._scenario.evolves:
+            plan, _ = with_identities(self._versions[evolving.version_of(manifest.operators)], manifest.operators, ())
+        specs = [spec.table for spec in plan.operators]
         store = StateStore(identity, specs, manifest.key_groups, handle.key_groups)
         segments = [
             Piece(self.objects.get(each.object.path), each.key_groups or handle.key_groups) for each in pieces(handle)

@@ -4,6 +4,9 @@ The offsets of a checkpoint determine both. Without idleness, a clock is between
 and the lowest of those that have more records; with idleness, no clock is above the highest watermark. On a channel,
 time never goes back, and neither does the clock of a key group from one checkpoint of a lineage to the next.
 
+A partition that is added while the job runs does not take time back: its records may be late at any time. While no
+checkpoint holds it, time does not wait for it.
+
 A run that reads to given ends does not wait for a partition that has no event time up to its end (0023). So the clocks
 of its checkpoints may be higher. A later run waits for that partition again; its clocks may be as high as those of the
 checkpoint from which it started.
@@ -34,13 +37,17 @@ class Clocks:
     Args:
         delay: Microseconds by which a partition's watermark is below its largest event time.
         idles: Partitions without new records hold nothing back after a while.
+        added: Partitions that are not there from the start.
     """
 
-    def __init__(self, partitions: Partitions, delay: int, idles: bool, fail: Fail) -> None:
+    def __init__(
+        self, partitions: Partitions, delay: int, idles: bool, fail: Fail, added: frozenset[int] = frozenset()
+    ) -> None:
         self._partitions, self._delay, self._idles, self._fail = partitions, delay, idles, fail
+        self._added = added
         self._lets_go: dict[str, frozenset[int]] = {}
         """By owner of a run: partitions without event time up to the end of reading; they hold nothing back."""
-        self.overtaken: set[int] = set()
+        self.overtaken: set[int] = set(added)
         """Partitions for which some completed epoch did not wait: their later records may be late."""
         self._latest: dict[int, int] = {}
         """By completed epoch: the upper bound of its clocks."""
@@ -75,13 +82,14 @@ class Clocks:
         Args:
             let_go: Partitions for which the run does not wait.
         """
-        marks = {p: oracle.watermark(each, cut.get(p, 0), self._delay) for p, each in enumerate(self._partitions)}
+        there = [p for p in range(len(self._partitions)) if p in cut or p not in self._added]
+        marks = {p: oracle.watermark(self._partitions[p], cut.get(p, 0), self._delay) for p in there}
         known = [mark for mark in marks.values() if mark is not None]
         least = min(known) if known and len(known) == len(marks) else NEVER
-        unread = [p for p, records in enumerate(self._partitions) if cut.get(p, 0) < len(records)]
+        unread = [p for p in there if cut.get(p, 0) < len(self._partitions[p])]
         if not unread:
             return least, LAST
-        left = [marks[p] for p in unread if p not in let_go]
+        left = [marks[p] for p in unread if p not in let_go and p not in self._added]
         if self._idles or not left:
             return least, max(known, default=NEVER)
         return least, min(NEVER if mark is None else mark for mark in left)

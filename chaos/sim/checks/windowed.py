@@ -33,7 +33,7 @@ class Windowed:
         self._size, self._delay = windowing.size_s * SECOND_US, OUT_OF_ORDERNESS_S * SECOND_US
         self._rows = 0
         self._lateness = windowing.lateness_s * SECOND_US
-        self.clocks = Clocks(scenario.partitions, self._delay, windowing.idles, fail)
+        self.clocks = Clocks(scenario.partitions, self._delay, windowing.idles, fail, scenario.added)
         self._never_late: set[int] = set()
         self._always_late = set(scenario.rests)
         if not windowing.idles:

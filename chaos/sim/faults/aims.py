@@ -62,6 +62,17 @@ def draw_at_calls(rng: random.Random) -> tuple[Aim, ...]:
     return (Aim(Fault.FUNCTION_FAILED, Point.ALIGN, rng.choice((1, 1, 1, 2, 4)), 0.0),)
 
 
+def draw_at_partitions(rng: random.Random) -> tuple[Aim, ...]:
+    """Choose the aims at the moments between the listing of a new partition and its first checkpoint, if any."""
+    if rng.random() < 0.5:
+        return ()
+    faults = (Fault.WORKER_KILLED, Fault.WORKER_PAUSED, Fault.DRIVER_KILLED, Fault.DRIVER_PAUSED, Fault.DRIVER_DOUBLED)
+    return tuple(
+        Aim(fault, Point.PARTITIONS, rng.choice((1, 1, 2, 3, 5)), rng.choice((0.6, 1.5, 3.0)))
+        for fault in rng.sample(faults, rng.choice((1, 2)))
+    )
+
+
 class Aiming:
     """Watches processes until every aim has struck, except aims at calls of functions.
 

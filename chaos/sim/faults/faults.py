@@ -68,6 +68,7 @@ class Fault(StrEnum):
     FUNCTION_FAILED = "a function failed"
     READ_REPLY_LOST = "read served, reply lost"
     WRITE_THEN_DARK = "write done and answered, then the store is out of reach"
+    LISTING_REFUSED = "listing of a source refused"
 
 
 PER_CALL: Mapping[Fault, float] = {
@@ -101,6 +102,7 @@ PER_CALL: Mapping[Fault, float] = {
     Fault.FUNCTION_FAILED: 0.1,
     Fault.READ_REPLY_LOST: 0.2,
     Fault.WRITE_THEN_DARK: 0.3,
+    Fault.LISTING_REFUSED: 0.6,
 }
 """Faults that may strike at every call of their kind, with the highest probability that a seed may choose."""
 
@@ -174,6 +176,7 @@ CODES: Mapping[Fault, tuple[str, ...]] = {
     Fault.FUNCTION_FAILED: ("F6",),
     Fault.READ_REPLY_LOST: ("F7", "F8"),
     Fault.WRITE_THEN_DARK: ("F7",),
+    Fault.LISTING_REFUSED: ("F7",),
 }
 """Rows in which a fault counts. F9 and F24 are counted where they are observed."""
 
@@ -330,6 +333,7 @@ NOT_IN_SWARM = frozenset(
         Fault.RECORD_DAMAGED,
         Fault.READ_REPLY_LOST,
         Fault.WRITE_THEN_DARK,
+        Fault.LISTING_REFUSED,
     }
 )
 """Chosen from a separate stream of numbers, so that a seed's other draws stay the same."""

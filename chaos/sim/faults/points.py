@@ -37,6 +37,7 @@ class Point(StrEnum):
     SWEEP = "P13"
     RECOVER = "P14"
     REWIND = "P15"
+    PARTITIONS = "P16"
     BETWEEN = "-"
     """At no point: records flow."""
 
@@ -47,14 +48,21 @@ MEANS = {
     Point.STAGE: "output staged", Point.APPLY: "local folder written", Point.UPLOAD: "segment stored",
     Point.ACK: "ack", Point.COMMIT: "manifest and record: the commit", Point.DELIVER: "delivery",
     Point.CONFIRM: "delivery confirmed", Point.SWEEP: "expiry, sweep, pruning", Point.RECOVER: "base, redelivery",
-    Point.REWIND: "rewind", Point.BETWEEN: "records flow",
+    Point.REWIND: "rewind", Point.PARTITIONS: "sources listed, a new partition in no checkpoint yet",
+    Point.BETWEEN: "records flow",
 }  # fmt: skip
 RECORDS = {
     "JobCreated": Point.START, "GenerationStarted": Point.START, "CheckpointCompleted": Point.COMMIT,
     "Expired": Point.SWEEP, "LogStart": Point.SWEEP, "Rewound": Point.REWIND,
     "Finished": Point.CONFIRM, "Stopped": Point.CONFIRM, "SavepointNamed": Point.BETWEEN,
 }  # fmt: skip
-_LANES = {"sweep": Point.SWEEP, "repair": Point.REWIND, "upload": Point.UPLOAD, "merge": Point.UPLOAD}
+_LANES = {
+    "sweep": Point.SWEEP,
+    "repair": Point.REWIND,
+    "upload": Point.UPLOAD,
+    "merge": Point.UPLOAD,
+    "sources": Point.PARTITIONS,
+}
 _WRITES = {
     "segments": Point.UPLOAD,
     "base": Point.UPLOAD,
@@ -106,7 +114,9 @@ def of_lane(lane: str) -> tuple[Point, ...]:
 
 def of_message(message: Any) -> tuple[Point, ...]:
     """Return the point of a control message."""
-    return tuple(point for kind, point in _MESSAGES if isinstance(message, kind)) or (Point.BETWEEN,)
+    assigns = (Point.PARTITIONS,) if isinstance(message, m.Trigger) and message.assignment else ()
+    at = tuple(point for kind, point in _MESSAGES if isinstance(message, kind))
+    return (*at, *assigns) or (Point.BETWEEN,)
 
 
 def of_frame(frame: Frame, aligning: bool) -> tuple[Point, ...]:

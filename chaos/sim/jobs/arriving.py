@@ -1,7 +1,11 @@
 """The source of the simulated jobs: records that become readable as time passes, in batches that the seed cuts.
 
+In some seeds partitions are added as time passes too. Then the source is sealed when the last one appears: only from
+that moment on does a partition end.
+
 Invariants
     - A record has the same offset and bytes however often it is read.
+    - A partition that does not exist yet is not listed, and cannot be read.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ class ArrivingSource:
         batches: All records, one batch per partition.
         arrivals: When each record becomes readable, in seconds of `clock`, ascending.
         rng: Decides where the batches that are read end.
+        mine: Its partitions; None: all of them.
+        appears: When each partition is added, in seconds of `clock`; empty: all are there from the start.
     """
 
     def __init__(
@@ -35,8 +41,11 @@ class ArrivingSource:
         rng: Chance,
         rows_max: int,
         schema: pa.Schema,
+        mine: tuple[int, ...] | None = None,
+        appears: tuple[float, ...] = (),
     ) -> None:
         self.schema = schema
+        self._mine, self._appears = range(len(batches)) if mine is None else mine, appears
         self._batches, self._arrivals, self._clock = batches, arrivals, clock
         self._random, self._rows_max = rng, rows_max
 
@@ -59,20 +68,21 @@ class ArrivingSource:
         """The source never changes its identity."""
 
     def partitions(self) -> list[int]:
-        """Return all partitions."""
-        return list(range(len(self._batches)))
+        """Return the partitions that exist now."""
+        return [partition for partition in self._mine if self._exists(partition)]
 
     def end_offsets(self) -> dict[int, int]:
         """Return how many records each partition will ever have."""
-        return {partition: batch.num_rows for partition, batch in enumerate(self._batches)}
+        return {partition: self._batches[partition].num_rows for partition in self.partitions()}
 
     def retention_start(self, partition: int) -> int:
         """Every record is retained."""
+        assert self._exists(partition)
         return 0
 
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         """Return some of the arrived records; the seed decides how many."""
-        assert self._clock is not None
+        assert self._clock is not None and self._exists(partition)
         left = bisect_right(self._arrivals[partition], self._clock.monotonic()) - offset
         if left <= 0:
             return None, offset
@@ -84,11 +94,17 @@ class ArrivingSource:
         return direct_reader(self, partition, offset)
 
     def ended(self, partition: int, offset: int) -> bool:
-        """The source ends after its last record."""
-        return offset >= int(self._batches[partition].num_rows)
+        """The source ends after its last record, once no partition is added any more."""
+        sealed = all(self._exists(each) for each in range(len(self._appears)))
+        return sealed and offset >= int(self._batches[partition].num_rows)
 
     def close(self) -> None:
         """There is nothing to release."""
+
+    def _exists(self, partition: int) -> bool:
+        if not self._appears or self._clock is None:
+            return True
+        return self._appears[partition] <= self._clock.monotonic()
 
 
 def batches_of(partitions: tuple[tuple[Input, ...], ...], schema: pa.Schema) -> tuple[pa.RecordBatch, ...]:

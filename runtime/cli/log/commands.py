@@ -55,7 +55,7 @@ def _add_writing(commands: Subparsers) -> None:
         'holdfast log create data/bids --schema "auction:int64,price:double?,at:timestamp" --key auction',
     )
     make.add_argument("--schema", required=True, help='columns as "name:type,..."; ? after a type allows null')
-    make.add_argument("--partitions", type=int, default=4, metavar="N", help="fixed for the log's life; default 4")
+    make.add_argument("--partitions", type=int, default=4, metavar="N", help="default 4; fixed if the log has a key")
     make.add_argument("--key", metavar="A,B", help="rows equal in these columns share a partition; default: none")
 
     add = _command(
@@ -107,6 +107,14 @@ def _add_changing(commands: Subparsers) -> None:
         'holdfast log add-columns data/bids --schema "channel:string?"',
     )
     more.add_argument("--schema", required=True, help='the new columns as "name:type?,..."; each must allow null')
+    wider = _command(
+        commands,
+        "add-partitions",
+        add_partitions,
+        "add partitions to a log without a key; running jobs read them without a restart",
+        "holdfast log add-partitions data/clicks --to 8",
+    )
+    wider.add_argument("--to", type=int, required=True, metavar="N", help="how many partitions the log has then")
     log_compact.add_arguments(
         _command(
             commands,
@@ -157,6 +165,18 @@ def add_columns(args: argparse.Namespace) -> int:
         args,
         {"path": args.path, "columns": columns},
         f"{args.path} has the columns {', '.join(map(describe_column, schema))}",
+    )
+    return 0
+
+
+def add_partitions(args: argparse.Namespace) -> int:
+    """Add partitions to a log. Exit status: 0 the log has them, 2 they cannot be added, 5 the store is unreachable."""
+    _meta(args.path)
+    before = LogWriter(open_objects(args.path)).widen(args.to)
+    _result(
+        args,
+        {"path": args.path, "partitions": args.to, "added": list(range(before, args.to))},
+        f"{args.path} has {_count(args.to, 'partition')}, of which {args.to - before} are new",
     )
     return 0
 
@@ -248,6 +268,8 @@ def tail(args: argparse.Namespace, pause: Callable[[float], None] = time.sleep) 
                 return 0
             if not reader.refresh():
                 pause(POLL_S)
+            for partition in _chosen(args, reader.meta):
+                offsets.setdefault(partition, 0)  # it was added
     except KeyboardInterrupt:
         return 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import re
 import shlex
 from dataclasses import asdict
 from typing import Any
@@ -27,6 +28,9 @@ from holdfast.storage.objects import open_objects
 LIMIT = 20
 SHOWN_ONLY = 3
 WIDTH_MAX = 60
+ERROR_WIDTH_MAX = 90
+_BEFORE_CAUSE = re.compile(r"^\w+ on stream '[^']*' at [^ ]+: ")
+"""The operator and its place, which the text of an error begins with; the operator has a column of its own."""
 _ABOUT = """\
 Append the records behind dead letters to the end of the log that they came from, so that the corrected job reads them
 again. Shows what would be appended; appends it with --apply. Each record is appended once per target, even if the
@@ -93,14 +97,16 @@ def list_all(args: argparse.Namespace) -> int:
             f["source"],
             f["partition"],
             f["offset"],
-            _short(f["error"]),
+            _short(_BEFORE_CAUSE.sub("", f["error"]), ERROR_WIDTH_MAX),
             _short(json.dumps(f["record"], ensure_ascii=False)),
         )
         for f in found
     ]
     print(text.table(headers, rows) if rows else f"{args.job} has no dead letters")
     if total > len(found):
-        advise(f"{len(found)} of {total:,} shown; for more: --limit {total}; for whole records: --json")
+        advise(f"{len(found)} of {total:,} shown; for more: --limit {total}")
+    if any(str(cell).endswith("…") for row in rows for cell in row[-2:]):
+        advise("shortened errors and records end with …; whole ones: --json")
     return 0
 
 
@@ -233,6 +239,6 @@ def _record(form: str, raw: bytes) -> Any:
     return raw.decode("utf-8", "replace") if form == "text" else None
 
 
-def _short(value: str) -> str:
+def _short(value: str, width_max: int = WIDTH_MAX) -> str:
     plain = "".join(character if character.isprintable() else " " for character in value)
-    return plain if len(plain) <= WIDTH_MAX else f"{plain[: WIDTH_MAX - 1]}…"
+    return plain if len(plain) <= width_max else f"{plain[: width_max - 1]}…"

@@ -1,4 +1,5 @@
-"""`holdfast events JOB`: what happened to a job, from its log: starts, restarts and their causes, savepoints, ends.
+"""`holdfast events JOB`: what happened to a job, from its log: starts, restarts and their causes, savepoints, ends, and
+since which checkpoint it reads partitions that were added to its sources.
 
 Only the driver knows how long a recovery took, and only for its own run; otherwise the duration is unknown. For every
 start the log does show when the first checkpoint after it was completed.
@@ -38,7 +39,8 @@ def add_parser(subparsers: Any) -> None:
     parser = add_command(
         subparsers,
         "events",
-        "What happened to a job: starts, restarts with cause and duration, savepoints, rewinds, stops, its end.",
+        "What happened to a job: starts, restarts with cause and duration, new partitions, savepoints, rewinds, stops, "
+        "its end.",
         "holdfast events hot-auctions\nholdfast events hot-auctions --all --last 100",
     )
     add_job(parser)
@@ -76,7 +78,7 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     run_began: int | None = None
     start: dict[str, Any] | None = None
-    for record in _told(stored.repository.records()):
+    for record in _reported(stored.repository.records()):
         event = _unknown_event(record)
         shown = True
         match record.body:
@@ -100,6 +102,9 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
                 event |= {"event": "checkpoint" if name is None else "savepoint", "epoch": epoch, "savepoint": name}
                 event["duration_ms"] = took
                 shown = checkpoints or name is not None
+                if record.body.added:
+                    new = {"event": "partitions", "epoch": epoch, "cause": _new(record.body)}
+                    found.append(_unknown_event(record) | new)
             case joblog.SavepointNamed(epoch=epoch, name=name):
                 event |= {"event": "savepoint", "epoch": epoch, "savepoint": name}
             case joblog.Stopped(epoch=epoch) | joblog.Finished(epoch=epoch):
@@ -135,7 +140,13 @@ def _unknown_event(record: joblog.Record) -> dict[str, Any]:
     }
 
 
-def _told(records: Sequence[joblog.Record]) -> list[joblog.Record]:
+def _new(done: joblog.CheckpointCompleted) -> str:
+    """Name the partitions that a checkpoint has and the one before it lacks."""
+    some = [f"{source} {', '.join(map(str, partitions))}" for source, partitions in sorted(done.added.items())]
+    return f"new partitions: {'; '.join(some)}"
+
+
+def _reported(records: Sequence[joblog.Record]) -> list[joblog.Record]:
     """Return the records, with pruned ones reconstructed from the `LogStart` in their place."""
     if not records or not isinstance(records[0].body, joblog.LogStart):
         return list(records)

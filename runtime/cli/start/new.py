@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -129,6 +130,13 @@ def create(folder: Path) -> None:
         ConfigError: the folder exists or cannot be created, or its name cannot be that of a job.
     """
     _check_name(folder)
+    parent = folder.absolute().parent
+    if not parent.exists():
+        raise ConfigError(
+            f"{folder} cannot be created: {parent} does not exist",
+            not_done=_NOT_DONE,
+            next_step=f"create it: mkdir -p {shlex.quote(str(parent))}",
+        )
     try:
         folder.mkdir()
     except FileExistsError:

@@ -18,7 +18,7 @@ from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.cli.start.run import add_job_arguments, flags_of
-from holdfast.runtime.config.settings import Settings, resolve
+from holdfast.runtime.config.settings import Settings, misspelt, resolve
 from holdfast.runtime.execution.results import with_places
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import open_objects
@@ -56,6 +56,8 @@ def handle(args: argparse.Namespace) -> int:
     against = plan_changes.changes(plan, settings, job, manifest, repository.records)
     if job is None or not job.finished:  # a finished job does not start again, so nothing can obstruct it
         against["refused"] += obstacles(plan, settings, () if manifest is None else manifest.positions)
+    for warning in misspelt(os.environ):
+        advise(f"Warning: {warning}")
     if args.json:
         print_json({**describe(plan), "settings": settings.describe(), "changes": against})
         return 0
@@ -73,9 +75,10 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
     Args:
         positions: The source positions of the last checkpoint.
     """
-    from holdfast.runtime.sources.reading import refuse_other_sources
+    from holdfast.runtime.execution.admission import check_partitions
+    from holdfast.runtime.plan.same_source import refuse_other_sources
 
-    found = []
+    found, positions = [], tuple(positions)
     store = open_objects(join(settings.root, plan.app), writable=False)
     if isinstance(store, LocalObjects):
         there = next(folder for folder in (store.root, *store.root.parents) if folder.exists())
@@ -95,6 +98,7 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
             spec.source.check()
             with closing(spec.source.open()) as opened:
                 refuse_other_sources(plan.app, positions, {spec.name: opened})
+                check_partitions(plan, positions, spec.name, opened.partitions())
         except HoldfastError as error:
             found.append({"what": error.what, "next": error.next_step})
     return found

@@ -22,7 +22,7 @@ from holdfast.runtime.cli.reporting import advise, guarded, print_json
 from holdfast.runtime.cli.start.jobfile import load, refuse_while_loading, ship_by_value
 from holdfast.runtime.cli.start.progress import STYLES, Progress, Tally
 from holdfast.runtime.cli.start.sparklog import diverted
-from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.config.settings import misspelt, resolve
 
 if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
@@ -78,10 +78,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drop-state",
-        metavar="OP",
+        metavar="OP[.AGG]",
         action="append",
         default=[],
-        help="discard the state of an operator that was removed or has changed; may be given several times",
+        help="give up the state of an operator, or of one of its aggregates, that was removed or has changed; "
+        "may be given several times",
     )
     parser.add_argument(
         "--once", action="store_true", help="read up to the current ends of the sources, checkpoint, deliver, stop"
@@ -185,15 +186,15 @@ def run_app(app: App, args: argparse.Namespace, folder: Path, *, returns: bool =
     bound = collected(prepared.plan)
     for name, sink in collected(plan).items():
         sink.follow(bound[name])
-    for warning in prepared.warnings:
-        advise(f"\nWarning: {warning}.\n")
+    for warning in (*misspelt(os.environ), *(f"{each}." for each in prepared.warnings)):
+        advise(f"\nWarning: {warning}\n")
     ship_by_value(folder)
     start, late = _positions(prepared), late_so_far(prepared)
     tally = Tally(start)
     progress = Progress(args.progress, tally)
     printer = Printer(prepared.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
     began = time.monotonic()
-    with diverted(app.name, enabled=not args.debug):
+    with diverted(enabled=not args.debug):
         with _served(settings) as port:
             outcome = execute(prepared, Resident(), _Shown(progress, printer, port))
         printer.poll()

@@ -1,28 +1,41 @@
 """Keeps Spark's own log off the terminal.
 
 Spark prints warnings at every start, and a Java stack trace for every lost worker: both are normal here, and bury the
-few lines that matter. They go to a file instead, which is removed unless the run ends with an error. A user who has
+few lines that matter. They go to a file instead, which is removed unless a run ends with an error. A user who has
 configured Spark's logging, or starts the job with spark-submit, gets that configuration.
+
+The JVM reads its configuration once and lives as long as the process. So there is one file for all runs of a process,
+and it stays until the process exits.
 
 Source: Spark, SPARK_SUBMIT_OPTS; Log4j 2, configuration with properties.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from holdfast.errors import ConfigError, Fenced
 from holdfast.runtime.cli.reporting import advise
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
+# runtime/spark/launch.py silences the root logger, for users whose Spark logs to the terminal. Here Spark's logger has
+# its own level, so the file still gets its warnings, but not those of every start: a file that is named has news.
 _PROPERTIES = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
+logger.spark.name = org.apache.spark
+logger.spark.level = warn
+logger.host.name = org.apache.spark.util.Utils
+logger.host.level = error
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
 appender.file.type = File
 appender.file.name = file
 appender.file.fileName = {path}
@@ -32,32 +45,54 @@ appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
 
 
 @contextmanager
-def diverted(job: str, *, enabled: bool) -> Iterator[None]:
+def diverted(*, enabled: bool) -> Iterator[None]:
     """Make a JVM that starts inside this context log to a file; print the file's name if the context fails."""
     if not enabled or _configured():
         yield
         return
-    folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{job}-"))
-    properties, log = folder / "log4j2.properties", folder / "spark.log"
-    properties.write_text(_PROPERTIES.format(path=log))
+    place = _place()
+    written = place.size()
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = f'{before or ""} "-Dlog4j2.configurationFile={properties}"'.strip()
-    keep = True
+    os.environ[VARIABLE] = f'{before or ""} "-Dlog4j2.configurationFile={place.properties}"'.strip()
+    failed = True
     try:
         yield
-        keep = False
+        failed = False
     except (ConfigError, Fenced, KeyboardInterrupt):
-        keep = False
+        failed = False
         raise
     finally:
         if before is None:
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = before
-        if keep and log.exists() and log.stat().st_size:
-            advise(f"Spark's own log is in {log}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        if failed and place.size() > written:
+            place.kept = True
+            advise(f"Spark's own log is in {place.log}")
+
+
+class _Place:
+    """The folder with the log of this process's JVM; removed when the process exits unless it is kept."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-spark-"))
+        self.properties, self.log = self.folder / "log4j2.properties", self.folder / "spark.log"
+        self.properties.write_text(_PROPERTIES.format(path=self.log))
+        self.kept = False
+        atexit.register(self._leave)
+
+    def size(self) -> int:
+        """Return how much is logged so far, in bytes."""
+        return self.log.stat().st_size if self.log.exists() else 0
+
+    def _leave(self) -> None:
+        if not self.kept:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@cache
+def _place() -> _Place:
+    return _Place()
 
 
 def _configured() -> bool:

@@ -453,8 +453,9 @@ class TestForgottenRequests:
     def test_a_run_with_an_end_that_is_to_finish_does_not_stop_instead(self) -> None:
         run = running(replace(RULES, until={"s": {0: 5, 1: 7, 2: 0}}))
         assert ask(run, "stop", {"how": "finish"}) == Answer(True, Generation(1))
+        run.pass_time(0.0)
         for worker in list(run.state.workers):
-            run.hear(m.Heartbeat(worker, run.generation, False, False, (), m.Progress(), True))
+            run.hear(run.heartbeat(worker, caught_up=True))
         assert run.pass_time(1.0) == []
         live(run)
         assert outcome(run) == FINISHED

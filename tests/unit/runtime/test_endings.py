@@ -12,6 +12,7 @@ import holdfast as hf
 from holdfast.checkpoint import joblog
 from holdfast.errors import Unavailable
 from holdfast.model import Generation
+from holdfast.runtime.wire import messages as m
 from holdfast.testing import TestDriver
 
 
@@ -111,6 +112,19 @@ class TestSavepoint:
             assert job_of(t).savepoints == (joblog.Savepoint("v1", epoch),)
 
 
+def take_the_end(t: TestDriver) -> None:
+    """The driver lists the sources and tells all workers that the input ends; they do nothing else meanwhile."""
+    for _ in range(100):
+        t.cluster.driver.turn()
+        for lane in t.cluster._lanes.waiting():
+            lane.step()
+        if all(any(isinstance(each, m.EndInput) for each in member.inbox) for member in t.cluster.members.values()):
+            break
+    for member in t.cluster.members.values():
+        while member.inbox:
+            member.loop.received(member.inbox.popleft())
+
+
 class TestStopFinish:
     @SEEDS
     def test_input_ends_where_it_stands_and_the_job_is_finished(self, seed: int) -> None:
@@ -145,9 +159,7 @@ class TestStopFinish:
         with TestDriver(hot(), seed=seed) as t:
             t.push("bids", [Bid(1) for _ in range(50)])
             assert ask(t, "stop", how="finish")
-            for member in t.cluster.members.values():
-                while member.inbox:
-                    member.loop.received(member.inbox.popleft())
+            take_the_end(t)
             append(t, 500, partition=seed % 4)
             assert run_out(t) == "finished"
             assert sum(counts(t).values()) == 50

@@ -10,10 +10,11 @@ import pytest
 
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.model import Epoch, Generation, Subtask
-from holdfast.runtime.driver import failover, master
+from holdfast.runtime.driver import failover, master, partitions
 from holdfast.runtime.driver import requests as master_requests
 from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import A, B, Run, acked, completed, opened, replaced, running
+from tests.unit.runtime.test_partition_discovery import grown
 
 Right = Callable[..., Any]
 
@@ -146,6 +147,36 @@ def uses_numbers_again(right: Right) -> Right:
     return lambda parallelism, base_epoch, first_epoch: right(parallelism, base_epoch, Epoch(first_epoch - 2))
 
 
+def discovers_twice(right: Right) -> Right:
+    def taken(state: master.Master, listing: Any, new: Any) -> master.Master:
+        after: master.Master = right(state, listing, new)
+        return replace(after, discovered=(*after.discovered, *new))
+
+    return taken
+
+
+def keeps_it_out_of_the_manifest(right: Right) -> Right:
+    return lambda state, decided: right(with_phase(state, assigning=()), decided)
+
+
+def finishes_without_looking(right: Right) -> Right:
+    return lambda state, phase: True
+
+
+def discovers_a_partition() -> None:
+    run = grown(3)
+    run.pass_time(10.0)
+    run.ack(A, 1)
+    run.ack(B, 1)
+
+
+def reads_everything() -> None:
+    run = running()
+    run.beat(A, ended=True)
+    run.beat(B, ended=True)
+    run.pass_time(0.0)
+
+
 def recovers() -> None:
     run = running()
     run.lose(A)
@@ -210,6 +241,9 @@ PLANTS = (
     Plant(takes_the_others_start, append, "occupied", is_overtaken, "a generation of another driver"),
     Plant(stops_at_any_time, master, "_tick_running", lambda: running().pass_time(1.0), "before its last epoch"),
     Plant(still_misses_the_worker, master, "registered", running, "still counts as missing"),
+    Plant(discovers_twice, partitions, "_taken", discovers_a_partition, "discovered twice"),
+    Plant(keeps_it_out_of_the_manifest, master, "next_manifest", discovers_a_partition, "that its trigger assigned"),
+    Plant(finishes_without_looking, master_requests, "all_input_is_listed", reads_everything, "listed once more"),
     Plant(uses_numbers_again, coordinator, "start", closes_an_epoch_after_a_recovery, "may have used"),
 )
 

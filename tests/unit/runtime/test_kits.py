@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 import holdfast as hf
 from holdfast.model import Epoch, Tag, Writer
 from holdfast.runtime.sources.generator import OpenGenerator
+from holdfast.runtime.sources.log import OpenLog
 from holdfast.runtime.testing import sink_kit, source_kit
 from holdfast.runtime.testing.sink_kit import KEY, SinkKit
 from holdfast.runtime.testing.source_kit import SourceKit
@@ -20,6 +22,8 @@ from holdfast.runtime.wire.clock import SystemClock
 from holdfast.sinks.contract import Delivered, Outcome, Repair, Rewinding
 from holdfast.sinks.memory import MemorySink, MemoryTarget
 from holdfast.sinks.owners import Claim
+from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.storage.objects import LocalObjects
 from holdfast.traits import SinkTraits
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
@@ -60,6 +64,36 @@ class TestSourceKit:
     def test_catches_a_source_that_takes_any_other_for_itself(self) -> None:
         with pytest.raises(AssertionError):
             source_kit.knows_itself_again(broken(changed=lambda self, identity: None))
+
+
+class TestSourceKitOfASourceThatGetsPartitions:
+    @pytest.fixture
+    def kit(self, tmp_path: Path) -> SourceKit:
+        create_log(LocalObjects(tmp_path), SCHEMA, partitions=1)
+
+        def add() -> None:
+            writer = LogWriter(LocalObjects(tmp_path))
+            partitions = writer.meta.partitions
+            writer.widen(partitions + 1)
+            writer.append({partitions: pa.table({"n": [1, 2]}, SCHEMA)})
+
+        LogWriter(LocalObjects(tmp_path)).append({0: pa.table({"n": [1, 2, 3]}, SCHEMA)})
+        return SourceKit(lambda: hf.Log(tmp_path).source(), add_partition=add)
+
+    def test_finds_nothing_wrong_with_a_log(self, kit: SourceKit) -> None:
+        source_kit.reads_a_partition_that_is_added(kit)
+
+    def test_catches_a_connection_that_lists_what_it_knew(
+        self, kit: SourceKit, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(OpenLog, "partitions", lambda self: list(range(self._reader.meta.partitions)))
+        with pytest.raises(AssertionError, match="none disappears"):
+            source_kit.reads_a_partition_that_is_added(kit)
+
+    def test_catches_a_partition_that_begins_at_its_end(self, kit: SourceKit, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(OpenLog, "retention_start", lambda self, partition: 2 if partition else 0)
+        with pytest.raises(AssertionError):
+            source_kit.reads_a_partition_that_is_added(kit)
 
 
 class Forgetful(MemoryTarget):

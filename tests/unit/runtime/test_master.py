@@ -27,7 +27,18 @@ from holdfast.model import (
 )
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.invariants import validate
-from holdfast.runtime.driver.master import CreateRecord, Dismiss, End, Launch, LoadManifest, Master, Send, StoreManifest
+from holdfast.runtime.driver.master import (
+    CreateRecord,
+    Dismiss,
+    End,
+    Launch,
+    ListPartitions,
+    LoadManifest,
+    Master,
+    Send,
+    StoreManifest,
+)
+from holdfast.runtime.driver.partitions import counts_of
 from holdfast.runtime.wire import messages as m
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
@@ -76,6 +87,8 @@ class Run:
 
     def __init__(self, rules: master.Rules = RULES) -> None:
         self.rules, self.now = rules, 100.0
+        self.lists = True
+        """Listings of the sources are answered as they are asked for: nothing is new."""
         self.state: Master
         self.log: list[joblog.Record] = []
         self.manifests: list[Manifest] = []
@@ -84,8 +97,17 @@ class Run:
     def take(self, step: master.Step) -> list[master.Effect]:
         self.state, effects = step
         validate(self.state)
+        if self.lists and (asked := [effect for effect in effects if isinstance(effect, ListPartitions)]):
+            effects = [effect for effect in effects if effect not in asked]
+            self.effects += effects
+            return effects + self.answer(asked[0])
         self.effects += effects
         return effects
+
+    def answer(self, asked: ListPartitions, *new: SourcePosition) -> list[master.Effect]:
+        """The sources are listed: they have what is known, and these."""
+        known = (SourcePosition(source, p, 0) for source, partitions in asked.known.items() for p in partitions)
+        return self.take(master.listed(self.state, asked.number, (*known, *new), self.now))
 
     def begin(self, owner: str = DRIVER) -> list[master.Effect]:
         job = reduce(joblog.fold, self.log, None)
@@ -123,7 +145,16 @@ class Run:
 
     def beat(self, worker: WorkerId, *, ended: bool = False, broken: bool = False, delivered: int = 0) -> None:
         done = (Confirmed(OUT0, tag(delivered)),) if delivered else ()
-        self.hear(m.Heartbeat(worker, self.generation, ended, broken, done, m.Progress()))
+        self.hear(self.heartbeat(worker, ended, broken, done))
+
+    def heartbeat(
+        self, worker: WorkerId, ended: bool = False, broken: bool = False, done: tuple[Confirmed, ...] = (), **more: Any
+    ) -> m.Heartbeat:
+        """A heartbeat about every partition that the subtask has by now."""
+        subtask = self.state.workers[worker].subtask
+        reads = 0 if subtask is None else counts_of(self.state)[subtask]
+        said = {"partitions": reads} | more
+        return m.Heartbeat(worker, self.generation, ended, broken, done, m.Progress(), **said)
 
     def ack(self, worker: WorkerId, epoch: int, **fields: Any) -> list[master.Effect]:
         subtask = self.state.workers[worker].subtask
@@ -149,7 +180,10 @@ class Run:
             self.now = min(end, self.now + 1.0)
             workers = {w: replace(h, seen=self.now) if w in alive else h for w, h in self.state.workers.items()}
             self.state = replace(self.state, workers=workers)
+            before = self.state.listings
             effects += self.take(master.tick(self.state, self.now, 0))
+            if self.lists and self.state.listings > before:
+                effects += self.take(master.tick(self.state, self.now, 0))
             if self.now >= end:
                 return effects
 
@@ -326,11 +360,11 @@ class TestGathering:
         handle = SnapshotHandle(Subtask(1), (64, 128), (), Epoch(0), ())
         assert isinstance(first.message, m.Deploy) and isinstance(second.message, m.Deploy)
         assert (first.worker, second.worker) == (A, B)
-        told = second.message
-        assert (told.job_uuid, told.generation, told.timeline) == (UUID, 1, 1)
-        assert (told.base_epoch, told.first_epoch) == (0, 1)
-        assert (told.subtask, told.peers, told.handle) == (1, peers, handle)
-        assert (told.positions, told.pending, told.confirmed) == ((SourcePosition("s", 1, -1),), (), ())
+        reported = second.message
+        assert (reported.job_uuid, reported.generation, reported.timeline) == (UUID, 1, 1)
+        assert (reported.base_epoch, reported.first_epoch) == (0, 1)
+        assert (reported.subtask, reported.peers, reported.handle) == (1, peers, handle)
+        assert (reported.positions, reported.pending, reported.confirmed) == ((SourcePosition("s", 1, -1),), (), ())
         assert first.message.positions == (SourcePosition("s", 0, -1), SourcePosition("s", 2, -1))
 
     def test_a_worker_that_registers_twice_is_one(self) -> None:
@@ -367,7 +401,7 @@ class TestQuiet:
     """Nothing new and nothing owed, no epoch (docs/design/0025)."""
 
     def quiet(self, run: Run, worker: WorkerId, epoch: int) -> list[master.Effect]:
-        beat = m.Heartbeat(worker, run.generation, False, False, (), m.Progress(), quiet=Epoch(epoch))
+        beat = run.heartbeat(worker, quiet=Epoch(epoch))
         return run.hear(beat)
 
     def idle(self) -> Run:
@@ -463,7 +497,7 @@ class TestEpochs:
         (store,) = acked(run, staged={"out": staged("x")}, positions=(SourcePosition("s", 0, 7),))
         assert isinstance(store, StoreManifest)
         assert (store.manifest.epoch, store.manifest.follows) == (1, 0)
-        assert store.manifest.positions == (SourcePosition("s", 0, 7),)
+        assert store.manifest.positions == (SourcePosition("s", 0, 7, subtask=Subtask(0)),)
         assert store.manifest.pending == (Pending(OUT0, tag(1), staged("x")),)
         (create,) = run.store()
         assert isinstance(create, CreateRecord)
@@ -553,10 +587,10 @@ class TestRecovery:
         completed(run)
         run.lose(A)
         replaced(run)
-        told = [e for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)][-2:]
+        reported = [e for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)][-2:]
         assert [
             (e.worker, e.message.subtask, e.message.base_epoch, e.message.first_epoch)
-            for e in told
+            for e in reported
             if isinstance(e.message, m.Deploy)
         ] == [(B, 1, 1, 102), (C, 0, 1, 102)]
 
@@ -912,10 +946,10 @@ class TestRescale:
 
     def test_the_output_of_a_writer_that_is_gone_is_handed_on_under_its_own_tag(self) -> None:
         run = self.narrower()
-        (told,) = run.register(A)
-        assert isinstance(told, Send) and isinstance(told.message, m.Deploy)
-        assert told.message.pending == (Pending(Writer("out", Subtask(1)), tag(1), staged("y")),)
-        assert told.message.handle.key_groups == (0, 128)
+        (reported,) = run.register(A)
+        assert isinstance(reported, Send) and isinstance(reported.message, m.Deploy)
+        assert reported.message.pending == (Pending(Writer("out", Subtask(1)), tag(1), staged("y")),)
+        assert reported.message.handle.key_groups == (0, 128)
 
     def test_no_epoch_is_triggered_before_it_is_in(self) -> None:
         run = self.narrower()
@@ -930,6 +964,6 @@ class TestRescale:
         """P24: its target may have been restored from a backup."""
         run = self.narrower()
         run.state = replace(run.state, confirmed={Writer("out", Subtask(1)): tag(1)})
-        (told,) = run.register(A)
-        assert isinstance(told, Send) and isinstance(told.message, m.Deploy)
-        assert told.message.confirmed == (Confirmed(Writer("out", Subtask(1)), tag(1)),)
+        (reported,) = run.register(A)
+        assert isinstance(reported, Send) and isinstance(reported.message, m.Deploy)
+        assert reported.message.confirmed == (Confirmed(Writer("out", Subtask(1)), tag(1)),)

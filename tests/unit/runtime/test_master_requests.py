@@ -205,7 +205,7 @@ class TestFinish:
     def test_the_workers_are_told_until_all_have_ended(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
-        assert [e for e in run.effects if isinstance(e, Send)][-2:] == [Send(A, self.END), Send(B, self.END)]
+        assert run.pass_time(0.0) == [Send(A, self.END), Send(B, self.END)]
         run.beat(A, ended=True)
         assert [e for e in master.pulse(run.state) if e == Send(B, self.END)]
         run.beat(B, ended=True)
@@ -223,6 +223,7 @@ class TestFinish:
     def test_it_ends_as_at_the_end_of_input(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
+        run.pass_time(0.0)
         assert run.pass_time(1.0) == []
         run.beat(A, ended=True)
         run.beat(B, ended=True)
@@ -235,13 +236,14 @@ class TestFinish:
     def test_a_recovery_tells_the_workers_again(self) -> None:
         run = running()
         ask(run, "stop", how="finish")
+        run.pass_time(0.0)
         run.beat(A, ended=True)
         run.lose(B)
         replaced(run)
-        told = m.EndInput(Generation(2))
-        assert [e for e in master.pulse(run.state) if e in (Send(A, told), Send(C, told))] == [
-            Send(A, told),
-            Send(C, told),
+        reported = m.EndInput(Generation(2))
+        assert [e for e in master.pulse(run.state) if e in (Send(A, reported), Send(C, reported))] == [
+            Send(A, reported),
+            Send(C, reported),
         ]
 
     def test_a_stop_after_it_does_not_take_it_back(self) -> None:
@@ -265,7 +267,7 @@ class TestFinish:
         run = running(replace(RULES, until=UNTIL) if once else RULES)
         if once:
             for worker in (A, B):
-                run.hear(m.Heartbeat(worker, run.generation, False, False, (), m.Progress(), caught_up=True))
+                run.hear(run.heartbeat(worker, caught_up=True))
         else:
             ask(run, "stop")
         run.pass_time(0.0)
@@ -309,13 +311,13 @@ UNTIL = {"s": {0: 5, 1: 7, 2: 0}}
 
 class TestOnce:
     def beat(self, run: Run, worker: Any, *, caught_up: bool = True, ended: bool = False) -> None:
-        run.hear(m.Heartbeat(worker, run.generation, ended, False, (), m.Progress(), caught_up))
+        run.hear(run.heartbeat(worker, ended, caught_up=caught_up))
 
     def test_the_workers_are_told_how_far_to_read(self) -> None:
         run = running(replace(RULES, until=UNTIL))
-        told = [e.message.until for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)]
-        assert told[0] == (SourcePosition("s", 0, 5), SourcePosition("s", 2, 0))
-        assert told[1] == (SourcePosition("s", 1, 7),)
+        reported = [e.message.until for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)]
+        assert reported[0] == (SourcePosition("s", 0, 5), SourcePosition("s", 2, 0))
+        assert reported[1] == (SourcePosition("s", 1, 7),)
 
     def test_when_all_have_read_so_far_the_run_stops_and_can_be_resumed(self) -> None:
         run = running(replace(RULES, until=UNTIL))
@@ -340,6 +342,7 @@ class TestOnce:
     def test_a_finish_waits_for_the_end_of_the_input_itself(self) -> None:
         run = running(replace(RULES, until=UNTIL))
         ask(run, "stop", how="finish")
+        run.pass_time(0.0)
         self.beat(run, A)
         self.beat(run, B)
         assert run.pass_time(0.0) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ from transcripts import compare, scripts
 
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Confirmed
-from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, WorkerId, Writer
+from holdfast.errors import Unavailable
+from holdfast.model import Epoch, Generation, SourcePosition, Subtask, Tag, Timeline, WorkerId, Writer
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.state import Finishing, Phase, Stopping
 from holdfast.runtime.wire import messages as m
@@ -24,11 +27,14 @@ class Played:
 
     `begin`; `append` (the record in flight reaches the log); `load` (the manifest of the base is read); `store` (the
     manifest is durable); `repaired`; `pass SECONDS`; `register W..`; `ready W..`; `ack EPOCH W.. [staged]`;
-    `beat W.. [ended] [delivered=TIMELINE/EPOCH]`; `lose W`; `ask stop|finish|savepoint NAME|rewind EPOCH [stop]`.
+    `beat W.. [ended] [delivered=TIMELINE/EPOCH]`; `lose W`; `ask stop|finish|savepoint NAME|rewind EPOCH [stop]`;
+    `begin every SECONDS` (between two listings of the sources); `list [PARTITION..]` (the sources have what is known,
+    and these); `unlisted` (they could not be listed).
     """
 
     def __init__(self) -> None:
         self.run = Run(RULES)
+        self.run.lists = False
 
     def play(self, words: list[str]) -> list[str]:
         """Take one event."""
@@ -62,11 +68,23 @@ class Played:
                 self._beat(names)
             case ["lose", name]:
                 run.lose(WorkerId(name))
+            case ["begin", "every", seconds]:
+                run.rules = replace(RULES, discover_every=float(seconds))
+                run.begin()
+            case ["list", *partitions]:
+                new = [SourcePosition("s", int(partition), 0) for partition in partitions]
+                run.answer(self._listing(), *new)
+            case ["unlisted"]:
+                error = Unavailable("source 's' is unreachable", next_step="wait")
+                run.take((master.unlisted(run.state, self._listing().number, error, run.now), []))
             case ["ask", *request]:
                 return [self._ask(request)]
             case _:
                 pytest.fail(f"no event: {words}")
         return []
+
+    def _listing(self) -> master.ListPartitions:
+        return next(each for each in reversed(self.run.effects) if isinstance(each, master.ListPartitions))
 
     def _ack(self, epoch: Epoch, names: list[str]) -> None:
         output = {"out": staged(f"out{epoch}")} if "staged" in names else {}
@@ -79,8 +97,7 @@ class Played:
         done = tuple(Confirmed(OUT, _tag(each)) for each in delivered)
         for name in names:
             if name != "ended" and "=" not in name:
-                beat = m.Heartbeat(WorkerId(name), self.run.generation, "ended" in names, False, done, m.Progress())
-                self.run.hear(beat)
+                self.run.hear(self.run.heartbeat(WorkerId(name), "ended" in names, done=done))
 
     def _ask(self, request: list[str]) -> str:
         run = self.run
@@ -105,7 +122,8 @@ class Played:
             case master.LoadManifest(ref):
                 return f"load {ref.path}"
             case master.StoreManifest(manifest):
-                return f"store the manifest of epoch {manifest.epoch}"
+                stands = ", ".join(f"partition {at.partition} at {at.offset}" for at in manifest.positions)
+                return f"store the manifest of epoch {manifest.epoch}" + (f", {stands}" if stands else "")
             case master.RepairTargets(job, base):
                 return f"repair the targets to epoch {base.epoch} on timeline {job.timeline}"
             case master.Send(worker, message):
@@ -116,6 +134,8 @@ class Played:
                 return f"dismiss {worker}"
             case master.Cancel(number):
                 return f"cancel launch {number}"
+            case master.ListPartitions(_, known, _):
+                return f"list the sources, of which {_places(known)} is known"
             case master.Sweep():
                 return "sweep"
             case master.End(outcome, _):
@@ -130,6 +150,10 @@ class Played:
             case Finishing():
                 flight += ", finishing"
         return _phase(state.phase) + flight
+
+
+def _places(partitions: Mapping[str, tuple[int, ...]]) -> str:
+    return "; ".join(f"{source}/{','.join(map(str, some))}" for source, some in partitions.items())
 
 
 def _tag(text: str) -> Tag:
@@ -157,10 +181,14 @@ def _message(message: m.FromDriver) -> str:
         case m.Deploy():
             where = f"generation {message.generation}, timeline {message.timeline}, base {message.base_epoch}"
             pending = " ".join(f"{item.tag.timeline}/{item.tag.epoch}" for item in message.pending)
+            known = [f"{at.partition}" for at in message.positions if at.partition > 2]
+            where += f", with partition {', '.join(known)}" if known else ""
             return f"Deploy subtask {message.subtask} in {where}" + (f", deliver {pending}" if pending else "")
         case m.Trigger(_, barrier, finishing):
             last = ", the last, of finished input" if finishing else ", the last" if barrier.last else ""
-            return f"Trigger epoch {barrier.epoch}, committed through {barrier.committed_through}{last}"
+            new = [f"{each.position.partition} to subtask {each.subtask}" for each in message.assignment]
+            gives = f", gives partition {', '.join(new)}" if new else ""
+            return f"Trigger epoch {barrier.epoch}, committed through {barrier.committed_through}{last}{gives}"
         case m.Committed(_, epoch, _):
             return f"Committed epoch {epoch}"
         case m.Exit(reason):

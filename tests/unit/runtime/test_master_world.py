@@ -2,7 +2,8 @@
 
 The machines are those of production: runtime/driver/master.py and runtime/worker/protocol.py. The interpreters around
 them are a few lines here, and the data is numbers: partition p holds 0, 1, 2, ... and every epoch of a
-subtask passes a range of them to the sink. The sink must end up with every number once, in order.
+subtask passes a range of them to the sink. The sink must end up with every number once, in order. Partitions are
+added meanwhile, until the source is sealed.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import protocol as worker
 
-PARTITIONS = 3
+PARTITIONS, PARTITIONS_MAX = 3, 6
+"""How many there are at first, and at most."""
 LENGTH = 40
 """Numbers per partition."""
 KEY_GROUPS = 12
 
 
-def rules(owner: str, parallelism: int) -> master.Rules:
+def rules(owner: str, parallelism: int, partitions: int) -> master.Rules:
     ranges = tuple((KEY_GROUPS * i // parallelism, KEY_GROUPS * (i + 1) // parallelism) for i in range(parallelism))
     return master.Rules(
         name="numbers",
@@ -51,7 +53,7 @@ def rules(owner: str, parallelism: int) -> master.Rules:
         host="here",
         key_groups=KEY_GROUPS,
         key_ranges=ranges,
-        partitions={"s": tuple(range(PARTITIONS))},
+        partitions={"s": tuple(range(partitions))},
         operators=(),
         checkpoint_every=1.0,
         silent_after=5.0,
@@ -61,6 +63,7 @@ def rules(owner: str, parallelism: int) -> master.Rules:
         restart_window=60.0,
         restart_backoff_first=0.1,
         restart_backoff_max=1.0,
+        discover_every=1.0,
     )
 
 
@@ -107,7 +110,7 @@ class World:
         """Staged parts: (partition, number) in order."""
         self.rows: list[tuple[int, int]] = []
         self.tags: dict[Writer, Tag] = {}
-        self.readable = 5
+        self.readable, self.partitions, self.sealed = 5, PARTITIONS, False
         self.ids = 0
         self.drivers: list[Driver] = []
         self.take_over()
@@ -121,7 +124,7 @@ class World:
             return
         owner = f"driver-{len(self.drivers)}"
         width = self.widths[len(self.drivers) % len(self.widths)]
-        state, effects = master.begin(rules(owner, width), owner, job, "started", 0)
+        state, effects = master.begin(rules(owner, width, self.partitions), owner, job, "started", 0)
         driver = Driver(state)
         self.drivers.append(driver)
         self.perform(driver, state, effects)
@@ -144,6 +147,8 @@ class World:
                     driver.events.append(lambda n=number: self.come_up(driver, n))  # type: ignore[misc]
                 case master.Dismiss(gone, _):
                     self.cut(driver.hosts[gone])
+                case master.ListPartitions(number, known, _):
+                    driver.results.append(lambda n=number, k=known: self.list_source(driver, n, k["s"]))  # type: ignore[misc]
                 case master.End(outcome, _):
                     driver.outcome = outcome
 
@@ -158,6 +163,15 @@ class World:
             self.perform(driver, *master.record_found(driver.state, found, self.now, 0))
         else:
             driver.results.append(lambda: self.perform(driver, *master.retry_append(driver.state)))
+
+    def list_source(self, driver: Driver, number: int, known: tuple[int, ...]) -> None:
+        """The source is listed; it may be out of reach."""
+        if self.lucky():
+            found = [SourcePosition("s", p, -1 if p in known else 0) for p in range(self.partitions)]
+            self.perform(driver, *master.listed(driver.state, number, found, self.now))
+        else:
+            away = Unavailable("the source is away", next_step="wait")
+            self.perform(driver, master.unlisted(driver.state, number, away, self.now), [])
 
     def load(self, driver: Driver, ref: ObjectRef) -> None:
         self.perform(driver, *master.base_loaded(driver.state, self.manifests[ref.path], self.now))
@@ -204,9 +218,9 @@ class World:
                 if host.deploy is None or message.generation > host.deploy.generation:
                     self.deploy(host, message)
                 host.outbox.append(m.Ready(host.id, message.generation, "ready", 0))
-            case m.Trigger(generation, barrier) if host.deploy and host.deploy.generation == generation:
+            case m.Trigger(generation, barrier, _, given) if host.deploy and host.deploy.generation == generation:
                 assert host.machine is not None
-                self.take(host, *worker.triggered(host.machine, barrier))
+                self.take(host, *worker.triggered(host.machine, barrier, given))
             case m.Committed(generation, epoch) if host.deploy and host.deploy.generation == generation:
                 assert host.machine is not None
                 self.take(host, *worker.committed(host.machine, epoch))
@@ -244,6 +258,10 @@ class World:
                 case worker.CloseFragment(_, barrier):
                     self.read_source(host)
                     self.close_epoch(host, barrier)
+                case worker.Begin(positions):
+                    assert not host.offsets.keys() & {at.partition for at in positions}, "a partition is read twice"
+                    host.offsets |= {at.partition: at.offset for at in positions}
+                    host.staged_from |= {at.partition: at.offset for at in positions}
                 case worker.SendAck():
                     part = worker.part_of(host.machine, effect, ())
                     part = SubtaskPart(part.subtask, part.positions, part.segment, part.staged, self.known(host))
@@ -292,9 +310,10 @@ class World:
     def beat(self, host: Host) -> None:
         if host.connected:
             generation = Generation(0) if host.deploy is None else host.deploy.generation
-            ended = host.deploy is not None and all(offset >= LENGTH for offset in host.offsets.values())
-            broken = host.broken == generation > 0
-            host.outbox.append(m.Heartbeat(host.id, generation, ended, broken, self.known(host), m.Progress()))
+            read = host.deploy is not None and all(offset >= LENGTH for offset in host.offsets.values())
+            broken, known, count = host.broken == generation > 0, self.known(host), len(host.offsets)
+            beat = m.Heartbeat(host.id, generation, read and self.sealed, broken, known, m.Progress(), partitions=count)
+            host.outbox.append(beat)
 
     # Order
 
@@ -341,7 +360,7 @@ class World:
         """Something goes wrong, or input arrives."""
         driver = self.drivers[-1]
         live = [host for host in driver.hosts.values() if host.connected]
-        match self.random.randrange(9):
+        match self.random.randrange(10):
             case 0 | 1 if live:
                 self.disconnect(driver, self.random.choice(live))
             case 2:
@@ -356,6 +375,10 @@ class World:
                 if host.deploy is not None:
                     error = Unavailable("the store is away", next_step="wait").report()
                     host.outbox.append(m.Failed(host.id, host.deploy.generation, error, False))
+            case 6 if not self.sealed and self.partitions < PARTITIONS_MAX:
+                self.partitions += 1
+            case 7:
+                self.sealed = self.sealed or self.random.random() < 0.1
             case _:
                 self.readable = min(LENGTH, self.readable + self.random.randint(0, 4))
 
@@ -370,7 +393,7 @@ class World:
 
     def settle(self) -> None:
         """All trouble ends and so does the input: the job must finish."""
-        self.calm, self.sink_up, self.readable = True, True, LENGTH
+        self.calm, self.sink_up, self.readable, self.sealed = True, True, LENGTH, True
         job = reduce(joblog.fold, self.log, None)
         if all(driver.outcome is not None for driver in self.drivers) and (job is None or not job.finished):
             self.take_over()
@@ -395,7 +418,7 @@ def play(seed: int, steps: int, widths: tuple[int, ...]) -> World:
 def check(world: World) -> None:
     job = reduce(joblog.fold, world.log, None)
     assert job is not None and job.finished
-    for partition in range(PARTITIONS):
+    for partition in range(world.partitions):
         assert [n for p, n in world.rows if p == partition] == list(range(LENGTH))
     outcomes: list[Any] = [driver.outcome for driver in world.drivers]
     assert "failed" not in outcomes
@@ -405,7 +428,7 @@ class TestDriversAndWorkers:
     @settings(max_examples=60, deadline=None)
     @given(st.integers(0, 2**32), st.integers(0, 600), st.integers(1, 3))
     def test_every_number_is_delivered_once_and_in_order(self, seed: int, steps: int, parallelism: int) -> None:
-        """P4, P5, P6, P8, P9, P13, P18 under lost workers, drivers, replies, and a sink that comes and goes."""
+        """P4, P5, P6, P8, P9, P12, P13, P18 under lost workers, drivers, replies, and a sink that comes and goes."""
         check(play(seed, steps, (parallelism,)))
 
     @settings(max_examples=60, deadline=None)

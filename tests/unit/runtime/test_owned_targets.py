@@ -98,7 +98,7 @@ class Site:
         job, plan, repository = self.prepare_for_rewind()
         adopted = adopted_from(job, plan.sinks, read_holdings(job, plan.sinks), ["copy"])
         rewind_stopped(
-            repository, job, RewindWanted(job.base_epoch, True), plan.sinks, 60.0, lambda _told: None, adopted
+            repository, job, RewindWanted(job.base_epoch, True), plan.sinks, 60.0, lambda _reported: None, adopted
         )
 
     def numbers(self) -> list[int]:
@@ -128,6 +128,13 @@ class Site:
             return restored_log
         _copy_database(self.folder / "out.db", self.folder / "backup.db")
         return lambda: _copy_database(self.folder / "backup.db", self.folder / "out.db")
+
+    def delete(self) -> None:
+        """Delete the target, as a user does who wants to start over."""
+        if self.kind == "log":
+            shutil.rmtree(self.folder / "copy")
+        else:
+            (self.folder / "out.db").unlink()
 
     def copy_root(self, name: str) -> None:
         shutil.copytree(self.folder / "root", self.folder / name)
@@ -204,6 +211,37 @@ class TestTargetRestoredWhileTheJobRuns:
         how, kind, what = outcome(cluster)
         assert (how, kind) == ("failed", "damaged") and "restored from a backup" in what
         assert site.numbers() == []
+
+
+class TestTargetLostWhileTheJobWasStopped:
+    """With nothing new to deliver no worker compares tags, so the start does."""
+
+    def test_one_that_was_deleted_is_refused_although_it_could_be_created_again(self, tagged: Site) -> None:
+        cluster = tagged.start()
+        tagged.say(cluster)
+        tagged.say(cluster)
+        tagged.delete()
+        with pytest.raises(hf.Damaged, match="the target has no tag, but timeline 1, epoch") as refused:
+            tagged.prepare()
+        assert refused.value.not_done == "the job was not started; a target that was missing exists again, empty"
+        assert "delete the job's folder too" in refused.value.next_step
+
+    def test_one_that_was_restored_from_a_backup_is_refused(self, tagged: Site) -> None:
+        cluster = tagged.start()
+        tagged.say(cluster)
+        restore = tagged.back_up()
+        tagged.say(cluster)
+        tagged.say(cluster)
+        restore()
+        with pytest.raises(hf.Damaged, match="restored from a backup") as refused:
+            tagged.prepare()
+        assert refused.value.not_done == "the job was not started; state and output are untouched"
+
+    def test_one_whose_whole_output_is_still_kept_is_filled_again(self, tagged: Site) -> None:
+        tagged.say(tagged.start())
+        tagged.delete()
+        tagged.start().pass_time(4)
+        assert tagged.numbers() == [0, 1, 2]
 
 
 class TestTwoRootsOfOneJob:

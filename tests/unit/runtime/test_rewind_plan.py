@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.joblog import CheckpointCompleted, Completed, Finished, Job, Savepoint
+from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.runtime.driver.rewinding import no_way_back
-from holdfast.runtime.rewind.plan import check, plan_id
+from holdfast.runtime.rewind.plan import check, plan_id, state_of
 from holdfast.runtime.rewind.target import Wanted, target_of
 from holdfast.storage.objects import MemoryObjects
 
@@ -91,6 +92,13 @@ class TestPlanId:
         shown = plan_id(JOB, completed(7), [], stop=False)
         for after in (replace(JOB, savepoints=()), replace(JOB, completed=(*JOB.completed, completed(10)))):
             assert plan_id(after, completed(7), [], stop=False) == shown
+
+
+class TestState:
+    def test_is_named_as_the_user_names_it_without_the_clocks_of_windows(self) -> None:
+        operators = tuple(OperatorState(name, number, {}) for number, name in enumerate(("hours", "hours.clock"), 1))
+        here = Manifest(JobUuid("j"), Generation(1), Timeline(1), Epoch(7), Epoch(3), 1, 128, (), (), (), (), operators)
+        assert state_of(here) == [{"operator": "hours", "action": "restore", "bytes": 0}]
 
 
 class TestCheck:

@@ -57,7 +57,18 @@ class TestSourceRows:
         (row,) = source_rows(at(0), at(None), sources)
         assert (row["from_offset"], row["records"], row["available"]) == (None, None, False)
         (row,) = source_rows(at(None), at(4), sources)
-        assert (row["from_offset"], row["to_offset"], row["available"]) == (4, None, None)
+        assert (row["from_offset"], row["to_offset"], row["records"], row["available"]) == (4, 0, 4, None)
+        (row,) = source_rows(at(None), at(4), [])
+        assert (row["from_offset"], row["to_offset"], row["records"], row["available"]) == (4, None, None, None)
+
+    def test_read_a_partition_that_was_added_since_from_its_first_record(self, tmp_path: Path) -> None:
+        create_log(LocalObjects(tmp_path), SCHEMA, 1)
+        writer = LogWriter(LocalObjects(tmp_path))
+        writer.widen(2)
+        writer.append({1: pa.table({"k": [1, 2, 1, 2], "v": [1] * 4}, SCHEMA)})
+        _, row = source_rows(at(0), at(0, 3), [SourceSpec("log", hf.Log(tmp_path).source(), 0)])
+        wanted = {"name": "log", "partition": 1, "from_offset": 3, "to_offset": 0, "records": 3, "available": True}
+        assert row == wanted
 
     def test_of_sources_that_cannot_be_asked_say_unknown_which_stands_in_no_way(self) -> None:
         rows = source_rows(at(0), at(4), [])

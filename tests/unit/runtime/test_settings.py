@@ -28,7 +28,7 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
-from holdfast.runtime.config.settings import SETTINGS, Setting, duration_ms, resolve, size_bytes
+from holdfast.runtime.config.settings import SETTINGS, Setting, duration_ms, misspelt, resolve, size_bytes
 from holdfast.runtime.driver.state import Rules
 from holdfast.runtime.spark.exchange import TcpNetwork
 from holdfast.runtime.spark.host import WorkerTask, limits_of
@@ -125,13 +125,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
-            ({"parallelism": 0}, "--parallelism is 0, which is not at least 1"),
+            ({"parallelism": 0}, "--parallelism is 0, which is not a value from 1 to 1,024"),
             ({"parallelism": "two"}, "not a whole number"),
             ({"parallelism": True}, "not a whole number"),
-            ({"checkpoint_every": "1ms"}, "not at least 10"),
+            ({"checkpoint_every": "1"}, "--checkpoint-every is '1', which is not a value from 10ms to 1h"),
             ({"checkpoint_every": "fast"}, "not a duration"),
-            ({"channel_bytes_max": "1B"}, "not at least 65536"),
-            ({"max_records_per_second": "0"}, "not at least 1"),
+            ({"channel_bytes_max": "1B"}, "not a value from 64KiB to 4GiB"),
+            ({"max_records_per_second": "0"}, "not a value of at least 1"),
             ({"root": ""}, "not text that is not empty"),
             ({"paralelism": 2}, "use 'parallelism'"),
             ({"parallelism": 9, "key_groups": 8}, "lower parallelism to at most 8"),
@@ -153,6 +153,31 @@ class TestRefusals:
 
 
 class TestChoices:
+    def test_a_number_without_its_unit_is_explained(self) -> None:
+        with pytest.raises(ConfigError) as refused:
+            resolve(Code(checkpoint_every="2"))
+        assert refused.value.next_step.endswith("; a number without a unit counts as milliseconds")
+
+    @pytest.mark.parametrize(
+        ("variable", "meant"),
+        [
+            ("HOLDFAST_CHECKPOINTS_EVERY", "HOLDFAST_CHECKPOINT_EVERY"),
+            ("HOLDFAST_CHECKPOINT_INTERVAL", "HOLDFAST_CHECKPOINT_EVERY"),
+            ("HOLDFAST_SILENT_AFTER", "HOLDFAST_SILENT_AFTER_MS"),
+            ("HOLDFAST_METRIC_PORT", "HOLDFAST_METRICS_PORT"),
+        ],
+    )
+    def test_a_variable_with_a_name_like_that_of_a_setting_is_reported(self, variable: str, meant: str) -> None:
+        assert misspelt({variable: "1s", "PATH": ""}) == (
+            f"{variable} is set, but no setting has this name, so it has no effect; did you mean {meant}?",
+        )
+
+    @pytest.mark.parametrize(
+        "name", ["HOLDFAST_DETOUR", "HOLDFAST_TOXIPROXY", "HOLDFAST_CHAOS_RUN", "HOLDFAST_PG_DSN", "HOLDFAST_ROOT"]
+    )
+    def test_a_variable_with_another_name_is_not(self, name: str) -> None:
+        assert misspelt({name: "1"}) == ()
+
     def test_tls_and_shared_paths_take_only_what_they_know(self) -> None:
         settings = resolve(Code(), {}, {"HOLDFAST_TLS": "off"}, {"spark.holdfast.shared_paths": "true"})
         assert (settings.tls, settings.origin("tls")) == ("off", "environment")

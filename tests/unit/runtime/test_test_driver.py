@@ -217,3 +217,61 @@ class TestWrongUse:
     def test_a_watermark_that_is_no_point_in_time(self, at: Any) -> None:
         with TestDriver(hourly()) as t, pytest.raises(ConfigError, match="source 'rows' has no use for"):
             t.watermark("rows", at)
+
+    @pytest.mark.parametrize("call", [TestDriver.checkpoint, TestDriver.finish], ids=["checkpoint", "finish"])
+    @pytest.mark.timeout(20)  # it used to wait for the missing worker, in virtual time and without end
+    def test_an_end_of_an_epoch_that_a_crashed_worker_never_reaches(self, call: Any) -> None:
+        with TestDriver(hot()) as t:
+            t.push("bids", [Bid(1, 1.0)])
+            t.crash()
+            with pytest.raises(
+                ConfigError, match="worker of subtask 0 has crashed, so no epoch can complete"
+            ) as refused:
+                call(t)
+            assert refused.value.next_step == "start its replacement first: t.recover()"
+            t.recover()
+            t.finish()
+            assert by_auction(t) == {1: (1, 1.0)}
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda t: t.push("bids", [Bid(1, 1.0)]),
+            lambda t: t.checkpoint(),
+            lambda t: t.crash(),
+            lambda t: t.recover(),
+            lambda t: t.rewind(1),
+        ],
+        ids=["push", "checkpoint", "crash", "recover", "rewind"],
+    )
+    @pytest.mark.timeout(20)
+    def test_a_call_after_the_end_of_the_job(self, call: Any) -> None:
+        with TestDriver(hot()) as t:
+            t.push("bids", [Bid(1, 1.0)])
+            t.finish()
+            with pytest.raises(ConfigError, match="job 'hot' has finished") as refused:
+                call(t)
+            assert refused.value.not_done == "nothing was changed"
+            assert by_auction(t) == {1: (1, 1.0)}
+
+    @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+    def test_a_call_outside_the_with_statement(self, before: bool) -> None:
+        t = TestDriver(hot())
+        if not before:
+            with t:
+                t.push("bids", [Bid(1, 1.0)])
+        for call in (lambda: t.push("bids", [Bid(1, 1.0)]), t.checkpoint, t.finish, lambda: t.advance("1s")):
+            with pytest.raises(ConfigError, match="runs its job only inside a with statement") as refused:
+                call()
+            assert refused.value.next_step == "write: with TestDriver(app) as t:"
+
+    @pytest.mark.timeout(20)
+    def test_a_rewind_needs_no_worker_that_has_crashed(self) -> None:
+        with TestDriver(hot()) as t:
+            t.push("bids", [Bid(1, 1.0)])
+            epoch = t.checkpoint()
+            t.push("bids", [Bid(1, 2.0)])
+            t.checkpoint()
+            t.crash()
+            t.rewind(epoch)
+            assert by_auction(t) == {1: (1, 1.0)}

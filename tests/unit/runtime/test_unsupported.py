@@ -81,6 +81,18 @@ class TestNamesThatExistNowhere:
             (lambda: stream().fliter, "Stream has no attribute 'fliter'; did you mean 'filter'?"),
             (lambda: stream().print, "Stream has no attribute 'print'; to see rows, use .sink("),
             (lambda: stream().group_by, "Stream has no attribute 'group_by'; use .key_by(...)"),
+            (
+                lambda: stream().window,
+                "'window'; group the rows first: .key_by(\"column\").window",
+            ),
+            (lambda: stream().agg, "'agg'; group the rows first: .key_by(\"column\").agg"),
+            (
+                lambda: stream().dedup,
+                "'dedup'; group the rows first: .key_by(\"column\").dedup",
+            ),
+            (lambda: stream().drop_duplicates, 'use .key_by("column").dedup(name, within="10m")'),
+            (lambda: stream().collect, "'collect'; to see rows, use .sink(name, hf.Collect()) and app.run(once=True)"),
+            (lambda: hf.App("hot").start, "App has no attribute 'start'; use .run() in a notebook or script, .main() "),  # type: ignore[attr-defined]
             (lambda: stream().key_by("v").sum, "Keyed has no attribute 'sum'; use .agg(name, total="),
             (lambda: stream().key_by("v").window(hf.tumbling("1s")).sink, "'sink'; aggregate first: .agg("),
             (lambda: hf.App("hot").sources, "App has no attribute 'sources'; did you mean 'source'?"),  # type: ignore[attr-defined]
@@ -173,3 +185,51 @@ class TestTypeCheckers:
             if isinstance(name, ast.FunctionDef)
         ]
         assert hidden.count("__getattr__") == source.count("def __getattr__") > 0
+
+
+class TestShownInANotebook:
+    """The last line of a cell shows the value."""
+
+    def test_a_stream_shows_its_columns(self) -> None:
+        bids = stream()
+        assert repr(bids) == "<Stream 'bids': v: int64, at: timestamp[us, tz=UTC]>"
+        counts = bids.key_by("v").agg("counts", n=hf.count())
+        assert repr(counts) == "<Stream 'counts': v: int64, n: int64; upsert by v>"
+        assert repr(bids.key_by("v")) == "<Keyed: stream 'bids' by v>"
+        assert repr(bids.key_by("v").window(hf.tumbling("10s"))) == "<Windowed: stream 'bids' by v over tumbling(10s)>"
+
+    def test_an_app_shows_its_names(self) -> None:
+        app = hf.App("hot")
+        app.source("bids", PlannedSource(TIMED)).key_by("v").agg("counts", n=hf.count())
+        assert repr(app) == "<hf.App 'hot': source 'bids', operator 'counts'>"
+
+
+class TestDurations:
+    @pytest.mark.parametrize(
+        ("call", "what"),
+        [
+            (lambda: hf.tumbling("10 mins"), r"size of hf\.tumbling at test_unsupported\.py:\d+ is '10 mins'"),
+            (lambda: hf.tumbling("1h", offset="x"), r"offset of hf\.tumbling at test_unsupported\.py:\d+ is 'x'"),
+            (
+                lambda: stream().key_by("v").dedup("d", within="soon"),
+                r"dedup 'd' on stream .*: within is 'soon'",
+            ),
+            (
+                lambda: stream().key_by("v").window(hf.tumbling("1h"), allowed_lateness="x"),
+                r"window on stream 'bids' at .*: allowed_lateness is 'x'",
+            ),
+            (
+                lambda: hf.App("hot").source("b", PlannedSource(TIMED), idle_after="x"),
+                r"source 'b' at .*: idle_after is 'x'",
+            ),
+        ],
+    )
+    def test_one_that_is_malformed_is_named_with_its_place(self, call: Callable[[], object], what: str) -> None:
+        with pytest.raises(hf.ConfigError, match=what) as refused:
+            call()
+        assert refused.value.next_step.startswith('give a duration such as "250ms"')
+
+    def test_an_argument_that_app_run_does_not_have(self) -> None:
+        with pytest.raises(hf.ConfigError, match=r"app\.run at .* has no argument 'onces'") as refused:
+            hf.App("hot").run(onces=True)  # type: ignore[call-arg]
+        assert refused.value.next_step.startswith("did you mean 'once'?")

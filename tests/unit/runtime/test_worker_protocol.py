@@ -25,7 +25,9 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
+from holdfast.runtime.wire.messages import Assigned
 from holdfast.runtime.worker.protocol import (
+    Begin,
     CloseFragment,
     Commit,
     Compact,
@@ -237,9 +239,9 @@ class TestCommit:
         assert play(*steps)[1] == [Commit(FIRST), closes, Resume(frozenset({LEFT}))]
 
     def test_an_announcement_is_only_earlier_news(self) -> None:
-        told = (*closed(7), seal(7, output="7"), commit(7))
-        assert [type(effect) for effect in play(*told)[1]] == [Commit, Deliver]
-        assert play(*told, trigger(8, through=7))[1] == [CloseFragment(SOURCE, barrier(8, through=7))]
+        reported = (*closed(7), seal(7, output="7"), commit(7))
+        assert [type(effect) for effect in play(*reported)[1]] == [Commit, Deliver]
+        assert play(*reported, trigger(8, through=7))[1] == [CloseFragment(SOURCE, barrier(8, through=7))]
 
     def test_old_news_and_the_base_itself_change_nothing(self) -> None:
         assert play(commit(BASE))[1] == []
@@ -311,7 +313,7 @@ class TestDigests:
         made = Sealed(None, {"out": staged(f"part {epoch}")}, {"out": RowDigest(rows)})
         return lambda state: output_sealed(state, Epoch(epoch), made)
 
-    def told(self, effects: list[Effect]) -> list[PartAudit | None]:
+    def reported(self, effects: list[Effect]) -> list[PartAudit | None]:
         return [effect.audit for effect in effects if isinstance(effect, SendAck)]
 
     def part(self, first: int, end: int, *rows: int) -> PartAudit:
@@ -320,14 +322,45 @@ class TestDigests:
 
     def test_an_epoch_that_was_given_up_is_told_with_the_next(self) -> None:
         steps = [*closed(7), self.took(7, 0, 4), self.sealed(7, 2)]
-        assert self.told(play(*steps)[1]) == [self.part(0, 4, 2)]
+        assert self.reported(play(*steps)[1]) == [self.part(0, 4, 2)]
         more = [*closed(8), self.took(8, 4, 9), self.sealed(8, 3)]
-        assert self.told(play(*steps, *more)[1]) == [self.part(0, 9, 2, 3)]
+        assert self.reported(play(*steps, *more)[1]) == [self.part(0, 9, 2, 3)]
 
     def test_what_is_committed_is_not_told_again(self) -> None:
         steps = [*closed(7), self.took(7, 0, 4), self.sealed(7, 2), commit(7)]
         more = [*closed(8, through=7), self.took(8, 4, 9), self.sealed(8, 3)]
-        assert self.told(play(*steps, *more)[1]) == [self.part(4, 9, 3)]
+        assert self.reported(play(*steps, *more)[1]) == [self.part(4, 9, 3)]
 
     def test_where_nothing_is_digested_nothing_is_told(self) -> None:
-        assert self.told(play(*closed(7), seal(7))[1]) == [None]
+        assert self.reported(play(*closed(7), seal(7))[1]) == [None]
+
+
+def given(partition: int, subtask: int = 1) -> Assigned:
+    return Assigned(SourcePosition("s", partition, 0), Subtask(subtask))
+
+
+class TestAnAssignment:
+    """P12: it rides on a trigger and applies from the next epoch."""
+
+    def test_applies_behind_the_barrier_of_its_trigger(self) -> None:
+        barrier = Barrier(FIRST, BASE, False)
+        _, effects = triggered(fresh(), barrier, (given(4),))
+        assert effects == [CloseFragment(SOURCE, barrier), Begin((given(4).position,))]
+
+    def test_of_another_subtask_changes_nothing(self) -> None:
+        barrier = Barrier(FIRST, BASE, False)
+        assert triggered(fresh(), barrier, (given(4, subtask=0),)) == triggered(fresh(), barrier)
+
+    def test_is_taken_once_however_often_triggers_repeat_it(self) -> None:
+        machine, _ = triggered(fresh(), Barrier(FIRST, BASE, False), (given(4),))
+        following = Barrier(Epoch(FIRST + 1), BASE, False)
+        for barrier in (Barrier(FIRST, BASE, False), following, following):
+            machine, effects = triggered(machine, barrier, (given(4),))
+            assert not [effect for effect in effects if isinstance(effect, Begin)]
+
+    def test_whose_trigger_was_lost_applies_behind_the_barrier_of_the_next(self) -> None:
+        following = Barrier(Epoch(FIRST + 1), BASE, False)
+        _, effects = triggered(fresh(), following, (given(4), given(5)))
+        closed = [effect for effect in effects if isinstance(effect, CloseFragment)]
+        assert [each.barrier.epoch for each in closed] == [FIRST, FIRST + 1]
+        assert effects[-1] == Begin((given(4).position, given(5).position))

@@ -242,6 +242,14 @@ class TestPrepare:
         with not_as_root(), pytest.raises(ConfigError, match="not writable"):
             SQLite(tmp_path / "out.db", "users").prepare(SCHEMA, None)
 
+    def test_a_file_that_another_program_holds_is_no_delivery_of_unknown_outcome(self, tmp_path: Path) -> None:
+        with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(Unavailable, match="locked") as refused:
+                SQLite(tmp_path / "out.db", "users").prepare(SCHEMA, None)
+        assert refused.value.not_done == "the table was neither checked nor created"
+        assert "run the job again" in refused.value.next_step
+
     def test_names_are_quoted_whatever_they_hold(self, tmp_path: Path) -> None:
         schema = pa.schema([('a"; DROP TABLE x; --', pa.int64()), ("it's", pa.string()), ("select", pa.int64())])
         sink = SQLite(tmp_path / "o ?#%.db", 'my "table"', [schema.names[0]])

@@ -136,6 +136,14 @@ class TestDlqList:
         (row,) = [each for each in ended.json["letters"] if each["form"] == "row" and each["offset"] == 2]
         assert row["record"] == {"text": "loud!", "n": 4} and "too loud" in row["error"]
 
+    def test_the_table_shows_the_cause_and_how_to_see_the_rest(self, job: Job, holdfast: HoldfastRun) -> None:
+        job.say(1, (5, "long " * 20 + "!"))
+        job.run()
+        ended = holdfast("dlq", "list", "words")
+        assert "parse raised ValueError: too loud at test_cli_dlq.py:" in ended.out
+        assert "map on stream" not in ended.out, "the operator has its own column"
+        assert "shortened errors and records end with …; whole ones: --json" in ended.err
+
     def test_the_limit_is_said(self, job: Job, holdfast: HoldfastRun) -> None:
         job.run()
         ended = holdfast("dlq", "list", "words", "--limit", "2")

@@ -105,6 +105,31 @@ class TestWrongUse:
         assert not_done == "Not done: the command did nothing."
         assert next_step.startswith(f"Next: see holdfast {arguments[0]}")
 
+    @pytest.mark.parametrize(
+        ("arguments", "next_step"),
+        [
+            (("run", "job.py", "--paralelism", "3"), "did you mean --parallelism? All: holdfast run --help"),
+            (("log", "append", "data", "rows.csv"), "see holdfast log append --help"),
+            (("log", "append", "data", "--fil", "rows.csv"), "did you mean --file? All: holdfast log append --help"),
+            (("dlq", "list", "hot", "--limt=2"), "did you mean --limit? All: holdfast dlq list --help"),
+            (("stop", "hot", "--soon"), "see holdfast stop --help"),
+        ],
+    )
+    def test_a_flag_that_does_not_exist_is_refused_by_its_own_command(
+        self, holdfast: Holdfast, arguments: tuple[str, ...], next_step: str
+    ) -> None:
+        assert holdfast(*arguments).err.splitlines()[-1] == f"Next: {next_step}"
+
+    @pytest.mark.parametrize("arguments", [("--root", "x", "status", "hot"), ("--json", "status", "hot")])
+    def test_a_flag_in_front_of_the_command_belongs_behind_it(
+        self, holdfast: Holdfast, arguments: tuple[str, ...]
+    ) -> None:
+        ended = holdfast(*arguments)
+        message = ended.json["what"] + ended.json["next"] if "--json" in arguments else ended.err
+        assert ended.status == 2
+        assert f"{arguments[0]} stands before the command" in message
+        assert "give flags after it: holdfast COMMAND ... " + arguments[0] in message
+
     def test_with_json_an_error_is_an_object_on_stdout(self, holdfast: Holdfast) -> None:
         ended = holdfast("status", "hot", "--json", "--wrong")
         assert (ended.status, ended.err) == (2, "")
@@ -137,6 +162,15 @@ class TestLoading:
         )
         said = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
         assert said.stdout.splitlines()[-1] == "0 []"
+
+    @pytest.mark.parametrize("module", ["plan.compiler", "operators.window", "execution.prepare", "worker.routing"])
+    def test_planning_a_job_loads_no_compiler(self, module: str) -> None:
+        code = (
+            f"import sys, holdfast, holdfast.runtime.cli.main, holdfast.runtime.{module}; "
+            "print(sorted({'numba', 'llvmlite'} & set(sys.modules)))"
+        )
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert said.stdout == "[]\n"
 
     def test_importing_the_command_line_loads_no_arrow_either(self) -> None:
         heavy = "{'pyspark', 'polars', 'pyarrow'}"

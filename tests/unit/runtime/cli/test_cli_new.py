@@ -67,7 +67,8 @@ class TestRefusals:
     def test_a_parent_that_does_not_exist(self, holdfast: Holdfast, tmp_path: Path) -> None:
         ended = holdfast("new", str(tmp_path / "below/sales"))
         assert ended.status == 2
-        assert "No such file or directory" in ended.err
+        assert f"{tmp_path / 'below'} does not exist" in ended.err
+        assert f"Next: create it: mkdir -p {tmp_path / 'below'}" in ended.err
 
     def test_a_project_that_cannot_be_completed_is_removed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

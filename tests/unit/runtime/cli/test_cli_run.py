@@ -72,6 +72,19 @@ class TestRun:
         last = json.loads(holdfast("run", file, "--progress", "json").out.splitlines()[-1])
         assert (last["state"], last["records_in"]) == ("finished", 750)
 
+    @pytest.mark.parametrize("command", ["run", "plan"])
+    def test_a_misspelt_variable_is_reported(
+        self, holdfast: Holdfast, history: Begin, file: str, command: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = history("hot")
+        job.checkpoint(5)
+        job.finish()
+        monkeypatch.setenv("HOLDFAST_PARALELLISM", "3")
+        ended = holdfast(command, file)
+        assert ended.status == 0
+        assert "Warning: HOLDFAST_PARALELLISM is set" in ended.err
+        assert ended.err.count("did you mean HOLDFAST_PARALLELISM?") == 1
+
     @pytest.mark.parametrize(
         ("flags", "says"),
         [

@@ -36,16 +36,31 @@ class TestQuieter:
         assert quieter.end() == b"WARN"
 
 
+def install(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the folder a Spark whose JVM is this shell script."""
+    submit = folder / "bin/spark-submit"
+    submit.parent.mkdir()
+    submit.write_text(f"#!/bin/sh\n{script}\nexit 1\n")
+    submit.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(folder))
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+
+
 class TestStart:
     def test_that_fails_shows_the_cause_without_the_noise(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        submit = tmp_path / "bin/spark-submit"
-        submit.parent.mkdir()
-        submit.write_text(f"#!/bin/sh\necho '{INCUBATOR.decode().strip()}' >&2\necho 'no such java' >&2\nexit 1\n")
-        submit.chmod(0o755)
-        monkeypatch.setenv("SPARK_HOME", str(tmp_path))
-        monkeypatch.setattr(SparkContext, "_gateway", None)
+        install(tmp_path, f"echo '{INCUBATOR.decode().strip()}' >&2; echo 'no such java' >&2", monkeypatch)
         with pytest.raises(PySparkRuntimeError, match="JAVA_GATEWAY_EXITED"):
             start_jvm()
         assert capfd.readouterr().err == "no such java\n"
+
+    def test_that_is_interrupted_waits_for_the_jvm_which_would_live_on_without_an_owner(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """PySpark removes the folder in which the JVM reports its port; a JVM that finds none never ends."""
+        reports = '[ -d "$(dirname "$_PYSPARK_DRIVER_CONN_INFO_PATH")" ] && touch "$SPARK_HOME/could-report"'
+        install(tmp_path, f"kill -INT $PPID; sleep 1; {reports}", monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            start_jvm()
+        assert (tmp_path / "could-report").exists()

@@ -1,0 +1,239 @@
+"""Which source partitions a job reads, which subtask reads each, and when the sources are listed again (P12).
+
+The partitions of a source are those listed when the run started, then others in the order in which this driver learnt
+of them: from a base manifest, or from a listing. While the parallelism stays, a partition stays with the subtask that
+the base manifest names. The others go, in this order, to the subtask that has the fewest of their source, the first of
+several. So nothing that is being read moves, and the output of a partition has one writer, in order (P20).
+
+Invariants
+    - A deployment holds every partition known by then, at its position in the base manifest or at its first record.
+    - Every later trigger holds the partitions that neither the deployment nor the last completed manifest has.
+    - No partition becomes known from a source that is not the one that was read, or that lacks a known partition.
+    - The input is over only if a listing that began after every partition had ended shows no other partition.
+
+Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
+Source: PROTOCOL P12, P13, P22; docs/design/0035-partition-discovery.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heapify, heapreplace
+
+from msgspec.structs import replace as replaced
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import ConfigError, Damaged, HoldfastError, Where
+from holdfast.frozen import replace
+from holdfast.model import SourcePosition, Subtask
+from holdfast.runtime.driver.state import (
+    Finishing,
+    Listing,
+    ListPartitions,
+    Master,
+    Over,
+    Reason,
+    Running,
+    Step,
+)
+from holdfast.runtime.wire import messages as m
+
+LIST_AGAIN_S = 1.0
+"""How long to wait before sources that could not be listed are listed again."""
+FIRST_RECORD = -1
+"""In a deployment, instead of an offset: the first record of the partition, wherever that is."""
+Place = tuple[str, int]
+"""Source and partition."""
+
+
+def known(state: Master) -> dict[str, tuple[int, ...]]:
+    """Return the partitions of every source, in the order in which they became known."""
+    found = {source: dict.fromkeys(partitions) for source, partitions in sorted(state.rules.partitions.items())}
+    for at in state.discovered:
+        found[at.source].setdefault(at.partition)
+    return {source: tuple(partitions) for source, partitions in found.items()}
+
+
+def owners(state: Master, base: Manifest | None) -> dict[Place, Subtask]:
+    """Return which subtask reads each partition in a generation with this base."""
+    width = state.rules.parallelism
+    same = base is not None and base.parallelism == width
+    kept = {(at.source, at.partition): at.subtask for at in (base.positions if base and same else ())}
+    found: dict[Place, Subtask] = {}
+    for source, partitions in known(state).items():
+        places = [(source, partition) for partition in partitions]
+        found |= {place: reader for place in places if (reader := kept.get(place)) is not None}
+        counts = Counter(found[place] for place in places if place in found)
+        fewest = [(counts[Subtask(subtask)], subtask) for subtask in range(width)]
+        heapify(fewest)
+        for place in places:
+            if place not in found:
+                count, subtask = fewest[0]
+                found[place] = Subtask(subtask)
+                heapreplace(fewest, (count + 1, subtask))
+    return found
+
+
+def counts_of(state: Master) -> Counter[Subtask]:
+    """Return how many partitions each subtask reads once everything known is assigned."""
+    running = state.running
+    return Counter(owners(state, None if running is None else running.base).values())
+
+
+def with_those_of(state: Master, base: Manifest) -> Master:
+    """Add the partitions of a base manifest: another driver may have discovered some after this one had listed."""
+    here = known(state)
+    new = [
+        SourcePosition(at.source, at.partition, FIRST_RECORD)
+        for at in base.positions
+        if at.source in here and at.partition not in here[at.source]
+    ]
+    return replace(state, discovered=(*state.discovered, *new))
+
+
+def deployed(state: Master, base: Manifest | None, subtask: Subtask) -> tuple[SourcePosition, ...]:
+    """Return where a generation with this base begins to read each partition of the subtask."""
+    begun = {(at.source, at.partition): replaced(at, subtask=None) for at in (base.positions if base else ())}
+    found = {(at.source, at.partition): at for at in state.discovered}
+    return tuple(
+        begun.get(place) or found.get(place) or SourcePosition(*place, FIRST_RECORD)
+        for place, owner in owners(state, base).items()
+        if owner == subtask
+    )
+
+
+def unassigned(state: Master, phase: Running) -> tuple[m.Assigned, ...]:
+    """Return the partitions for the next trigger: those that neither deployment nor last completed manifest has."""
+    if len(state.discovered) == phase.deployed:
+        return ()
+    kept = {(at.source, at.partition) for at in (phase.last.positions if phase.last else ())}
+    new = [at for at in state.discovered[phase.deployed :] if (at.source, at.partition) not in kept]
+    readers = owners(state, phase.base) if new else {}
+    return tuple(m.Assigned(at, readers[at.source, at.partition]) for at in new)
+
+
+def waits_for_nothing(state: Master, phase: Running) -> bool:
+    """Return whether unassigned partitions are all that is left to read: they do not wait for the interval."""
+    ended = all(hosted.ended for hosted in state.workers.values() if hosted.subtask is not None)
+    return (ended or isinstance(state.ending, Finishing)) and bool(unassigned(state, phase))
+
+
+def added(manifest: Manifest, before: Manifest | None) -> dict[str, tuple[int, ...]]:
+    """Return the partitions that a manifest has and the one that it follows lacks; none for the first one."""
+    if before is None:
+        return {}
+    kept, new = {(at.source, at.partition) for at in before.positions}, dict[str, tuple[int, ...]]()
+    for at in manifest.positions:
+        if (at.source, at.partition) not in kept:
+            new[at.source] = (*new.get(at.source, ()), at.partition)
+    return new
+
+
+# Listings
+
+
+def begin_listing(state: Master, phase: Running, reason: Reason, now: float) -> Step:
+    """Ask for a listing of all sources."""
+    listing = Listing(state.listings + 1, reason, state.job.generation, now)
+    state = replace(state, listing=listing, listings=listing.number)
+    positions = phase.last.positions if phase.last else ()
+    return state, [ListPartitions(listing.number, known(state), positions)]
+
+
+def is_awaited(state: Master, number: int) -> bool:
+    """Return whether this listing is the one under way."""
+    return not isinstance(state.phase, Over) and state.listing is not None and state.listing.number == number
+
+
+def listed(state: Master, found: Sequence[SourcePosition], now: float) -> Master | HoldfastError:
+    """Take the answer to the listing under way; return the error if these partitions end the run."""
+    places, job = {(source, p) for source, partitions in known(state).items() for p in partitions}, state.rules.name
+    if gone := sorted(places - {(at.source, at.partition) for at in found}):
+        return no_longer_listed(job, gone)
+    new = [at for at in found if (at.source, at.partition) not in places and at.offset >= 0]
+    if (refusal := refusal_to_grow(job, state.rules.fixed, new)) is not None:
+        return refusal
+    assert state.listing is not None
+    after = replace(state, listing=None, list_again_at=now, listed_at=now, list_error=None)
+    return _taken(after, state.listing, new)
+
+
+def unlisted(state: Master, number: int, error: HoldfastError, now: float) -> Master:
+    """Sources could not be listed: nothing is known of them; they are listed again a little later."""
+    if not is_awaited(state, number):
+        return state
+    return replace(state, listing=None, list_again_at=now + LIST_AGAIN_S, list_error=error.report())
+
+
+def _taken(state: Master, listing: Listing, new: Sequence[SourcePosition]) -> Master:
+    once = state.rules.until is not None and not isinstance(state.ending, Finishing)
+    if not once:
+        state = replace(state, discovered=(*state.discovered, *new))
+    if listing.reason == "finish" and isinstance(state.ending, Finishing):
+        return replace(state, ending=replace(state.ending, listed=True))
+    phase = state.phase
+    current = isinstance(phase, Running) and listing.generation == state.job.generation
+    if listing.reason == "end" and current and (once or not new):
+        assert isinstance(phase, Running)
+        return replace(state, phase=replace(phase, input_end="open" if new else "complete"))
+    return state
+
+
+def all_input_is_listed(state: Master, phase: Running) -> bool:
+    """Return whether nothing more can appear in the sources, or nothing that the user wants to be read."""
+    match state.ending:
+        case Finishing(drop_unread=drop, listed=is_listed):
+            return drop or is_listed
+        case _:
+            return phase.input_end == "complete"
+
+
+def reason_to_list(state: Master, phase: Running, now: float, *, ended: bool) -> Reason | None:
+    """Return why the sources are to be listed now; None if they are not, or a listing is under way.
+
+    Args:
+        ended: Whether every known partition is read to its end.
+    """
+    if phase.halted or state.listing is not None or now < state.list_again_at:
+        return None
+    match state.ending:
+        case Finishing(drop_unread=False, listed=False):
+            return "finish"
+        case None if ended and phase.input_end == "unknown":
+            return "end"
+        case None if state.rules.until is None and state.rules.discover_every:
+            last = state.listed_at
+            return "interval" if last is None or now - last >= state.rules.discover_every else None
+        case _:
+            return None
+
+
+# Refusals, of a start too
+
+
+def no_longer_listed(job: str, gone: Iterable[Place]) -> Damaged:
+    """Return the error for partitions that the job reads and the source does not have."""
+    source, partition = next(iter(gone))
+    return Damaged(
+        f"source {source!r} no longer has partition {partition}, which job {job!r} reads",
+        not_done="no more records were read; the job is at its last checkpoint",
+        next_step="restore the source as it was; or rewind to a checkpoint before the partition was added: "
+        f"holdfast checkpoints list {job}",
+        where=Where(job=job, source=source, partition=partition),
+    )
+
+
+def refusal_to_grow(job: str, fixed: Mapping[str, str], new: Collection[SourcePosition]) -> ConfigError | None:
+    """Return the error if a new partition belongs to a source that must keep its partitions; see `Rules.fixed`."""
+    for at in new:
+        if (sink := fixed.get(at.source)) is not None:
+            return ConfigError(
+                f"source {at.source!r} has a new partition, {at.partition}, but sink {sink!r} is written immediately "
+                "from it: every key must come from one partition, and a key may now come from two",
+                not_done="no record of the new partition was read; the job is at its last checkpoint",
+                next_step=f"write it at the commit: leave out partitioned_by (or the log's key) of source "
+                f"{at.source!r}, and give the sink another name and another target",
+                where=Where(job=job, source=at.source, partition=at.partition),
+            )
+    return None

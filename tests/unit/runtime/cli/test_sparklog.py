@@ -1,0 +1,86 @@
+"""Where Spark's own log goes: to one file for the process, as its JVM outlives a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ConfigError, JobFailed
+from holdfast.runtime.cli.start import sparklog
+from holdfast.runtime.cli.start.sparklog import VARIABLE, diverted
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Begin as a process does that has not run a job; its folder is in `tmp_path`."""
+    for name in (VARIABLE, "PYSPARK_GATEWAY_PORT", "SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    sparklog._place.cache_clear()
+
+
+def log_of() -> Path:
+    """Return the file that a JVM which starts now logs to."""
+    properties = Path(os.environ[VARIABLE].partition("configurationFile=")[2].rstrip('"'))
+    [name] = [line for line in properties.read_text().splitlines() if "fileName" in line]
+    return Path(name.partition(" = ")[2])
+
+
+class TestDiverted:
+    def test_every_run_of_a_process_has_the_log_that_its_jvm_writes(self) -> None:
+        with diverted(enabled=True):
+            first = log_of()
+        with diverted(enabled=True):
+            assert log_of() == first
+        assert first.parent.is_dir()
+        assert VARIABLE not in os.environ
+
+    def test_a_run_that_fails_names_the_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with diverted(enabled=True):
+            log = log_of()
+            log.write_text("WARN at every start\n")
+        assert capsys.readouterr().err == ""
+        with pytest.raises(JobFailed), diverted(enabled=True):
+            log.write_text("WARN at every start\nERROR\n")
+            raise JobFailed("it failed", not_done="nothing", next_step="look")
+        assert capsys.readouterr().err == f"Spark's own log is in {log}\n"
+
+    def test_a_run_that_logged_nothing_names_no_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with diverted(enabled=True):
+            log_of().write_text("WARN of the first run\n")
+        with pytest.raises(JobFailed), diverted(enabled=True):
+            raise JobFailed("it failed", not_done="nothing", next_step="look")
+        assert capsys.readouterr().err == ""
+
+    def test_a_run_that_the_user_has_to_correct_names_no_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(ConfigError), diverted(enabled=True):
+            log_of().write_text("WARN\n")
+            raise ConfigError("wrong", not_done="nothing", next_step="correct it")
+        assert capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize(("fails", "kept"), [(False, []), (True, ["log4j2.properties", "spark.log"])])
+    def test_the_file_stays_after_the_process_only_if_a_run_failed(
+        self, fails: bool, kept: list[str], tmp_path: Path
+    ) -> None:
+        run = (
+            "import sys; from test_sparklog import diverted, log_of\n"
+            "with diverted(enabled=True):\n"
+            f"    log_of().write_text('WARN'); assert not {fails}"
+        )
+        subprocess.run(
+            [sys.executable, "-c", run],
+            env=os.environ
+            | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])},
+            capture_output=True,
+            check=False,
+        )
+        assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == kept
+
+    def test_a_configuration_of_the_users_own_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(VARIABLE, "-Dlog4j2.configurationFile=mine.properties")
+        with diverted(enabled=True):
+            assert os.environ[VARIABLE] == "-Dlog4j2.configurationFile=mine.properties"

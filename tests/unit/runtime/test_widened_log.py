@@ -1,0 +1,322 @@
+"""A job reads a log that gets more partitions while it runs: docs/design/0035-partition-discovery.md."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.checkpoint import joblog
+from holdfast.errors import ConfigError, Damaged, Unavailable
+from holdfast.model import SourcePosition
+from holdfast.runtime.audit import checks, reading
+from holdfast.runtime.cli.operate.events import events_of
+from holdfast.runtime.cli.start.plan import obstacles
+from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.job import status
+from holdfast.runtime.job.explain import findings
+from holdfast.runtime.job.stored import open_job
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.objects import LocalObjects
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+
+class Job:
+    """Copies numbers from a log of two partitions to another one."""
+
+    def __init__(self, folder: Path, parallelism: int = 2) -> None:
+        self.folder, self.parallelism = folder, parallelism
+        create_log(LocalObjects(folder / "rows"), SCHEMA, partitions=2)
+        self.log = LogWriter(LocalObjects(folder / "rows"))
+        self.started: Prepared
+        self.cluster: Cluster
+
+    def app(self) -> hf.App:
+        app = hf.App("copy", root=str(self.folder / "root"))
+        app.source("rows", hf.Log(self.folder / "rows")).sink("out", hf.Log(self.folder / "out"))
+        return app
+
+    def start(self, **options: Any) -> Cluster:
+        """Prepare a run as the command does, and begin it."""
+        app = self.app()
+        self.started = started = prepare(app.plan(), resolve(app), **options)
+        self.cluster = Cluster(started.plan, self.parallelism, 0, started.store, 1.0, started.partitions)
+        if started.until is not None:
+            self.cluster.change_rules(until=started.until)
+        self.cluster.begin()
+        self.cluster.pass_time(3)
+        return self.cluster
+
+    def append(self, partition: int, *numbers: int) -> None:
+        LogWriter(LocalObjects(self.folder / "rows")).append(
+            {partition: pa.table([pa.array(numbers, pa.int64())], schema=SCHEMA)}
+        )
+
+    def end(self, **args: Any) -> str:
+        job = self.job()
+        if not args:
+            self.cluster.driver.stop()
+        else:
+            self.cluster.driver.asked("stop", args, job.generation, job.generation)
+        return self.ended()
+
+    def ended(self) -> str:
+        for _ in range(100):
+            if self.cluster.driver.outcome is not None:
+                break
+            self.cluster.pass_time(1)
+        assert self.cluster.driver.outcome is not None
+        return self.cluster.driver.outcome[0]
+
+    def job(self) -> joblog.Job:
+        job = self.cluster.repository.read_log()
+        assert job is not None
+        return job
+
+    def stands(self) -> dict[int, int]:
+        manifest = self.cluster.repository.load_manifest(self.job().completed[-1].body.manifest)
+        return {at.partition: at.offset for at in manifest.positions}
+
+    def rows(self) -> Sequence[int]:
+        found: list[int] = []
+        reader = LogReader(LocalObjects(self.folder / "out"))
+        for partition, end in reader.end_offsets().items():
+            offset = 0
+            while offset < end:
+                batch, offset = reader.read(partition, offset, 1 << 20)
+                assert batch is not None
+                found += batch.column(0).to_pylist()
+        return sorted(found)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+class TestALogThatGetsPartitions:
+    def test_is_read_whole_without_a_restart(self, job: Job) -> None:
+        job.append(0, 1)
+        cluster = job.start()
+        job.log.widen(5)
+        for partition in range(5):
+            job.append(partition, 10 + partition)
+        cluster.pass_time(15)
+        assert job.rows() == [1, 10, 11, 12, 13, 14]
+        assert job.job().generation == 1 and job.stands() == {0: 2, 1: 1, 2: 1, 3: 1, 4: 1}
+
+    def test_is_read_whole_by_the_next_run(self, job: Job) -> None:
+        job.append(0, 1)
+        job.start()
+        assert job.end() == "stopped"
+        job.log.widen(3)
+        job.append(2, 2)
+        job.start().pass_time(3)
+        assert job.rows() == [1, 2]
+
+    def test_and_is_sealed_is_read_whole_before_the_job_finishes(self, job: Job) -> None:
+        """The rows of partitions that the driver does not know when the others have ended would be lost for good."""
+        job.append(0, 1)
+        job.start()
+        job.log.widen(4)
+        job.append(3, 2)
+        job.log.seal()
+        assert job.ended() == "finished"
+        assert job.rows() == [1, 2] and job.stands()[3] == 1
+
+    def test_is_read_whole_before_a_finish(self, job: Job) -> None:
+        job.append(0, 1)
+        job.start()
+        job.log.widen(4)
+        job.append(3, 2)
+        assert job.end(how="finish") == "finished"
+        assert job.rows() == [1, 2]
+
+    def test_after_a_run_to_its_ends_began_is_left_to_the_next_run(self, job: Job) -> None:
+        job.append(0, 1)
+        app = job.app()
+        job.started = prepare(app.plan(), resolve(app), once=True)
+        job.log.widen(3)
+        job.append(2, 2)
+        job.log.seal()
+        job.cluster = Cluster(job.started.plan, 2, 0, job.started.store, 1.0, job.started.partitions)
+        job.cluster.change_rules(until=job.started.until)
+        job.cluster.begin()
+        assert job.ended() == "stopped" and job.rows() == [1]
+        job.start(once=True)
+        assert job.ended() == "finished" and job.rows() == [1, 2]
+
+    def test_before_a_run_to_its_ends_began_is_read_whole(self, job: Job) -> None:
+        job.append(0, 1)
+        job.log.widen(3)
+        job.append(2, 2)
+        job.start(once=True)
+        assert job.ended() == "stopped" and job.rows() == [1, 2]
+
+    def test_with_another_parallelism_moves_to_other_subtasks(self, job: Job) -> None:
+        job.append(0, 1)
+        job.start()
+        job.log.widen(5)
+        for partition in range(5):
+            job.append(partition, 10 + partition)
+        job.cluster.pass_time(15)
+        assert job.end() == "stopped"
+        for partition in range(5):
+            job.append(partition, 20 + partition)
+        job.parallelism = 3
+        job.start().pass_time(5)
+        assert job.rows() == [1, *range(10, 15), *range(20, 25)]
+
+    def test_can_be_audited(self, job: Job) -> None:
+        job.append(0, 1)
+        cluster = job.start()
+        job.log.widen(4)
+        for partition in range(4):
+            job.append(partition, 10 + partition)
+        cluster.pass_time(15)
+        job.append(3, 20)
+        assert job.end() == "stopped"
+        manifests = [cluster.repository.load_manifest(each.body.manifest) for each in job.job().completed]
+        lines = checks.chain(manifests, [each.epoch for each in manifests])
+        lines += reading.sources(job.started.plan.sources, manifests)
+        assert {line.verdict for line in lines} == {"proven"}
+        assert {line.part for line in lines if line.kind == "source"} == {0, 1, 2, 3}
+
+    def test_the_log_of_the_job_says_when_they_were_taken_in(self, job: Job) -> None:
+        cluster = job.start()
+        job.log.widen(4)
+        cluster.pass_time(15)
+        assert [done.body.added for done in job.job().completed if done.body.added] == [{"rows": (2, 3)}]
+
+    def test_the_events_of_the_job_name_them(self, job: Job) -> None:
+        cluster = job.start()
+        job.log.widen(4)
+        cluster.pass_time(15)
+        events = events_of(open_job(str(job.folder / "root"), "copy"), checkpoints=False)
+        assert [e["cause"] for e in events if e["event"] == "partitions"] == ["new partitions: rows 2, 3"]
+        assert status.of_run(cluster.driver.state, "", "continuous", None).problems == ()
+
+    def test_are_in_the_status_before_a_worker_reads_them(self, job: Job) -> None:
+        job.append(0, 1)
+        cluster = job.start()
+        master_state = cluster.driver.state
+        job.log.widen(3)
+        listing = replace(master_state, discovered=(SourcePosition("rows", 2, 0),))
+        rows = status.of_run(listing, "", "continuous", None).sources
+        assert [(row.partition, row.offset, row.lag) for row in rows] == [(0, 1, 0), (1, 0, 0), (2, 0, None)]
+
+    def test_that_cannot_be_listed_is_a_problem_with_a_way_out(self, job: Job) -> None:
+        cluster = job.start()
+        error = Unavailable("the log is unreachable", next_step="check the disk").report()
+        shown = status.of_run(replace(cluster.driver.state, list_error=error), "", "continuous", None)
+        (problem,) = shown.problems
+        assert (problem.code, "the log is unreachable" in problem.what) == ("source_unlisted", True)
+        assert "source_unlisted" in [finding.code for finding in findings(shown)]
+
+
+class TestALogThatIsAnotherOne:
+    def test_adds_no_partitions_to_a_job_that_runs(self, job: Job) -> None:
+        job.append(0, 1)
+        cluster = job.start()
+        shutil.rmtree(job.folder / "rows")
+        create_log(LocalObjects(job.folder / "rows"), SCHEMA, partitions=8)
+        for n in range(9):
+            job.append(0, 90 + n)
+            job.append(7, 80 + n)
+        cluster.pass_time(30)
+        assert cluster.driver.outcome is not None
+        kind, error = cluster.driver.outcome
+        assert kind == "failed" and error is not None and error.kind == "damaged"
+        assert job.rows() == [1]
+
+    def test_that_lacks_an_added_partition_is_refused(self, job: Job) -> None:
+        """A copy from before they were added, of which everything that was read is there."""
+        job.append(0, 1)
+        cluster = job.start()
+        shutil.copytree(job.folder / "rows", job.folder / "older")
+        job.log.widen(3)
+        cluster.pass_time(15)
+        assert job.end() == "stopped"
+        shutil.rmtree(job.folder / "rows")
+        shutil.copytree(job.folder / "older", job.folder / "rows")
+        with pytest.raises(Damaged, match="no longer has partition 2"):
+            job.start()
+        positions = cluster.repository.load_manifest(job.job().completed[-1].body.manifest).positions
+        (refusal,) = obstacles(job.app().plan(), resolve(job.app()), positions)
+        assert "no longer has partition 2" in refusal["what"]
+
+
+class TestASinkThatIsWrittenImmediately:
+    """P22: the number of partitions decides which partition a key is in."""
+
+    def app(self, folder: Path) -> hf.App:
+        app = hf.App("last", root=str(folder / "root"))
+        rows = app.source("rows", hf.Log(folder / "rows"), partitioned_by=["n"])
+        rows.sink("lasts", hf.SQLite(folder / "out.db", table="t", key=["n"], delivery="idempotent"))
+        return app
+
+    def test_refuses_more_partitions_at_the_next_start(self, job: Job, tmp_path: Path) -> None:
+        job.append(0, 1)
+        job.app = lambda: self.app(tmp_path)  # type: ignore[method-assign]
+        job.start()
+        assert job.end() == "stopped"
+        job.log.widen(3)
+        with pytest.raises(ConfigError, match="sink 'lasts' is written immediately from it") as refused:
+            job.start()
+        assert "give the sink another name" in str(refused.value.next_step)
+
+    def test_does_not_mind_how_many_there_are_at_the_first_start(self, job: Job, tmp_path: Path) -> None:
+        job.log.widen(3)
+        job.append(2, 1)
+        job.app = lambda: self.app(tmp_path)  # type: ignore[method-assign]
+        job.start()
+        assert job.end() == "stopped"
+
+
+class TestTheCommand:
+    def test_adds_partitions_and_shows_them(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+        from holdfast.runtime.cli.main import main
+
+        path = str(job.folder / "rows")
+        assert main(["log", "add-partitions", path, "--to", "4"]) == 0
+        assert "has 4 partitions, of which 2 are new" in capsys.readouterr().out
+        assert main(["log", "add-partitions", path, "--to", "4", "--json"]) == 0
+        assert '"added":[]' in capsys.readouterr().out
+        assert main(["log", "add-partitions", path, "--to", "3"]) == 2
+        assert "never removed" in capsys.readouterr().err
+
+
+def test_a_sink_goes_on_writing_to_a_log_that_gets_partitions(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.append(0, 1)
+    cluster = job.start()
+    LogWriter(LocalObjects(tmp_path / "out")).widen(6)
+    for n in range(12):
+        job.append(n % 2, 10 + n)
+        cluster.pass_time(1.5)
+    assert job.rows() == [1, *range(10, 22)]
+    ends = LogReader(LocalObjects(tmp_path / "out")).end_offsets()
+    assert len(ends) == 6 and ends[2] and ends[4]
+
+
+def test_discovery_can_be_turned_off(job: Job) -> None:
+    app = job.app()
+    job.started = prepare(app.plan(), resolve(app))
+    job.cluster = Cluster(job.started.plan, 2, 0, job.started.store, 1.0, job.started.partitions)
+    job.cluster.rules = replace(job.cluster.rules, discover_every=0.0)
+    job.cluster.change_rules()
+    job.cluster.begin()
+    job.log.widen(3)
+    job.append(2, 1)
+    job.cluster.pass_time(60)
+    assert job.rows() == []
+    assert job.end(how="finish") == "finished" and job.rows() == [1]
