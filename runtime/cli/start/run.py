@@ -142,10 +142,13 @@ def _own_context() -> Iterator[None]:
     """Stop the Spark context that is started meanwhile, so that the next run may choose another size."""
     from pyspark import SparkContext
 
+    from holdfast.runtime.spark.jvm import finish_abandoned
+
     before = SparkContext._active_spark_context
     try:
         yield
     finally:
+        finish_abandoned()  # a context that is half created cannot be stopped
         context = SparkContext._active_spark_context
         if context is not None and context is not before:
             context.stop()
