@@ -23,9 +23,9 @@ from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.faults.schedule import Process
 from holdfast.chaos.sim.jobs.functions import Functions
-from holdfast.chaos.sim.ports.at_once import ProcessTable
 from holdfast.chaos.sim.ports.disks import Disk, DiskState
 from holdfast.chaos.sim.ports.ends import DriverEnd, WorkerEnd
+from holdfast.chaos.sim.ports.immediate import ProcessTable
 from holdfast.chaos.sim.ports.network import Endpoint, Networked
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.chaos.sim.ports.streams import ControlStream

@@ -21,7 +21,7 @@ from functools import partial
 
 from holdfast.chaos.sim import whereabouts
 from holdfast.chaos.sim.checks.checkers import Checks
-from holdfast.chaos.sim.driver_process import DriverProcess, Errand
+from holdfast.chaos.sim.driver_process import DriverProcess, RewindCommand
 from holdfast.chaos.sim.faults.aims import Aim, Aiming
 from holdfast.chaos.sim.faults.damage import Damage
 from holdfast.chaos.sim.faults.draws import Chance
@@ -81,7 +81,7 @@ class World:
         branches = (s.ledger, s.regroups, s.united, s.functions, s.letters)
         last = evolving.LAST_VERSION if s.evolves else 0
         versions = [
-            plan_of(s.upserts, s.above, s.windowing, s.at_once, *branches, v if s.evolves else None)
+            plan_of(s.upserts, s.above, s.windowing, s.immediate, *branches, v if s.evolves else None)
             for v in range(last + 1)
         ]
         plan = versions[0]
@@ -237,7 +237,7 @@ class World:
         """A user asks the newest driver to go back, or starts a separate driver for it."""
         alive = [driver for driver in self.drivers if driver.alive]
         if asked.delay is not None:
-            self._start_driver(Errand(asked.back, asked.delay))
+            self._start_driver(RewindCommand(asked.back, asked.delay))
         elif alive:
             driver = alive[-1]
             self.schedule.after(0.0, driver, "is asked to go back", lambda: driver.asked_to_rewind(asked.back))
@@ -249,8 +249,8 @@ class World:
             driver = alive[-1]
             self.schedule.after(0.0, driver, f"is asked to end ({how or 'stop'})", lambda: driver.asked_to_end(how))
 
-    def _start_driver(self, errand: Errand | None = None) -> None:
-        driver = DriverProcess(self, f"d{len(self.drivers) + 1}", errand)
+    def _start_driver(self, rewind_command: RewindCommand | None = None) -> None:
+        driver = DriverProcess(self, f"d{len(self.drivers) + 1}", rewind_command)
         self.drivers.append(driver)
         self._doom(driver, Fault.DRIVER_CRASH)
         self.schedule.after(self.random.uniform(0.0, 0.2), driver, "starts", driver.start)

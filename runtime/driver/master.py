@@ -294,7 +294,7 @@ def tick(state: Master, now: float, at_us: int) -> Step:
         effects += more
     if isinstance(state.phase, Running) and all_ready(state):
         reason = reason_to_list(state, state.phase, now, ended=all_ended(state))
-        state, more = (state, []) if reason is None else begin_listing(state, state.phase, reason)
+        state, more = (state, []) if reason is None else begin_listing(state, state.phase, reason, now)
         effects += more
     return state, effects
 

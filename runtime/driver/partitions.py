@@ -133,9 +133,9 @@ def added(manifest: Manifest, before: Manifest | None) -> dict[str, tuple[int, .
 # Listings
 
 
-def begin_listing(state: Master, phase: Running, reason: Reason) -> Step:
+def begin_listing(state: Master, phase: Running, reason: Reason, now: float) -> Step:
     """Ask for a listing of all sources."""
-    listing = Listing(state.listings + 1, reason, state.job.generation)
+    listing = Listing(state.listings + 1, reason, state.job.generation, now)
     state = replace(state, listing=listing, listings=listing.number)
     positions = phase.last.positions if phase.last else ()
     return state, [ListPartitions(listing.number, known(state), positions)]

@@ -266,6 +266,7 @@ class Listing:
     reason: Reason
     generation: Generation
     """In which it began."""
+    since: float
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from holdfast.runtime.execution.admission import (
     refuse_private_memory,
     refuse_second_run,
 )
-from holdfast.runtime.execution.exposed import check_written_at_once, exposed
 from holdfast.runtime.execution.holdings import check_targets
 from holdfast.runtime.execution.results import with_places
+from holdfast.runtime.execution.uncommitted_writes import check_written_immediately, uncommitted_writes
 from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.log_end import read_whole_log
 from holdfast.runtime.plan.compiler import Plan
@@ -109,7 +109,7 @@ def prepare(
     gone_sinks: master.GoneSinks | None = None
     if before is not None:
         gone_sinks = check_sinks(plan, before, repository.records)
-        check_written_at_once(plan, before)
+        check_written_immediately(plan, before)
     if job is not None and before is not None and job.repair_due:
         written = {writer.sink for writer in writers_of(repository, job, before, ())}
         check_repairable(plan, written, job.rewinds[-1].accepted)
@@ -119,7 +119,7 @@ def prepare(
         prepare_sink(sink, job)
     adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
     dlq_places.write(store, plan)
-    warnings = exposed(plan, job, before)
+    warnings = uncommitted_writes(plan, job, before)
     checked = master.Checked(NO_EPOCH, ()) if before is None else master.Checked(before.epoch, before.operators)
     found = (plan, settings, root, store, repository, job, operators, partitions, until, warnings)
     return Prepared(*found, gone_sinks, checked, adopted)

@@ -29,7 +29,7 @@ SLOW_EPOCHS = 3
 """An epoch is slow if it is open for longer than this many intervals and longer than SLOW_MIN_MS."""
 SLOW_MIN_MS = 2_000
 SILENT_MIN_MS = 2_000
-LAUNCH_SLOW_MS = 10_000
+LAUNCH_SLOW_MS = LISTING_SLOW_MS = 10_000
 GOOD = frozenset({"progress", "finished", "stopped", "caught_up", "dead_letters", "draining"})
 """Codes of findings that are not problems."""
 
@@ -193,9 +193,9 @@ def _delivery(shown: Status, now: Activity) -> Iterator[Finding]:
             behind = f"; {left.rows:,} rows of {left.epochs} epochs wait, the oldest is {left.oldest_epoch}"
         if sink.error:
             what = f"sink {sink.name} cannot deliver: {sink.error}"
-            told = next((each.next for each in shown.problems if each.what == what), None)
+            reported = next((each.next for each in shown.problems if each.what == what), None)
             retried = "make its target reachable; delivery is retried automatically, and nothing is skipped"
-            yield Finding("sink_error", f"{what}{behind}", told or retried)
+            yield Finding("sink_error", f"{what}{behind}", reported or retried)
         elif left is not None and left.epochs > SLOW_EPOCHS:
             yield Finding(
                 "sink_backlog",
@@ -242,6 +242,13 @@ def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
             "draining",
             f"the job finishes after reading what its sources held at the time of the request: up to {left:,} records",
             f"wait; to skip them: holdfast stop {shown.job} --finish --drop-unread",
+        )
+    if now.listing_ms is not None and now.listing_ms > LISTING_SLOW_MS:
+        yield Finding(
+            "listing_slow",
+            f"the driver has been waiting for the partitions of the sources for {_span(now.listing_ms)}; meanwhile new "
+            "partitions are not read, and a run whose input is over, or that is to finish, waits",
+            "check whether the sources answer",
         )
     if "channel" in held:
         sources = {row.name for row in shown.sources}

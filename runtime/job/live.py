@@ -235,6 +235,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     backlog: tuple[Backlog, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     ended: tuple[Ended, ...] = ()
+    listing_ms: Number | None = None
+    """How long the listing of the sources has been under way; None if there is none."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

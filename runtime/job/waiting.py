@@ -45,6 +45,7 @@ def of(state: Master) -> Activity:
         ended=tuple(
             Ended(at.source, at.partition) for hosted in state.workers.values() for at in hosted.progress.ended
         ),
+        listing_ms=None if state.listing is None else _ms(now - state.listing.since),
     )
 
 

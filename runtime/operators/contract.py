@@ -28,7 +28,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.runtime.operators.turns import Turn
+from holdfast.runtime.operators.time_slice import TimeSlice
 from holdfast.runtime.rows.dead_letters import DeadLetter
 from holdfast.runtime.rows.windows import TIME_FIRST_US, TIME_LAST_US
 from holdfast.runtime.wire.messages import OperatorProgress
@@ -373,7 +373,7 @@ class OperatorContext(Protocol):
     """The steps that it carries out, in order; one, unless steps were fused."""
     given: pa.Schema
     """The columns of the input, without `_op`."""
-    turn: Turn
+    time_slice: TimeSlice
     arrival: Arrival
     aligned: bool
     """Whether input row i is record i of the arrival."""

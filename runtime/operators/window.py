@@ -140,7 +140,7 @@ class WindowOperator(Operator):
         self._step, self._ctx, self._upsert = step, ctx, placed.upsert_key is not None
         self._schema = pa.schema([*placed.schema, OP_FIELD] if self._upsert else placed.schema)
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
-        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job)
+        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also=(WINDOW_END,))
         self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
         self.rows_in = self.rows_out = self.late = 0
         self._due = NEVER_US
@@ -171,8 +171,7 @@ class WindowOperator(Operator):
             if batch.num_rows == 0:
                 return
         columns = [pa.array(ends).view(TIME), *(batch.column(name) for name in self._step.keys)]
-        slots = self._folding.fold(self._table.spec.key.encode(columns), batch)
-        self._table.column(WINDOW_END)[slots] = ends
+        slots = self._folding.fold(self._table.spec.key.encode(columns), batch, (ends,))
         self._note_due(slots, ends, clock)
 
     def _note_due(self, slots: Slots, ends: Times, clock: Times | np.int64) -> None:

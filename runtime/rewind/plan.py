@@ -85,8 +85,8 @@ def plan_id(job: Job, base: Completed, accept: Sequence[str], *, stop: bool) -> 
     sinks to accept change as well.
     """
     there = f"{base.body.epoch}/{base.body.manifest.path}/{base.body.manifest.sha256}"
-    told = f"{job.uuid}/{job.timeline}/{job.generation}/{there}/{','.join(accept)}/{stop}"
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    reported = f"{job.uuid}/{job.timeline}/{job.generation}/{there}/{','.join(accept)}/{stop}"
+    return hashlib.sha256(reported.encode()).hexdigest()[:12]
 
 
 def check(shown: Mapping[str, Any], accepted: Collection[str]) -> None:

@@ -347,7 +347,8 @@ class TestDriver:
 
         Args:
             key: The value of the key's column, a tuple for several. The key of a window operator begins with the end
-                of the window: `(datetime(..., tzinfo=UTC), auction)`.
+                of the window: `(datetime(..., tzinfo=UTC), auction)`. So does that of `dedup`, whose state is in
+                windows as long as `within`.
 
         Raises:
             ConfigError: no such operator, or its keys have other columns.

@@ -22,7 +22,7 @@ from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
 from holdfast.model import Barrier, ChannelId, Cut, Epoch, Generation, SegmentRef, Subtask, WorkerId
 from holdfast.ports import ObjectStore
-from holdfast.runtime.operators.turns import Mark, unmarked
+from holdfast.runtime.operators.time_slice import Mark, unmarked
 from holdfast.runtime.plan.ahead import Ahead, inline
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.source import OpenSource

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.index import Rows
+from holdfast.state.tables.slab import Rows
 
 OPERATORS_END = 0xFFFF
 RESERVED_NAMES = frozenset({"kg", "key", "kind", "end"})

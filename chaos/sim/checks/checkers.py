@@ -273,7 +273,7 @@ class Checks:
         if self._scenario.letters:
             for sink in LETTERED:
                 self._lettered.compare(sink, "at the end", everything, self._tables[sink].rows())
-        if self._scenario.at_once:
+        if self._scenario.immediate:
             self.lasts.at_end(everything, self._lasts)
         if self._fold is not None and self._fold.completed:
             for done in self._fold.retained:
@@ -317,7 +317,7 @@ class Checks:
             self._windowed.clocks.completed(body.epoch, body.follows, cut, record.owner)
             if not self.violations:
                 self._windowed.completed(self.objects.get(body.manifest.path))
-        if completed and self._scenario.at_once:
+        if completed and self._scenario.immediate:
             self.lasts.completed(self.history.cuts[self._fold.completed[-1].body.epoch])
         if (
             completed

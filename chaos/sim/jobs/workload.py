@@ -136,7 +136,7 @@ class Scenario:
     merging: Thresholds
     retention: Retention
     savepoints: tuple[SavepointAsked, ...]
-    at_once: bool
+    immediate: bool
     """Whether a sink with immediate writes holds the last record of every place."""
     united: bool
     """Whether the partitions belong to two sources whose streams are united."""
@@ -258,7 +258,7 @@ def scenario(seed: int) -> Scenario:
         armed = {**armed, Fault.SINK_LATE: 0.3}  # late writes meet another timeline
     cut_short = _cut_short(backwards, rewinds)
     # Immediate writes cannot be undone, so such a job is never rewound.
-    at_once = not rewinds and random.Random(seed ^ 0xA70).random() < 0.5
+    immediate = not rewinds and random.Random(seed ^ 0xA70).random() < 0.5
     whole = Scenario(
         seed=seed,
         partitions=records,
@@ -278,8 +278,8 @@ def scenario(seed: int) -> Scenario:
         parallelisms=(parallelism, *rescaled),
         rewinds=rewinds,
         folders=rng.random() < 0.4,
-        at_once=at_once,
-        united=not at_once and partitions > 1 and random.Random(seed ^ 0x2011).random() < UNITED_SHARE,
+        immediate=immediate,
+        united=not immediate and partitions > 1 and random.Random(seed ^ 0x2011).random() < UNITED_SHARE,
         ledger=random.Random(f"{seed}/ledger").random() < LEDGER_SHARE,
         regroups=windowing is not None and random.Random(f"{seed}/regroups").random() < REGROUPED_SHARE,
         armed=armed,
@@ -364,7 +364,7 @@ def _growing(whole: Scenario, keys: int) -> Scenario:
     """In some seeds add partitions while the job runs, half of the time with faults that wait for that moment."""
     rng = random.Random(f"{whole.seed}/growing")
     # A job that is written immediately must not get partitions; one with a rest must be idle at its time.
-    if whole.at_once or whole.rests or rng.random() >= GROWING_SHARE:
+    if whole.immediate or whole.rests or rng.random() >= GROWING_SHARE:
         return whole
     first = len(whole.partitions)
     appears = [rng.uniform(0.1, whole.heal_at + 2.0) for _ in range(rng.randint(1, ADDED_MAX))]
@@ -486,7 +486,7 @@ def plan_of(
     upserts: tuple[str, ...],
     above: int | None,
     windowing: Windowing | None = None,
-    at_once: bool = False,
+    immediate: bool = False,
     with_ledger: bool = False,
     regroups: bool = False,
     united: bool = False,
@@ -518,7 +518,7 @@ def plan_of(
             ledger.regroup(counted)
     kept = records if above is None else records.filter(pl.col("value") > above)
     kept.sink(ADDED, MemorySink())
-    if at_once:
+    if immediate:
         kept.select("place", "id", "value").sink(LASTS, ImmediateTable(["place"]))
     for name in upserts:
         key = UPSERTS[name]

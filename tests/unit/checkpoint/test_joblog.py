@@ -253,6 +253,13 @@ class TestSavepoints:
     def test_one_without_a_name_is_written_as_before_there_were_names(self) -> None:
         assert b"savepoint" not in encode(completed(3, 1, 1, 0))
 
+    def test_new_partitions_are_in_the_record_of_their_checkpoint(self) -> None:
+        """P12"""
+        assert b"added" not in encode(completed(3, 1, 1, 0))
+        body = CheckpointCompleted(Epoch(2), Epoch(1), MANIFEST, 5, 1, 1, added={"s": (3, 4)})
+        found = record(4, 1, body)
+        assert decode(encode(found), found.path).body == body
+
     def test_somebody_who_does_not_own_the_job_may_name_a_checkpoint_and_the_run_goes_on(self) -> None:
         job = folded(*RUNNING, self.named(4), completed(5, 1, 2, 1))
         assert (job.savepoint("v1"), job.base_epoch) == (Savepoint("v1", Epoch(1)), 2)

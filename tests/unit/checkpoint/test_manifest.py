@@ -183,6 +183,14 @@ class TestObjects:
 
 
 class TestBytes:
+    def test_a_position_names_the_subtask_that_reads_it(self) -> None:
+        """P12, P20: the next generation leaves it there."""
+        made = following(part(0), part(1, positions=(SourcePosition("s", 3, 7),)))
+        data = encode(made)
+        assert b'{"source":"s","partition":3,"offset":7,"subtask":1}' in data
+        older = data.replace(b',"subtask":1}', b"}")
+        assert decode(older, ObjectRef("m", len(older), "")).positions == (SourcePosition("s", 3, 7),)
+
     def test_a_manifest_is_read_back(self) -> None:
         made = following(part(0, segment=segment(0), staged={"out": staged("a")}), part(1), waiting=(pending(OUT1, 6),))
         assert decode(encode(made), REF) == made

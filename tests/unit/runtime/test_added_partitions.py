@@ -80,6 +80,22 @@ class TestAPartitionThatIsAdded:
             assert total(t) == 210 and not t.restarts
             assert stands(t) == {0: 10, 1: 0, 2: 0, 3: 0, 4: 100, 5: 100}
 
+    def test_begins_at_its_first_record_where_older_ones_are_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with TestDriver(hot()) as t:
+            t.push("bids", [Bid(1)] * 10)
+            t.checkpoint()
+            monkeypatch.setattr(source_of(t), "retention_start", lambda partition: 3 if partition == 4 else 0)
+            source_of(t).add_partitions(1)
+            source_of(t).tables[4] = source_of(t).tables[0]
+            t.advance("12s")
+            t.checkpoint()
+            assert total(t) == 17 and stands(t)[4] == 10
+            t.crash()
+            t.recover()
+            t.push("bids", [Bid(1)], partition=4)
+            t.checkpoint()
+            assert total(t) == 18 and stands(t)[4] == 11
+
     @SEEDS
     def test_is_assigned_in_turn(self, seed: int) -> None:
         with TestDriver(hot(), parallelism=3, seed=seed) as t:

@@ -14,6 +14,8 @@ from holdfast.runtime.driver import master
 from holdfast.runtime.driver.master import CreateRecord, End, ListPartitions, Send
 from holdfast.runtime.driver.requests import Answer
 from holdfast.runtime.driver.state import Interrupted
+from holdfast.runtime.job.explain import findings
+from holdfast.runtime.job.status import of_run
 from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import RULES, A, B, Run, completed, opened, replaced, running
 from tests.unit.runtime.test_master_requests import ask
@@ -82,6 +84,8 @@ class TestListings:
     def test_none_comes_while_one_is_under_way(self) -> None:
         run, _ = listing()
         assert not [e for e in run.pass_time(300.0) if isinstance(e, ListPartitions)]
+        found = [finding.what for finding in findings(of_run(run.state, "", "continuous", None))]
+        assert any("waiting for the partitions of the sources for 300.0 s" in what for what in found)
 
     def test_one_that_failed_is_repeated_after_a_second(self) -> None:
         run, first = listing()
@@ -324,6 +328,16 @@ class TestTheEndOfTheInput:
         (trigger, _) = triggers(run.pass_time(0.0))
         assert trigger.assignment == (FOUR,) and not trigger.barrier.last
         close(run, 2)
+        self.ended(run)
+        assert triggers(run.pass_time(0.0))[0].finishing
+
+    def test_a_finish_of_a_run_to_fixed_ends_reads_what_was_added_since(self) -> None:
+        run = running(replace(EVERY, until={"s": {0: 5, 1: 5, 2: 5}}))
+        run.lists = False
+        ask(run, "stop", how="finish")
+        run.answer(asked(run), at(3))
+        assert triggers(run.pass_time(0.0))[0].assignment == (THREE,)
+        close(run, 1)
         self.ended(run)
         assert triggers(run.pass_time(0.0))[0].finishing
 

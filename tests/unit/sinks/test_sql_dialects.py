@@ -118,7 +118,7 @@ class TestWhatADialectDecides:
         with pytest.raises(ConfigError, match="the database is not there"):
             sink.plan_repair(Rewinding(JOB, "out", tag(1, 2), (WRITER,)), SCHEMA, KEY)
         with pytest.raises(Gone, match="the database is not there"):
-            sink.shown(cast(Any, None))
+            sink.contents(cast(Any, None))
 
 
 class TestWhatNoDialectChanges:
