@@ -173,7 +173,7 @@ class LogSink:
         return repair(self.where, open_objects(self.path, writable=False), rewinding)
 
     def contents(self, query: AuditQuery) -> TargetContents:
-        """See AuditableSink.shown."""
+        """See AuditableSink.contents."""
         return log_audit.contents(self.where, open_objects(self.path, writable=False), query)
 
     def _check_columns(self, schema: pa.Schema, found: pa.Schema, of: str) -> None:

@@ -433,6 +433,6 @@ MUTANTS = (
     Mutant("folder-of-other-columns", "P14, design/0038", "a folder is used whatever columns its rows have",
            (Swap(marker, "_readable", wrong_evolutions.reads_any_folder),), needs="evolves", first=50),
     Mutant("base-of-other-code", "P5, design/0038", "a checkpoint is read with ids that were computed from another one",
-           (Swap(gathering, "_unchecked_state", wrong_evolutions.takes_any_base),), needs="evolves", first=190),
+           (Swap(gathering, "_unchecked_state", wrong_evolutions.takes_any_base),), needs="evolves", first=330),
 )  # fmt: skip
 """The mutants that the tests must catch; each names the rule that it negates."""

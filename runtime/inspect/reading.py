@@ -13,7 +13,7 @@ Source: docs/design/0037-state-inspection.md; PROTOCOL P2, P16, P25.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pyarrow as pa
@@ -71,8 +71,8 @@ class Part:
 
     handle: SnapshotHandle
     pieces: tuple[Piece, ...]
-    spec: TableSpec | None = None
-    """Names and types of the values; None: as they were written."""
+    spec: TableSpec
+    """Names and types of the values."""
 
     def rows(self, *, keys_only: bool = False) -> Iterator[Rows]:
         """Yield the rows, sorted by key group and key."""
@@ -177,8 +177,7 @@ def reading_of(
         if asked is not None:
             group = int(asked.key_groups(manifest.key_groups)[0])
             span = (group, group + 1)
-        parts = parts_of(manifest, objects_of(stored, manifest, span), view.number, span)
-        return Reading(at, view, tuple(replace(part, spec=view.spec) for part in parts), asked)
+        return Reading(at, view, parts_of(manifest, objects_of(stored, manifest, span), view.spec, span), asked)
 
     return at_checkpoint(stored, wanted, read)
 
@@ -189,12 +188,13 @@ def objects_of(stored: Stored, manifest: Manifest, span: tuple[int, int]) -> dic
 
 
 def parts_of(
-    manifest: Manifest, objects: Mapping[str, pa.Buffer], operator: int, span: tuple[int, int]
+    manifest: Manifest, objects: Mapping[str, pa.Buffer], spec: TableSpec, span: tuple[int, int]
 ) -> tuple[Part, ...]:
     """Return the pieces of an operator that hold rows of the key groups [first, end).
 
     Args:
         objects: The result of `objects_of` for these key groups.
+        spec: The operator's declaration as of the checkpoint.
     """
     parts = []
     for handle in sorted(manifest.state, key=lambda each: each.key_groups):
@@ -204,9 +204,9 @@ def parts_of(
             found += [
                 Piece(ref.epoch, ref.follows == NO_EPOCH, data, block, groups)
                 for block in blocks_of(memoryview(data))
-                if block.operator == operator
+                if block.operator == spec.operator
             ]
-        parts.append(Part(handle, tuple(found)))
+        parts.append(Part(handle, tuple(found), spec))
     return tuple(parts)
 
 

@@ -71,11 +71,11 @@ def _nothing() -> None:
 def contents(
     sink: SqlTable, query: AuditQuery, between: Between = _nothing, at_a_time: int = ROWS_AT_A_TIME
 ) -> TargetContents:
-    """See AuditableSink.shown."""
+    """See AuditableSink.contents."""
     try:
         sink.dialect.identity()
     except Missing as missing:
-        raise Gone(f"{sink.where}: {missing.what}; it was, when the job ran") from missing
+        raise Gone(f"{sink.where}: {missing.what}; it existed when the job ran") from missing
     try:
         with translated(sink.dialect, sink.where):
             return _contents(sink, query, between, at_a_time)
@@ -91,7 +91,7 @@ def _contents(sink: SqlTable, query: AuditQuery, between: Between, at_a_time: in
     with closing(sink.dialect.connect("read")) as db:
         columns = {column.name: column for column in sink.dialect.columns(db, sink.table)}
         if missing := [name for name in query.schema.names if name not in columns]:
-            raise Gone(f"{sink.where}: the table or its columns {missing} are not there; they were, when the job ran")
+            raise Gone(f"{sink.where}: the table or its columns {missing} are missing; they existed when the job ran")
         of_stream = [columns[name] for name in query.schema.names]
         for _ in range(ROUNDS_MAX):
             reading = _Reading(Session(sink.dialect, db), sink, of_stream, query, between, at_a_time)

@@ -120,7 +120,7 @@ class TableSink(ABC):
         return repair(self, rewinding, schema)
 
     def contents(self, query: AuditQuery) -> TargetContents:
-        """See AuditableSink.shown."""
+        """See AuditableSink.contents."""
         return audit.contents(self, query)
 
     def _check_delivery(self, schema: pa.Schema) -> None:

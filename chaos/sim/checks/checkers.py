@@ -372,7 +372,7 @@ class Checks:
             expected = oracle.totals(self._scenario.partitions, self.history.cuts[manifest.epoch], by)
             if found != expected:
                 self.fail("I9 state", f"epoch {manifest.epoch}, {sink}: restored {found}, expected {expected}")
-            read = {row[by]: row for row in inspected.rows(operator_of(sink))}
+            read = {row[by]: evolving.as_at_first(row) for row in inspected.rows(operator_of(sink))}
             if read != expected:
                 self.fail("I9 read", f"epoch {manifest.epoch}, {sink}: a reader gets {read}, expected {expected}")
         if self._ledger is not None:

@@ -9,7 +9,7 @@ Source: docs/design/0038-schema-evolution.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import holdfast as hf
@@ -43,6 +43,11 @@ def aggregates(version: int) -> dict[str, Any]:
             return {"high": high, "lowest": lowest, "total": total, "n": n}
         case _:
             return {TWIN: total, "n": n, "total": total, "lowest": lowest, "high": high, ONE: total}
+
+
+def as_at_first(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of results of any version under the names of version 0, without the twins."""
+    return {{"lowest": "low"}.get(name, name): value for name, value in row.items() if name not in TWINS}
 
 
 def started(plan: Plan, version: int, base: Manifest | None) -> tuple[Plan, tuple[OperatorState, ...], Checked]:

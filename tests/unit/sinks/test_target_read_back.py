@@ -257,10 +257,10 @@ class TestWhatATableCannotTell:
         sink = self.sink(tmp_path)
         with closing(sqlite3.connect(tmp_path / "out.db")) as db, db:
             db.execute("DROP TABLE out")
-        with pytest.raises(Gone, match="are not there"):
+        with pytest.raises(Gone, match="are missing"):
             ask(sink)
         (tmp_path / "out.db").unlink()
-        with pytest.raises(Gone, match="the file is not there"):
+        with pytest.raises(Gone, match="the file is missing"):
             ask(sink)
 
     def test_other_jobs_deliveries_are_not_shown(self, tmp_path: Path) -> None:
