@@ -88,6 +88,7 @@ class TestALogThatGetsPartitions:
         given.append(500)
         with running(tmp_path, *FLAGS, job=JOB, **EVERY) as run:
             generation = read_all(run, len(given.rows))["generation"]
+            run.wait_until_running()  # a checkpoint that lacks the new partitions: only then are they events
             given.log.widen(4)
             assert read_all(run, given.append(500))["generation"] == generation, "nothing was restarted"
             given.log.widen(5)
