@@ -42,7 +42,7 @@ class SinkStaged(msgspec.Struct, frozen=True):
 
     writer: Writer
     parts: tuple[RowDigest, ...]
-    at_once: bool = False
+    immediate: bool = msgspec.field(default=False, name="at_once")
 
 
 class OperatorCount(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ def joined(parts: Iterable[PartAudit]) -> PartAudit:
         for staged in part.sinks:
             before = sinks.get(staged.writer)
             every = staged.parts if before is None else (*before.parts, *staged.parts)
-            sinks[staged.writer] = SinkStaged(staged.writer, every, staged.at_once)
+            sinks[staged.writer] = SinkStaged(staged.writer, every, staged.immediate)
         operators += part.operators
     return PartAudit(tuple(sources.values()), tuple(sinks.values()), counted(operators))
 
@@ -144,19 +144,19 @@ def manifest_audit(follows: Epoch, before: Audit | None, parts: Sequence[PartAud
         follows: The epoch that the manifest follows; 0 if it is the first.
         before: The audit part of the manifest of that epoch.
     """
-    told = [part for part in parts if part is not None]
-    if len(told) < len(parts):
+    reported = [part for part in parts if part is not None]
+    if len(reported) < len(parts):
         return None
     since = NO_EPOCH if follows == NO_EPOCH else follows if before is None else before.since
     totals = {} if before is None else {total.sink: total.staged for total in before.totals}
-    sinks = sorted((s for part in told for s in part.sinks), key=lambda s: (s.writer.sink, s.writer.subtask))
+    sinks = sorted((s for part in reported for s in part.sinks), key=lambda s: (s.writer.sink, s.writer.subtask))
     for staged in sinks:
         for part in staged.parts:
             known = totals.get(staged.writer.sink)
             totals[staged.writer.sink] = part if known is None else added(known, part)
-    operators = counted(count for part in told for count in part.operators)
+    operators = counted(count for part in reported for count in part.operators)
     return Audit(
-        sources=tuple(sorted((s for part in told for s in part.sources), key=lambda s: (s.source, s.partition))),
+        sources=tuple(sorted((s for part in reported for s in part.sources), key=lambda s: (s.source, s.partition))),
         sinks=tuple(sinks),
         operators=operators,
         totals=tuple(SinkTotal(sink, totals[sink]) for sink in sorted(totals)),

@@ -39,7 +39,11 @@ from holdfast.model import (
     Writer,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Manifests with operators that evolved; others are written as version 1, which every release reads."""
+_VERSION_WITHOUT_FIELDS = 1
+FIELDS = "fields"
+"""The part of an operator's schema that an earlier version would overlook, and read state by name."""
 
 
 class Confirmed(msgspec.Struct, frozen=True):
@@ -74,7 +78,8 @@ class Manifest(msgspec.Struct, frozen=True):
     pending: tuple[Pending, ...]
     confirmed: tuple[Confirmed, ...]
     operators: tuple[OperatorState, ...]
-    v: int = FORMAT_VERSION
+    v: int = _VERSION_WITHOUT_FIELDS
+    """Set when it is encoded."""
     audit: Audit | msgspec.UnsetType = msgspec.UNSET
     """Omitted if unknown, and in manifests of older versions."""
     shape: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
@@ -111,14 +116,17 @@ class SubtaskPart(msgspec.Struct, frozen=True):
 
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON."""
-    return msgspec.json.encode(manifest)
+    evolved = any(FIELDS in operator.schema for operator in manifest.operators)
+    return msgspec.json.encode(
+        msgspec.structs.replace(manifest, v=FORMAT_VERSION if evolved else _VERSION_WITHOUT_FIELDS)
+    )
 
 
 def decode(data: bytes, ref: ObjectRef) -> Manifest:
     """Read a manifest back; the hash was verified by the reader of the bytes."""
     try:
         version = _VERSION.decode(data).v
-        if version == FORMAT_VERSION:
+        if _VERSION_WITHOUT_FIELDS <= version <= FORMAT_VERSION:
             return _MANIFEST.decode(data)
     except msgspec.DecodeError as error:
         raise Damaged(

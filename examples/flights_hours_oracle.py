@@ -26,7 +26,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from holdfast.examples.flights_oracle import USED, Verdict, flights, folder, told
+from holdfast.examples.flights_oracle import USED, Verdict, flights, folder, reported
 
 OUT_OF_ORDERNESS, LATENESS = pl.duration(minutes=1), pl.duration(minutes=1)
 HEARD_WITHIN_S, PARTITIONS = 1_200, 4
@@ -192,7 +192,7 @@ def main() -> int:
     parser.add_argument("--db", type=Path, default=Path("flights-demo/flights.db"))
     parser.add_argument("--out", type=Path, default=Path("flights-demo/out"))
     asked = parser.parse_args()
-    return told(verify(asked.db, asked.out))
+    return reported(verify(asked.db, asked.out))
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def verify(db: Path, data: pl.DataFrame | None = None) -> Verdict:
     return Verdict(data.height + data["arr_time"].drop_nulls().len(), rows, wrong)
 
 
-def told(verdict: Verdict) -> int:
+def reported(verdict: Verdict) -> int:
     """Print the first differences, and what was compared; return the exit status."""
     for line in verdict.differences[:SHOWN_MAX]:
         print(line)
@@ -115,7 +115,7 @@ def main() -> int:
     """Exit status: 0 every row is correct, 1 at least one is not."""
     parser = argparse.ArgumentParser(description="Check the results of the flights job against the data itself.")
     parser.add_argument("--db", type=Path, default=Path("flights-demo/flights.db"))
-    return told(verify(parser.parse_args().db))
+    return reported(verify(parser.parse_args().db))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ Delivery = tuple[Subtask, Tag]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AuditQuery:
     """The output to report: that of one sink, of deliveries after an epoch."""
 
     job_uuid: str
@@ -58,7 +58,7 @@ class Others:
 
 
 @dataclass(frozen=True)
-class Shown:
+class TargetContents:
     """What the target holds."""
 
     standing: Mapping[Subtask, Tag]
@@ -80,7 +80,7 @@ class Shown:
 class AuditableSink(Sink, Protocol):
     """With the trait `audits`: a sink whose target can be read back."""
 
-    def shown(self, asked: Asked) -> Shown:
+    def contents(self, query: AuditQuery) -> TargetContents:
         """Return what the target holds now, as of one moment.
 
         Raises:

@@ -110,12 +110,12 @@ class ImmediateTarget(Protocol):
 
 
 class ImmediateSink(Sink, Protocol):
-    """What `at_once` returns: a sink that is written immediately.
+    """What `immediate` returns: a sink that is written immediately.
 
     A rewind cannot take its rows back, because there are no before-images.
     """
 
-    def open_at_once(self, owner: Owner) -> ImmediateTarget:
+    def open_immediate(self, owner: Owner) -> ImmediateTarget:
         """Return the owner's target; no connection is made yet."""
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
@@ -125,7 +125,7 @@ class ImmediateSink(Sink, Protocol):
 class IdempotentSink(Sink, Protocol):
     """With the trait `immediate`: a sink that keeps the tag of every row."""
 
-    def at_once(self) -> ImmediateSink:
+    def immediate(self) -> ImmediateSink:
         """Return the same target, to be written before the commit."""
 
 

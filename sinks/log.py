@@ -35,7 +35,7 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Generation, Tag, Writer
 from holdfast.ports import ObjectStore
 from holdfast.sinks import log_audit
-from holdfast.sinks.audited import Asked, Shown
+from holdfast.sinks.audited import AuditQuery, TargetContents
 from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Outcome, Repair, Rewinding, already
 from holdfast.sinks.owners import Claim, Held, Holding, check_continues
 from holdfast.sinks.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
@@ -172,9 +172,9 @@ class LogSink:
         """See RepairableSink.repair."""
         return repair(self.where, open_objects(self.path, writable=False), rewinding)
 
-    def shown(self, asked: Asked) -> Shown:
-        """See AuditableSink.shown."""
-        return log_audit.shown(self.where, open_objects(self.path, writable=False), asked)
+    def contents(self, query: AuditQuery) -> TargetContents:
+        """See AuditableSink.contents."""
+        return log_audit.contents(self.where, open_objects(self.path, writable=False), query)
 
     def _check_columns(self, schema: pa.Schema, found: pa.Schema, of: str) -> None:
         if difference := misfit(schema, found):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from holdfast.errors import Damaged, NotFound, Unavailable
 from holdfast.model import RowDigest, Subtask, Tag
 from holdfast.ports import ObjectStore
-from holdfast.sinks.audited import Asked, Delivery, Gone, Shown
+from holdfast.sinks.audited import AuditQuery, Delivery, Gone, TargetContents
 from holdfast.storage.digests import NOTHING, added
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.format import Commit, LogMeta, LogSegment
@@ -29,14 +29,14 @@ ROUNDS_MAX = 3
 """Attempts at an audit that compactions interrupt."""
 
 
-def shown(where: str, store: ObjectStore, asked: Asked) -> Shown:
-    """See AuditableSink.shown."""
+def contents(where: str, store: ObjectStore, query: AuditQuery) -> TargetContents:
+    """See AuditableSink.contents."""
     meta = read_meta(store)
     if meta is None:
         raise Gone(f"{where}: there is no log; there was, when the job ran")
     for _ in range(ROUNDS_MAX):
         try:
-            return _shown(store, meta, asked)
+            return _contents(store, meta, query)
         except _Compacted:
             continue
     raise Unavailable(
@@ -50,16 +50,16 @@ class _Compacted(Exception):
     """The log is no longer the one whose commits were read."""
 
 
-def _shown(store: ObjectStore, meta: LogMeta, asked: Asked) -> Shown:
+def _contents(store: ObjectStore, meta: LogMeta, query: AuditQuery) -> TargetContents:
     commits = Commits(store, meta)
     void = {(v.partition, v.first, v.end) for v in void_ranges(commits)}
-    prefix = f"{asked.job_uuid}/{asked.sink}/"
+    prefix = f"{query.job_uuid}/{query.sink}/"
     rows: dict[Delivery, RowDigest] = {}
     wrong: dict[Delivery, str] = {}
     untagged, commit = 0, commits.tail
     # Which rows of an append a compaction has left is no longer known.
     through = 0 if commits.left is None else commits.left.through
-    while commit.sequence > through and any(tag.epoch > asked.after for tag in _ours(commit, prefix).values()):
+    while commit.sequence > through and any(tag.epoch > query.after for tag in _ours(commit, prefix).values()):
         subtask = _writer(commit.tag.writer, prefix) if commit.tag is not None else None
         if commit.kind == "append" and commit.tag is None:
             untagged += sum(segment.rows for segment in commit.segments)
@@ -77,7 +77,7 @@ def _shown(store: ObjectStore, meta: LogMeta, asked: Asked) -> Shown:
                 del rows[at]  # taken back as a whole
         commit = commits.at(commit.sequence - 1)
     lost = _ours(commits.at(through), prefix) if through else {}
-    return Shown(_ours(commits.tail, prefix), rows, lost, wrong, untagged=untagged)
+    return TargetContents(_ours(commits.tail, prefix), rows, lost, wrong, untagged=untagged)
 
 
 def _digest(store: ObjectStore, meta: LogMeta, segments: list[LogSegment]) -> RowDigest:

@@ -141,6 +141,10 @@ class MemorySink:
                 )
             self._schema = schema
 
+    def alter(self) -> None:
+        """Let the next `prepare` bring other columns, as a user alters a table."""
+        self._schema = None
+
     def accept(self, batch: pa.RecordBatch) -> None:
         """See Sink.accept."""
         check_null_keys("memory sink", self._key, batch)
@@ -319,7 +323,7 @@ class MemorySink:
             if taken.before is not None:
                 restored += 1
                 whole = {**taken.last.key, **taken.before}
-                rows[key] = {name: whole[name] for name in self._names}
+                rows[key] = {name: whole[name] for name in (*self._names, *whole) if name in whole}
             elif rows.pop(key, None) is not None:
                 deleted += 1
         reason = f"rows get back what they held after epoch {rewinding.to.epoch}"

@@ -57,12 +57,12 @@ class ImmediateTable(MemorySink):
         """See Sink.traits."""
         return replace(super().traits, immediate=True)
 
-    def at_once(self) -> ImmediateTable:
-        """See IdempotentSink.at_once."""
+    def immediate(self) -> ImmediateTable:
+        """See IdempotentSink.immediate."""
         return self
 
-    def open_at_once(self, owner: Owner) -> ImmediateTarget:
-        """See ImmediateSink.open_at_once."""
+    def open_immediate(self, owner: Owner) -> ImmediateTarget:
+        """See ImmediateSink.open_immediate."""
         return MemoryImmediateTarget(self, owner)
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:

@@ -116,7 +116,7 @@ def check_continues(where: str, standing: Tag | None, known: Tag) -> None:
             f"{where}: the target stands at timeline {stands.timeline}, epoch {stands.epoch}, which another process "
             "delivered since the tag was read",
             not_done="nothing was delivered",
-            next_step="nothing: delivery reads the tag and tries again",
+            next_step="nothing: delivery reads the tag and retries",
         )
 
 

@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 
 from holdfast.state.changelog import FIXED_COLUMNS, PUT, RANGE, Block
 from holdfast.state.columns import columns_of
+from holdfast.state.evolution import columns_by_name, present_key
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.expiry import NOTHING, Through, last_of
+from holdfast.state.tables.spec import TableSpec
 
 ROWS_AT_ONCE = 1 << 14
 _SIGN = np.uint64(1 << 63)
@@ -121,13 +123,25 @@ class BlockReader:
         data: The whole segment, verified.
         key_groups: Half-open range of the key groups to read.
         keys_only: Read no values: `columns` of the rows are empty.
+        spec: The declaration by which to name and type the values; None: under their field ids, as they were written.
 
     Raises:
         pa.ArrowInvalid: the block is not what `seal` writes.
+        ConfigError: the declaration cannot read it.
     """
 
-    def __init__(self, data: pa.Buffer, block: Block, key_groups: tuple[int, int], *, keys_only: bool = False) -> None:
-        self.kind = block.key
+    def __init__(
+        self,
+        data: pa.Buffer,
+        block: Block,
+        key_groups: tuple[int, int],
+        *,
+        keys_only: bool = False,
+        spec: TableSpec | None = None,
+    ) -> None:
+        self._spec = None if keys_only else spec
+        self._written = block.key
+        self.kind = block.key if spec is None else present_key(block.key, spec)
         self.through: Through = np.full(block.key_group_count, NOTHING)
         self._columns = columns_of(data.slice(block.offset, block.size))
         names = list(self._columns)
@@ -150,7 +164,9 @@ class BlockReader:
             self._at += count
             raw, kinds = self._columns["key"].take(count), self._columns["kind"].take(count)
             ends, values = self._columns["end"].take(count), {n: self._columns[n].take(count) for n in self._values}
-            rows = Rows(self.kind, groups, _sortable(self.kind, raw), kinds == PUT, values)
+            if self._spec is not None:
+                values = columns_by_name(values, count, self._spec)
+            rows = Rows(self.kind, groups, _sortable(self._written, raw), kinds == PUT, values)
             if (ranges := kinds == RANGE).any():
                 for group, end in zip(groups[ranges].tolist(), ends.filter(pa.array(ranges)).to_pylist(), strict=True):
                     self.through[group] = last_of(end)

@@ -28,7 +28,7 @@ from holdfast.ports import KeyValue
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, range_end
-from holdfast.state.tables.index import Rows
+from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.spec import Columns, TableSpec
 
 PREFIX_BYTES = 4

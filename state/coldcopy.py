@@ -27,7 +27,7 @@ from collections.abc import Collection
 from holdfast.model import NO_EPOCH, Cut, Epoch, JobUuid, Timeline
 from holdfast.ports import KeyValue
 from holdfast.state.cold import ColdRows, row_keys, row_ranges, row_values, scope
-from holdfast.state.marker import Marker, overlap, read_marker, write_marker
+from holdfast.state.marker import Declared, Marker, overlap, read_marker, write_marker
 from holdfast.state.tables.spec import TableSpec
 from holdfast.state.tables.table import Table
 
@@ -44,18 +44,17 @@ class ColdCopy:
 
     Args:
         store: The local store.
-        operators: Operators that have a table.
+        declared: Operators that have a table, with the hashes of their declarations.
         key_group_count: Key groups of the job.
         owned: Key groups [first, end) of the worker.
     """
 
-    def __init__(
-        self, store: KeyValue, operators: tuple[int, ...], key_group_count: int, owned: tuple[int, int]
-    ) -> None:
+    def __init__(self, store: KeyValue, declared: Declared, key_group_count: int, owned: tuple[int, int]) -> None:
         self._applied = _EMPTY
         self.based = NOTHING
         self.epochs_behind = 0
-        self._store, self._operators, self._count, self._owned = store, operators, key_group_count, owned
+        self._store, self._declared, self._count, self._owned = store, declared, key_group_count, owned
+        self._operators = tuple(declared)
         self._valid: tuple[int, ...] = ()
         self._found = read_marker(store)
         self._written: Marker | None = None
@@ -166,6 +165,7 @@ class ColdCopy:
             operators,
             applied_manifest=applied.manifest,
             applying_manifest=applying.manifest,
+            declared={operator: self._declared[operator] for operator in self._valid},
         )
         write_marker(self._store, marker)
         self._written = marker

@@ -24,7 +24,7 @@ from types import TracebackType
 
 from holdfast.errors import Damaged, Unavailable
 from holdfast.model import Epoch, JobUuid
-from holdfast.state.marker import Lineage, Marker, read_marker, usable
+from holdfast.state.marker import Declared, Lineage, Marker, read_marker, usable
 from holdfast.state.rocks import DAMAGED, RocksKeyValue, RocksMemory
 
 __all__ = ["LocalDirectory", "claim", "create", "discard", "unheld", "usable"]
@@ -76,6 +76,7 @@ def claim(
     lineage: Lineage,
     target: Epoch,
     owned: tuple[int, int],
+    declared: Declared,
     memory: RocksMemory | None = None,
 ) -> LocalDirectory:
     """Take over the directory that leaves the least to restore, else create one.
@@ -88,7 +89,7 @@ def claim(
     _make_room(root, memory)
     ranked = []
     for directory in found:
-        covered = usable(directory.marker, job_uuid, lineage, target, owned)
+        covered = usable(directory.marker, job_uuid, lineage, target, owned, declared)
         if covered is not None and directory.marker is not None:
             ranked.append((covered[1] - covered[0], directory.marker.applied, directory.path.name, directory))
     best = max(ranked, key=lambda entry: entry[:3])[3] if ranked else None

@@ -20,11 +20,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from holdfast.errors import ConfigError, Damaged
+from holdfast.errors import Damaged
 from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import header_of, unseal
 from holdfast.state.coldcopy import NOTHING, ColdCopy
+from holdfast.state.evolution import by_id, by_name, declaration, unreadable
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.table import Table, TableSpec
 
@@ -101,8 +102,8 @@ class StateStore:
         self._tables[operator].freeze(epoch, committed_through)
 
     def deltas(self, epoch: Epoch) -> list[Delta]:
-        """Return the changes of the epoch, one delta per operator, once all have frozen it."""
-        return [table.delta(epoch) for table in self._tables.values()]
+        """Return the changes of the epoch as segments hold them, one delta per operator, once all have frozen it."""
+        return [by_id(table.delta(epoch), table.spec) for table in self._tables.values()]
 
     def commit(self, through: Epoch) -> None:
         """Treat everything frozen up to this completed epoch as committed; a hint, harmless to repeat."""
@@ -164,6 +165,7 @@ class StateStore:
         Raises:
             Damaged: a segment or the cold store is not what it should be. Restore again from
                 an older checkpoint; until then this store must not be used.
+            ConfigError: a segment was written with a declaration that the present one cannot read.
         """
         copy = self._begin(epoch, base_applied, base_key_groups or self.owned)
         applied, based = (NO_EPOCH, NOTHING) if copy is None else (copy.applied, copy.based)
@@ -191,7 +193,8 @@ class StateStore:
         """Empty the tables, and attach the cold store if it is the base."""
         if self._cold is not None:
             owned, count = self.owned, self._count
-            self._copy = ColdCopy(self._cold, tuple(self._tables), count, owned)
+            declared = {table.spec.operator: declaration(table.spec) for table in self._tables.values()}
+            self._copy = ColdCopy(self._cold, declared, count, owned)
             if base_applied is not None:
                 self._copy.adopt(self.identity.job_uuid, base_applied, epoch, base_key_groups)
         else:
@@ -224,15 +227,9 @@ class StateStore:
         table = self._tables.get(delta.operator)
         if table is None:  # the planner has accepted the loss of this operator's state
             return
-        declared = {column.name: column.dtype for column in table.spec.columns}
-        stored = {name: values.dtype for name, values in delta.columns.items()}
-        if declared != stored or table.spec.key != delta.keys.type or delta.key_group_count != self._count:
-            raise ConfigError(
-                f"the state of operator {table.spec.name!r} was written with different columns, keys or key groups",
-                not_done="nothing was restored",
-                next_step="restore the previous declaration, give the operator a new name, or drop its state",
-            )
-        table.absorb(delta)
+        if delta.key_group_count != self._count:
+            raise unreadable(table.spec)
+        table.absorb(by_name(delta, table.spec))
 
     # The cold store
 

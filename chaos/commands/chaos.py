@@ -118,8 +118,8 @@ def run_simulate(args: argparse.Namespace) -> int:
     passed = summary.passed and not interrupted
     if args.json:
         smaller = {str(seed): str(each.reduction) for seed, each in shrunk.items()}
-        told = {**summary.as_json(), "passed": passed, "interrupted": interrupted}
-        print_json({**told, "shrunk": smaller, "took_s": round(took, 2)})
+        reported = {**summary.as_json(), "passed": passed, "interrupted": interrupted}
+        print_json({**reported, "shrunk": smaller, "took_s": round(took, 2)})
     else:
         _show_summary(summary, failures, len(seeds), took, interrupted)
     return INTERRUPTED if interrupted else 0 if passed else 1
@@ -137,13 +137,13 @@ def _show_summary(summary: Summary, failures: list[str], seeds: int, took: float
 
 def _telling(seeds: int, began: float) -> Callable[[int], None]:
     """Return a function that reports progress of a long series every few seconds, to a terminal only."""
-    told = began
+    reported = began
 
     def tell(played: int) -> None:
-        nonlocal told
+        nonlocal reported
         now = time.monotonic()
-        if now - told >= TELL_EVERY_S and played < seeds:
-            told = now
+        if now - reported >= TELL_EVERY_S and played < seeds:
+            reported = now
             left = (now - began) / played * (seeds - played)
             advise(f"{played:,} of {seeds:,} seeds played, about {left / 60:.0f} min to go")
 

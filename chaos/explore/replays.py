@@ -33,7 +33,7 @@ PLAIN: dict[str, Any] = {
     "once": (False,),
     "rests": (),
     "windowing": None,
-    "at_once": False,
+    "immediate": False,
     "folders": False,
     "aims": (),
     "merging": Thresholds(),

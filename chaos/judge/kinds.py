@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-Prey = Literal["worker", "daemon", "executor", "host", "driver", "control", "data", "checkpoint"]
+Victim = Literal["worker", "daemon", "executor", "host", "driver", "control", "data", "checkpoint"]
 Lasting = Literal["instant", "pause", "stop", "cut"]
 PLANES = ("control", "data")
 _TRICKLE: tuple[str, dict[str, tuple[int, int]]] = ("slicer", {"bytes_per_second": (16, 128)})
@@ -27,7 +27,7 @@ _FLOWS = {"control": ("upstream", "downstream"), "data": ("upstream",)}
 class FaultKind:
     """One kind of fault."""
 
-    prey: Prey
+    victim: Victim
     does: str
     """kill, signal-stop, a Toxiproxy toxic or `down`, full, corrupt."""
     lasting: Lasting
@@ -43,10 +43,10 @@ class FaultKind:
     @property
     def plane(self) -> str | None:
         """Return the plane whose connections it strikes, None if none."""
-        return self.prey if self.prey in PLANES else None
+        return self.victim if self.victim in PLANES else None
 
 
-_KILLS: tuple[tuple[Prey, str, bool], ...] = (
+_KILLS: tuple[tuple[Victim, str, bool], ...] = (
     ("worker", "the Python process of a subtask", False),
     ("daemon", "the Python daemon that workers are forked from", False),
     ("executor", "the JVM of an executor", True),
@@ -66,12 +66,14 @@ _TOXICS: tuple[tuple[str, str, str, dict[str, tuple[int, int]]], ...] = (
 
 def _kinds() -> dict[str, FaultKind]:
     kinds = {}
-    for prey, whom, cluster in _KILLS:
-        kinds[f"{prey}-kill"] = FaultKind(prey, "kill", "instant", f"SIGKILL of {whom}", cluster)
-        kinds[f"{prey}-stop"] = FaultKind(prey, "signal-stop", "stop", f"SIGSTOP beyond our timeouts: {whom}", cluster)
-        kinds[f"{prey}-pause"] = FaultKind(prey, "signal-stop", "pause", f"a short SIGSTOP of {whom}", cluster)
+    for victim, whom, cluster in _KILLS:
+        kinds[f"{victim}-kill"] = FaultKind(victim, "kill", "instant", f"SIGKILL of {whom}", cluster)
+        kinds[f"{victim}-stop"] = FaultKind(
+            victim, "signal-stop", "stop", f"SIGSTOP beyond our timeouts: {whom}", cluster
+        )
+        kinds[f"{victim}-pause"] = FaultKind(victim, "signal-stop", "pause", f"a short SIGSTOP of {whom}", cluster)
     for plane in ("control", "data"):
-        who: Prey = "control" if plane == "control" else "data"
+        who: Victim = "control" if plane == "control" else "data"
         for name, toxic, about, attributes in _TOXICS:
             # A slow close affects the end that did not close, so the worker is killed: it connects to the driver, and
             # its peers connect to it.

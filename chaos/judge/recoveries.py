@@ -76,16 +76,16 @@ def _recovery(attempts: list[Attempt], done: _Completed | None) -> dict[str, Any
     attempts = sorted(attempts, key=lambda attempt: attempt.logged_us or 0)
     first, last = attempts[0], attempts[-1]
     causes = Counter(each.cause for each in attempts)
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "cause": "; ".join(cause if times == 1 else f"{cause} ({times} times)" for cause, times in causes.items()),
         "attempts": len(attempts),
     }
     if first.began_us is None or last.began_us is None:
-        return told | ({"recovery_ms": last.recovery_ms} if len(attempts) == 1 else {"recovery_ms": None})
-    told["recovery_ms"] = last.recovery_ms + round((last.began_us - first.began_us) / US_PER_MS)
+        return reported | ({"recovery_ms": last.recovery_ms} if len(attempts) == 1 else {"recovery_ms": None})
+    reported["recovery_ms"] = last.recovery_ms + round((last.began_us - first.began_us) / US_PER_MS)
     if last.first_record_us is not None:
-        told["first_record_ms"] = round((last.first_record_us - first.began_us) / US_PER_MS)
+        reported["first_record_ms"] = round((last.first_record_us - first.began_us) / US_PER_MS)
     if done is not None:
-        told["next_epoch_ms"] = round((done.at_us - first.began_us) / US_PER_MS)
-        told["since_ms"] = round(done.seen_ms - told["next_epoch_ms"])
-    return told
+        reported["next_epoch_ms"] = round((done.at_us - first.began_us) / US_PER_MS)
+        reported["since_ms"] = round(done.seen_ms - reported["next_epoch_ms"])
+    return reported

@@ -77,10 +77,10 @@ def audited(shown: dict[str, Any], status: int) -> list[Finding]:
         return [Finding("audit", False, "I12", detail=str(shown.get("what", shown)))]
     lines = [line for kind in ("epochs", "sources", "operators", "sinks") for line in shown[kind]]
     counts = Counter(line["verdict"] for line in lines)
-    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    reported = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     wrong = [line for line in lines if line["verdict"] == "differs"]
     if status or wrong:
-        return [Finding("audit", False, "I1, I2", detail=f"{told}; {wrong[:SHOWN_MAX]}")]
+        return [Finding("audit", False, "I1, I2", detail=f"{reported}; {wrong[:SHOWN_MAX]}")]
     kept = {line["epoch"] for line in shown["epochs"]}
     cut = {line["epoch"] for line in shown["epochs"] if line["verdict"] != "proven" and _begins_anew(line, kept)}
     judged = [*shown["epochs"], *shown["sources"], *shown["sinks"]]  # the right output of a filter is unknown
@@ -88,14 +88,14 @@ def audited(shown: dict[str, Any], status: int) -> list[Finding]:
     past = [line for line in open_ if _is_past(line, cut)]
     if missing := [_said(line) for line in open_ if line not in past] or _unshown(shown):
         raise HoldfastError(
-            f"the audit proved too little ({told}): {'; '.join(missing[:SHOWN_MAX])}",
+            f"the audit proved too little ({reported}): {'; '.join(missing[:SHOWN_MAX])}",
             not_done="whether the results are right is unknown",
             next_step="add a check of your own for what an audit cannot prove",
         )
     if cut:
-        told += f"; proven only after epoch {min(cut)}, earlier checkpoints are not kept"
+        reported += f"; proven only after epoch {min(cut)}, earlier checkpoints are not kept"
     remarks = dict.fromkeys(_said(line) for line in past if line["epoch"] is None)
-    return [Finding("audit", True, "I1, I2", detail="; ".join([told, *remarks]))]
+    return [Finding("audit", True, "I1, I2", detail="; ".join([reported, *remarks]))]
 
 
 def _begins_anew(line: dict[str, Any], kept: set[int]) -> bool:
@@ -147,8 +147,8 @@ def _command(words: tuple[str, ...], context: Context) -> Finding:
 
 
 def _counts(line: str) -> dict[str, Any]:
-    told = json.loads(line) if line.startswith("{") else {}
-    return {name: told.get(name) for name in COUNTS}
+    reported = json.loads(line) if line.startswith("{") else {}
+    return {name: reported.get(name) for name in COUNTS}
 
 
 def _done(words: tuple[str, ...], context: Context) -> subprocess.CompletedProcess[str]:

@@ -16,8 +16,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from holdfast.chaos.live.field import Field
 from holdfast.chaos.live.job import LiveJob
+from holdfast.chaos.live.testbed import Testbed
 
 CAUGHT_UP_WITHIN_S = 60.0
 """For a command that writes the source, and for reading that an audit can do without."""
@@ -28,7 +28,7 @@ WaitUntil = Callable[[Callable[[], bool], float], bool]
 
 
 def let_end(
-    job: LiveJob, field: Field, wait_until: WaitUntil, limit_s: float, *, sealed: bool, whole: bool
+    job: LiveJob, testbed: Testbed, wait_until: WaitUntil, limit_s: float, *, sealed: bool, whole: bool
 ) -> str | None:
     """Let the job read its sources, and stop it unless it ends by itself; return why that proves nothing, if so.
 
@@ -37,8 +37,8 @@ def let_end(
         sealed: This process seals a log that the job reads, so lag means nothing until the job has noticed.
         whole: Results will be compared with everything that the sources hold.
     """
-    wait_until(lambda: field.driven, CAUGHT_UP_WITHIN_S)
-    field.end_command()
+    wait_until(lambda: testbed.driven, CAUGHT_UP_WITHIN_S)
+    testbed.end_command()
     within_s = limit_s if whole else 0 if sealed else min(limit_s, CAUGHT_UP_WITHIN_S)
     if not wait_until(lambda: job.lag == 0, within_s) and whole:
         lag = "an unknown number of" if job.lag is None else f"{job.lag:,}"

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from holdfast.chaos.judge.kinds import Prey
+from holdfast.chaos.judge.kinds import Victim
 from holdfast.chaos.live import owned
 from holdfast.chaos.live.faults.strikes import BEATS
 from holdfast.chaos.live.folders import keeps_temporary_below
@@ -91,9 +91,9 @@ class LiveJob:
             for text in lines:
                 if text.startswith("{"):
                     with contextlib.suppress(ValueError):  # a killed driver's last line may be incomplete
-                        told = json.loads(text)
+                        reported = json.loads(text)
                         if number == self.drivers:
-                            self.progress = told
+                            self.progress = reported
 
     def hear_out(self) -> None:
         """Read the last output of a driver that has ended, with a time limit: its children may hold the pipe open."""
@@ -146,7 +146,7 @@ class LiveJob:
         """Return every live process of the job, including the platform it runs on."""
         return owned.living(self.token, owned.JOB)
 
-    def prey(self, kind: Prey) -> list[psutil.Process]:
+    def victim(self, kind: Victim) -> list[psutil.Process]:
         """Return the possible victims of a fault, in an order that does not depend on process ids."""
         if kind == "driver":
             assert self.driver is not None
@@ -178,7 +178,7 @@ class LiveJob:
     def rss_bytes(self) -> int | None:
         """Return the memory of all workers with a subtask; None if none is known."""
         sizes = []
-        for process in self.prey("worker"):
+        for process in self.victim("worker"):
             with contextlib.suppress(psutil.Error):
                 sizes.append(process.memory_info().rss)
         return sum(sizes) if sizes else None

@@ -31,12 +31,12 @@ from holdfast.chaos.live.ending import let_end, was_done
 from holdfast.chaos.live.faults.nemesis import Planned
 from holdfast.chaos.live.faults.scenario import Scenario
 from holdfast.chaos.live.faults.strikes import SEEN_WITHIN_S, Strike, seen
-from holdfast.chaos.live.field import Field
 from holdfast.chaos.live.folders import make_folder
 from holdfast.chaos.live.job import LiveJob
 from holdfast.chaos.live.journal import Journal
 from holdfast.chaos.live.loading import load, prepared
 from holdfast.chaos.live.owned import sigterm_interrupts
+from holdfast.chaos.live.testbed import Testbed
 from holdfast.chaos.live.watch import Watch
 from holdfast.errors import ConfigError, HoldfastError
 
@@ -102,7 +102,7 @@ class _Run:
     ) -> None:
         self._scenario, self._file, self._out = scenario, job, out
         self._journal, self._progress = journal, progress
-        self._field = Field(scenario, out)
+        self._testbed = Testbed(scenario, out)
         self._job: LiveJob
         self._watch: Watch
         self._waiting = list(plan)
@@ -137,8 +137,8 @@ class _Run:
             planned=len(self._waiting),
         )
         try:
-            self._field.open()
-            self._job = self._field.job(self._file)
+            self._testbed.open()
+            self._job = self._testbed.job(self._file)
             self._watch = Watch(self._job, journal)
             self._start_driver()
             if self._wait_until(lambda: self._watch.running and self._watch.epochs > 0, scenario.wait.start / 1000):
@@ -151,7 +151,7 @@ class _Run:
             if self._failed is None:
                 self._check(checks)
         finally:
-            self._field.close()
+            self._testbed.close()
         end = verdict.of(journal.lines, self._failed)
         journal.write("end", verdict=end.verdict, reason=end.reason, failed=self._who_failed)
         self._progress(f"{end.verdict}: {end.reason}")
@@ -161,7 +161,7 @@ class _Run:
     def _break(self) -> None:
         """Strike by the schedule until all its faults and its duration are over."""
         self._began = time.monotonic()
-        self._field.feed()
+        self._testbed.feed()
         while not self._over():
             now_ms = (time.monotonic() - self._began) * 1000 - self._late_ms
             if self._active is not None:
@@ -183,11 +183,11 @@ class _Run:
             return
         before = self._watch.epochs
         limit = self._scenario.wait.end / 1000
-        sealed = self._field.release()
+        sealed = self._testbed.release()
         if not self._wait_until(lambda: self._watch.epochs > before + 1, limit):
             self._set_stuck("no epoch was completed after the faults")
             return
-        behind = let_end(self._job, self._field, self._wait_until, limit, sealed=sealed, whole=whole and not sealed)
+        behind = let_end(self._job, self._testbed, self._wait_until, limit, sealed=sealed, whole=whole and not sealed)
         if behind is not None:
             self._fail("harness", behind)
         if not self._wait_until(lambda: False, limit):
@@ -215,11 +215,11 @@ class _Run:
     def _tick(self) -> None:
         time.sleep(TICK_S)
         self._watch.look()
-        self._field.look()
+        self._testbed.look()
         if (status := self._ended()) not in (None, 0):
             self._driver_ended(int(status or 0))
-        if self._field.error is not None:
-            self._fail("harness", self._field.error)
+        if self._testbed.error is not None:
+            self._fail("harness", self._testbed.error)
         calm_s = time.monotonic() - max(self._watch.epoch_seen, self._calm_since)
         calm = self._active is None and self._begun is None and self._watch.epochs > 0
         if calm and calm_s > self._recover_s:
@@ -282,7 +282,7 @@ class _Run:
             self._keep_pauses(fault)
             self._write_fault(fault, "missed", None, f"no victim, or no visible effect, for {self._recover_s:.0f} s")
             return
-        strike, driver = self._field.strike(fault), self._job.driver
+        strike, driver = self._testbed.strike(fault), self._job.driver
         began = strike is not None and strike.begin()
         if strike is not None and driver is not None and driver.pid in strike.killed:
             self._killed.add(driver.pid)
@@ -337,14 +337,14 @@ class _Run:
 
     def _write_fault(self, fault: Planned, phase: str, target: str | None, detail: str) -> None:
         plane = {"plane": KINDS[fault.kind].plane} if KINDS[fault.kind].plane is not None else {}
-        target = target or KINDS[fault.kind].prey
+        target = target or KINDS[fault.kind].victim
         self._journal.write("fault", id=fault.id, fault=fault.kind, target=target, **plane, phase=phase, detail=detail)
 
     # The end
 
     def _check_ends(self) -> None:
         """Heal the active fault, wait for the driver to end, and make the findings that need no oracle."""
-        self._field.end_command()
+        self._testbed.end_command()
         if self._begun is not None:
             self._begun[1].heal()
         if self._active is not None:
@@ -356,7 +356,7 @@ class _Run:
         assert driver is not None
         if (status := self._ended()) == 0:
             self._journal.write("driver", phase="ended", pid=driver.pid, exit=0)
-            left = [] if seen(lambda: not self._field.left()) else self._field.left()
+            left = [] if seen(lambda: not self._testbed.left()) else self._testbed.left()
             self._found(Finding("processes", not left, "I10", detail=f"processes left behind: {left}" if left else ""))
         elif self._stuck is not None:
             self._found(Finding("progress", False, "I11", detail=self._stuck))
@@ -368,11 +368,11 @@ class _Run:
             self._found(in_vain)
         disorder = self._watch.disorder
         self._found(Finding("epochs", not disorder, "I6", detail="; ".join(disorder) or f"{self._watch.epochs} epochs"))
-        for finding in self._field.observed():
+        for finding in self._testbed.observed():
             self._found(finding)
 
     def _check(self, checks: Iterable[Check]) -> None:
-        context = Context(str(self._out), str(self._job.root), str(self._file), self._field.environment)
+        context = Context(str(self._out), str(self._job.root), str(self._file), self._testbed.environment)
         for check in checks:
             try:
                 for finding in check(context):
@@ -382,7 +382,7 @@ class _Run:
             except Exception as error:  # noqa: BLE001 - a user's code; the verdict reports it
                 said = error.what if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
                 self._fail("harness", f"the check could not be run: {said}")
-        if unseen := self._field.unseen():
+        if unseen := self._testbed.unseen():
             self._fail("harness", f"never seen, although to be observed: {', '.join(unseen)}")
 
     def _found(self, finding: Finding) -> None:

@@ -28,7 +28,7 @@ class Watch:
         self._log = JobLog(job.root)
         self._next_sample = 0.0
         self._recoveries = Recoveries()
-        self._told: set[tuple[int, int]] = set()
+        self._reported: set[tuple[int, int]] = set()
         self._lost_driver: tuple[str, float, float] | None = None
         self.epoch: int | None = None
         self.epochs = 0
@@ -47,13 +47,13 @@ class Watch:
 
     def driver_lost(self, cause: str) -> None:
         """Start timing until the next driver runs the job."""
-        self._take_in(told=None)
+        self._take_in(reported=None)
         if self._lost_driver is None:
             self._lost_driver = (cause, time.monotonic(), time.time())
 
     def look(self) -> None:
         """Read what is new."""
-        self._take_in(told=self._job.progress.get("epoch") or 0)
+        self._take_in(reported=self._job.progress.get("epoch") or 0)
         if time.monotonic() >= self._next_sample:
             self._next_sample = time.monotonic() + SAMPLE_EVERY_S
             self._sample()
@@ -62,15 +62,15 @@ class Watch:
         """Write the recoveries that are still open."""
         self._job.hear_out()
         self._sample()
-        self._take_in(told=None)
+        self._take_in(reported=None)
         for recovery in self._recoveries.rest():
             self._journal.write("recovery", **recovery)
 
-    def _take_in(self, told: int | None) -> None:
+    def _take_in(self, reported: int | None) -> None:
         """Read new records; write the recoveries that ended with epochs that the driver has reported."""
         self._find_recoveries()
         self._read_log()
-        for recovery in self._recoveries.closed(told):
+        for recovery in self._recoveries.closed(reported):
             self._journal.write("recovery", **recovery)
 
     def _read_log(self) -> None:
@@ -96,8 +96,8 @@ class Watch:
     def _find_recoveries(self) -> None:
         for number, restart in enumerate(self._job.progress.get("restarts", ())):
             key = (self._job.drivers, number)
-            if restart["recovery_ms"] is not None and key not in self._told:
-                self._told.add(key)
+            if restart["recovery_ms"] is not None and key not in self._reported:
+                self._reported.add(key)
                 self._recoveries.open.append(Attempt(restart["cause"], restart["recovery_ms"], restart["at"]))
         if self._lost_driver is not None and self.running:
             cause, since, wall = self._lost_driver
@@ -126,15 +126,15 @@ class Watch:
                 attempt.first_record_us = max(first) if first and all(first) else None
 
     def _sample(self) -> None:
-        told = self._job.progress
+        reported = self._job.progress
         self._journal.write(
             "sample",
-            state=told.get("state", "starting"),
-            generation=told.get("generation"),
+            state=reported.get("state", "starting"),
+            generation=reported.get("generation"),
             epoch=self.epoch,
             epoch_age_ms=None if self.epoch is None else round((time.monotonic() - self.epoch_seen) * 1000),
-            records_in=told.get("records_in"),
-            rate=told.get("records_per_s"),
-            lag=told.get("lag"),
+            records_in=reported.get("records_in"),
+            rate=reported.get("records_per_s"),
+            lag=reported.get("lag"),
             rss_bytes=self._job.rss_bytes(),
         )

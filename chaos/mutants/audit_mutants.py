@@ -22,8 +22,8 @@ Right = Callable[..., Any]
 def tells_only_new(right: Right) -> Right:
     def audit_through(state: worker.Worker, epoch: Epoch) -> PartAudit | None:
         only = {number: counts for number, counts in state.counts.items() if number == epoch}
-        told: PartAudit | None = right(replace(state, counts=only), epoch)
-        return told
+        reported: PartAudit | None = right(replace(state, counts=only), epoch)
+        return reported
 
     return audit_through
 

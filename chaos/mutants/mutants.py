@@ -17,6 +17,7 @@ import msgspec
 from holdfast.chaos.mutants import (
     audit_mutants,
     wrong_endings,
+    wrong_evolutions,
     wrong_expiry,
     wrong_partitions,
     wrong_reads,
@@ -28,17 +29,18 @@ from holdfast.chaos.mutants import rewind_mutants as wrong
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.chaos.sim.jobs.tables import SharedTable
 from holdfast.chaos.sim.ports import network
-from holdfast.chaos.sim.ports.at_once import ProcessWrites
 from holdfast.chaos.sim.ports.disks import Disk
+from holdfast.chaos.sim.ports.immediate import ProcessWrites
 from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import JobFailed
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
-from holdfast.runtime.driver import deployment, master, repair, rewinding
+from holdfast.runtime.driver import deployment, gathering, master, repair, rewinding
 from holdfast.runtime.driver import requests as master_requests
 from holdfast.runtime.inspect import reading
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.event_clock import EventClock
+from holdfast.runtime.plan import fields
 from holdfast.runtime.rows import watermark
 from holdfast.runtime.rows.dead_letters import Letters
 from holdfast.runtime.sources.event_time import EventTime
@@ -357,7 +359,7 @@ MUTANTS = (
     Mutant("watermark-before-its-rows", "P11", "a watermark is sent before the rows that raised it",
            (Swap(subtask.SubtaskRun, "_emit", wrong_times.tells_time_before_rows),), needs="windowing"),
     Mutant("watermark-of-the-fastest", "P11", "time follows the fastest partition or channel, not the slowest",
-           (Swap(watermark, "told", wrong_times.closes_at_the_largest),), needs="windowing"),
+           (Swap(watermark, "reported", wrong_times.closes_at_the_largest),), needs="windowing"),
     *(Mutant(name, rules, does, (Swap(*swap),), needs="windowing", first=first)
       for name, rules, does, swap, first in wrong_expiry.VERSIONS),
     *(Mutant(name, rules, does, (Swap(*swap),), needs=needs, first=first)
@@ -397,11 +399,11 @@ MUTANTS = (
            (Swap(marker, "overlap", wrong_writes.takes_any_range),), first=20_112),
     Mutant("immediate-check-then-write", "P22", "a write checks the fence before its transaction, not in it",
            (Swap(ProcessWrites, "write", wrong_writes.looks_before_it_writes),
-            Swap(ImmediateTable, "fence_holds", wrong_writes.trusts)), needs="at_once", first=255),
+            Swap(ImmediateTable, "fence_holds", wrong_writes.trusts)), needs="immediate", first=255),
     Mutant("immediate-write-without-tags", "P22", "an immediate write applies whatever tag its key has",
-           (Swap(ImmediateTable, "is_newer", wrong_writes.applies_anything),), needs="at_once"),
+           (Swap(ImmediateTable, "is_newer", wrong_writes.applies_anything),), needs="immediate"),
     Mutant("ack-before-immediate-writes", "P22, DESIGN 4.4", "an epoch is acked while its rows are not written yet",
-           (Swap(immediate.ImmediateWrites, "when_in", wrong_writes.waits_for_nothing),), needs="at_once"),
+           (Swap(immediate.ImmediateWrites, "when_in", wrong_writes.waits_for_nothing),), needs="immediate"),
     Mutant("digests-dropped-on-merge-forward", "P8", "an ack reports only its own epoch's digests",
            (Swap(worker, "_audit_through", audit_mutants.tells_only_new),)),
     Mutant("abandoned-epoch-counted-twice", "P10", "digests from before a rollback are reported with later ones",
@@ -426,5 +428,11 @@ MUTANTS = (
            (Swap(delivery, "_queue", _drops_if_full),), needs="small_bounds"),
     Mutant("waiting-rows-forgotten", "P8, DESIGN 4.2", "rows left over from a turn are never processed",
            (Swap(subtask.SubtaskRun, "_once_through", _forgets_what_waits),), needs="slow_functions"),
+    Mutant("field-id-reused", "design/0038", "a column of state gets the id of one that was removed",
+           (Swap(fields, "free_id", wrong_evolutions.reuses_ids),), needs="evolves", first=130),
+    Mutant("folder-of-other-columns", "P14, design/0038", "a folder is used whatever columns its rows have",
+           (Swap(marker, "_readable", wrong_evolutions.reads_any_folder),), needs="evolves", first=50),
+    Mutant("base-of-other-code", "P5, design/0038", "a checkpoint is read with ids that were computed from another one",
+           (Swap(gathering, "_unchecked_state", wrong_evolutions.takes_any_base),), needs="evolves", first=330),
 )  # fmt: skip
 """The mutants that the tests must catch; each names the rule that it negates."""

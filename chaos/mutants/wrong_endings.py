@@ -45,7 +45,7 @@ def seals_what_is_there_now(_: Right) -> Right:
     def of_now(table: Table, epoch: Epoch) -> Delta:
         [frozen] = [frozen for frozen in table._frozen if frozen.delta.epoch == epoch]
         delta, slots = frozen.delta, frozen.slots
-        now = {name: slab.array.take(slots) for name, slab in table._working.items()}
+        now = {name: table.column(name)[slots] for name in delta.columns}
         columns = {name: np.where(delta.puts, now[name], old) for name, old in delta.columns.items()}
         return replace(delta, columns=columns)
 

@@ -46,13 +46,13 @@ def tells_time_before_rows(right: Right) -> Right:
 
 
 def follows_whoever_comes_back(_: Right) -> Right:
-    def told(state: watermark.Minimum[Any], part: Any, at: Watermark) -> tuple[watermark.Minimum[Any], bool]:
+    def reported(state: watermark.Minimum[Any], part: Any, at: Watermark) -> tuple[watermark.Minimum[Any], bool]:
         parts = {**state.parts, part: at}
         active = [each.at_us for each in parts.values() if not each.idle]
         now = Watermark(min(active, default=state.now.at_us), idle=not active)
         return watermark.Minimum(parts, now), now != state.now
 
-    return told
+    return reported
 
 
 def waits_for_those_that_rest(_: Right) -> Right:
@@ -73,11 +73,11 @@ def forgets_earlier_windows(right: Right) -> Right:
 
 
 def closes_at_the_largest(_: Right) -> Right:
-    def told(state: watermark.Minimum[Any], part: Any, at: Watermark) -> tuple[watermark.Minimum[Any], bool]:
+    def reported(state: watermark.Minimum[Any], part: Any, at: Watermark) -> tuple[watermark.Minimum[Any], bool]:
         now = Watermark(max(state.now.at_us, at.at_us), at.idle)
         return watermark.Minimum({**state.parts, part: at}, now), now != state.now
 
-    return told
+    return reported
 
 
 VERSIONS = (
@@ -85,7 +85,7 @@ VERSIONS = (
         "watermark-goes-back",
         "P11",
         "a minimum goes back with a part that returns lower",
-        (watermark, "told", follows_whoever_comes_back),
+        (watermark, "reported", follows_whoever_comes_back),
         "windowing",
         0,
     ),

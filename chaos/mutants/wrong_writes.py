@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.chaos.sim.ports.at_once import ProcessWrites
+from holdfast.chaos.sim.ports.immediate import ProcessWrites
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository

@@ -43,7 +43,7 @@ ZOMBIE_GRACE_S = 3.0
 
 
 @dataclass(frozen=True)
-class Errand:
+class RewindCommand:
     """The task of a driver that `holdfast rewind` starts: go back by a number of checkpoints, repair, end."""
 
     back: int
@@ -66,9 +66,9 @@ class Launching(Inhabited, Protocol):
 class DriverProcess(DriverEnd):
     """One run of the job, or one rewind; implements DriverPorts itself."""
 
-    def __init__(self, world: Launching, name: str, errand: Errand | None = None) -> None:
+    def __init__(self, world: Launching, name: str, rewind_command: RewindCommand | None = None) -> None:
         super().__init__(name, world.schedule.journal)
-        self._world, self._errand = world, errand
+        self._world, self._rewind_command = world, rewind_command
         self.clock: Clock = ProcessClock(world, self)
         self.repository = Repository(ProcessStore(world, self))
         # The driver never touches a sink with immediate writes.
@@ -101,8 +101,8 @@ class DriverProcess(DriverEnd):
         if job is not None and job.finished:
             self.end("the job is finished")
             return
-        if self._errand is not None:
-            self._run_errand(job, self._errand)
+        if self._rewind_command is not None:
+            self._run_rewind_command(job, self._rewind_command)
             return
         delay = self._world.random.choice(SPARK_STARTS_S)
         self._world.schedule.after(delay, self, "takes the job over", lambda: self._begin(job))
@@ -112,8 +112,8 @@ class DriverProcess(DriverEnd):
         self.loop.begin(job, "started")
         self._poll()
 
-    def _run_errand(self, job: joblog.Job | None, errand: Errand) -> None:
-        epoch = None if job is None else back_from(job, errand.back)
+    def _run_rewind_command(self, job: joblog.Job | None, rewind_command: RewindCommand) -> None:
+        epoch = None if job is None else back_from(job, rewind_command.back)
         if job is None or epoch is None:
             self.end("there is nothing to go back to")
             return
@@ -123,7 +123,7 @@ class DriverProcess(DriverEnd):
             self.loop.rewind(job, RewindWanted(epoch, True))
             self._poll()
 
-        self._world.schedule.after(errand.delay, self, f"rewinds to epoch {epoch}", begin)
+        self._world.schedule.after(rewind_command.delay, self, f"rewinds to epoch {epoch}", begin)
 
     @property
     def generation(self) -> Generation:

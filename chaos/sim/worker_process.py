@@ -23,9 +23,9 @@ from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.faults.schedule import Process
 from holdfast.chaos.sim.jobs.functions import Functions
-from holdfast.chaos.sim.ports.at_once import ProcessTable
 from holdfast.chaos.sim.ports.disks import Disk, DiskState
 from holdfast.chaos.sim.ports.ends import DriverEnd, WorkerEnd
+from holdfast.chaos.sim.ports.immediate import ProcessTable
 from holdfast.chaos.sim.ports.network import Endpoint, Networked
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.chaos.sim.ports.streams import ControlStream
@@ -153,7 +153,7 @@ class WorkerPorts:
 class WorkerProcess(WorkerEnd):
     """One worker, from its launch to its end."""
 
-    def __init__(self, world: Inhabited, name: str, driver: DriverEnd, launch: int) -> None:
+    def __init__(self, world: Inhabited, name: str, driver: DriverEnd, launch: int, plan: Plan) -> None:
         super().__init__(name, world.schedule.journal)
         self._world, self.driver, self.launch = world, driver, launch
         self.id = WorkerId(f"{name}-{world.random.getrandbits(24):06x}")
@@ -163,7 +163,7 @@ class WorkerProcess(WorkerEnd):
         world.endpoints[self.address] = self.endpoint
         self.ports = WorkerPorts(world, self)
         spend = self.ports.clock.spend
-        plan = world.functions.bound(world.plan, name, lambda: world.points_of(self), spend)
+        plan = world.functions.bound(plan, name, lambda: world.points_of(self), spend)
         sinks = tuple(
             replace(spec, sink=ProcessSink(world, self, spec.name) if spec.path is None else ProcessTable(world, self))
             for spec in plan.sinks

@@ -21,13 +21,14 @@ from functools import partial
 
 from holdfast.chaos.sim import whereabouts
 from holdfast.chaos.sim.checks.checkers import Checks
-from holdfast.chaos.sim.driver_process import DriverProcess, Errand
+from holdfast.chaos.sim.driver_process import DriverProcess, RewindCommand
 from holdfast.chaos.sim.faults.aims import Aim, Aiming
 from holdfast.chaos.sim.faults.damage import Damage
 from holdfast.chaos.sim.faults.draws import Chance
 from holdfast.chaos.sim.faults.faults import OUTAGES, Fault, Faults, Strike
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.faults.schedule import Process, Schedule
+from holdfast.chaos.sim.jobs import evolving
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource, batches_of
 from holdfast.chaos.sim.jobs.functions import Functions
 from holdfast.chaos.sim.jobs.tables import SharedTable
@@ -37,8 +38,10 @@ from holdfast.chaos.sim.ports.disks import Disk
 from holdfast.chaos.sim.ports.network import Address, Endpoint
 from holdfast.chaos.sim.ports.objects import WatchedObjects
 from holdfast.chaos.sim.worker_process import WorkerProcess
+from holdfast.errors import ErrorReport
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.driver import master
+from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.testing.cluster import rules_of
 from holdfast.sinks.memory_immediate import ImmediateTable
 
@@ -76,19 +79,32 @@ class World:
         clock, rows_max = self.schedule.clock, scenario.batch_rows_max
         s = scenario
         branches = (s.ledger, s.regroups, s.united, s.functions, s.letters)
-        plan = plan_of(s.upserts, s.above, s.windowing, s.at_once, *branches)
+        last = evolving.LAST_VERSION if s.evolves else 0
+        versions = [
+            plan_of(s.upserts, s.above, s.windowing, s.immediate, *branches, v if s.evolves else None)
+            for v in range(last + 1)
+        ]
+        plan = versions[0]
         schema = plan.sources[0].source.schema
         batches = batches_of(scenario.partitions, schema)
         appears = tuple(self._start + at if at else 0.0 for at in scenario.appears)
         given = batches, arrivals, clock, self.random, rows_max, schema
         sources = {name: ArrivingSource(*given, mine, appears) for name, mine in scenario.sources.items()}
-        self.plan = replace(plan, sources=tuple(replace(spec, source=sources[spec.name]) for spec in plan.sources))
+        self.versions = [
+            replace(each, sources=tuple(replace(spec, source=sources[spec.name]) for spec in each.sources))
+            for each in versions
+        ]
+        self.plan = self.versions[0]
+        self._plans: dict[str, Plan] = {}
+        """The plan of every driver, by its owner token."""
         self.tables = {spec.name: SharedTable(spec.upsert_key) for spec in plan.sinks if spec.path is None}
         self.lasts = ImmediateTable(["place"])
         for spec in plan.sinks:
             (self.tables[spec.name] if spec.path is None else self.lasts).prepare(spec.schema, spec.upsert_key)
-        self.checks = Checks(scenario, self.plan, self.tables, self.lasts, self.schedule.journal)
-        self.checks.explained = lambda error: self.damage.explains(error) or self.functions.explains(error)
+        self.checks = Checks(scenario, self.versions, self.tables, self.lasts, self.schedule.journal)
+        self.checks.explained = lambda error: any(
+            explains(error) for explains in (self.damage.explains, self.functions.explains, self._overtaken)
+        )
         self.objects = WatchedObjects(self._landed, self.checks.history.deleted)
         self.checks.objects = self.objects
         self.checks.elapsed = lambda: self.elapsed
@@ -135,7 +151,13 @@ class World:
         uuid = JobUuid(f"{self.random.getrandbits(128):032x}")
         partitions = scenario.sources_at(self.elapsed)
         parallelism = scenario.parallelisms[len(self.drivers) % len(scenario.parallelisms)]
-        rules = rules_of(self.plan, parallelism, partitions, uuid, scenario.checkpoint_every)
+        version = min(len(self.drivers), len(self.versions) - 1)
+        rules = rules_of(self.versions[version], parallelism, partitions, uuid, scenario.checkpoint_every)
+        self._plans[owner] = self.versions[version]
+        if scenario.evolves:
+            base = self.checks.last_manifest()
+            self._plans[owner], operators, checked = evolving.started(self.versions[version], version, base)
+            rules = replace(rules, operators=operators, checked=checked)
         once = scenario.once[len(self.drivers) % len(scenario.once)]
         if once:
             self.checks.reads_to(owner, self._arrived())
@@ -152,6 +174,10 @@ class World:
             discover_every=scenario.listed_every,
         )
 
+    def _overtaken(self, error: ErrorReport | None) -> bool:
+        """Return whether a driver ended because an older one with other code was faster."""
+        return self.scenario.evolves and error is not None and error.what.startswith(evolving.OVERTAKEN)
+
     def _arrived(self) -> dict[str, dict[int, int]]:
         """Return the present end of each partition of each source, where a bounded run stops reading."""
         ends = [bisect_right(times, self.elapsed) for times in self.scenario.arrivals]
@@ -160,7 +186,7 @@ class World:
 
     def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
         """Return a process that a driver launched, not yet started."""
-        worker = WorkerProcess(self, f"w{len(self.workers) + 1}", driver, launch)
+        worker = WorkerProcess(self, f"w{len(self.workers) + 1}", driver, launch, self._plans[driver.owner])
         self.workers.append(worker)
         self._doom(worker, Fault.WORKER_CRASH)
         return worker
@@ -211,7 +237,7 @@ class World:
         """A user asks the newest driver to go back, or starts a separate driver for it."""
         alive = [driver for driver in self.drivers if driver.alive]
         if asked.delay is not None:
-            self._start_driver(Errand(asked.back, asked.delay))
+            self._start_driver(RewindCommand(asked.back, asked.delay))
         elif alive:
             driver = alive[-1]
             self.schedule.after(0.0, driver, "is asked to go back", lambda: driver.asked_to_rewind(asked.back))
@@ -223,8 +249,8 @@ class World:
             driver = alive[-1]
             self.schedule.after(0.0, driver, f"is asked to end ({how or 'stop'})", lambda: driver.asked_to_end(how))
 
-    def _start_driver(self, errand: Errand | None = None) -> None:
-        driver = DriverProcess(self, f"d{len(self.drivers) + 1}", errand)
+    def _start_driver(self, rewind_command: RewindCommand | None = None) -> None:
+        driver = DriverProcess(self, f"d{len(self.drivers) + 1}", rewind_command)
         self.drivers.append(driver)
         self._doom(driver, Fault.DRIVER_CRASH)
         self.schedule.after(self.random.uniform(0.0, 0.2), driver, "starts", driver.start)

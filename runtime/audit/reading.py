@@ -33,7 +33,7 @@ from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import OpenSource, Source, same_from, unpaced
 from holdfast.runtime.sources.reading import split
 from holdfast.runtime.worker.digests import COUNTS, ROWS, records_digested
-from holdfast.sinks.audited import Asked, AuditableSink, Delivery, Gone, Shown, auditable
+from holdfast.sinks.audited import AuditableSink, AuditQuery, Delivery, Gone, TargetContents, auditable
 from holdfast.sinks.staging import audited, decode, last_per_key
 from holdfast.storage.digests import NOTHING, added, removed, whole
 
@@ -194,35 +194,35 @@ class _SinkAudit:
         spec = self._spec
         oldest = min((each.epoch for each in self._expected if each.epoch in self._chosen), default=self._newest.epoch)
         after, which = Epoch(oldest - 1), _beside(sink, spec.name, specs)
-        asked = Asked(self._job.uuid, spec.name, spec.schema, spec.upsert_key, after, self._everything, *which)
+        query = AuditQuery(self._job.uuid, spec.name, spec.schema, spec.upsert_key, after, self._everything, *which)
         try:
-            shown = sink.shown(asked)
+            contents = sink.contents(query)
         except Gone as gone:
             return [Line("sink", spec.name, None, None, "differs", str(gone))]
         except Damaged as error:
             return [Line("sink", spec.name, None, None, "differs", error.what)]
         except ConfigError as error:
             return [Line("sink", spec.name, None, None, "not provable", error.what)]
-        lines = [self._line(each, shown) for each in self._expected if each.epoch in self._chosen]
-        return [*lines, *self._unexpected(shown, oldest), *self._rest(shown)]
+        lines = [self._line(each, contents) for each in self._expected if each.epoch in self._chosen]
+        return [*lines, *self._unexpected(contents, oldest), *self._rest(contents)]
 
-    def _line(self, each: Expected, shown: Shown) -> Line:
+    def _line(self, each: Expected, contents: TargetContents) -> Line:
         subtask, tag = each.at
-        found = shown.rows.get(each.at)
-        verdict, reason = self._verdict(each, shown, found)
+        found = contents.rows.get(each.at)
+        verdict, reason = self._verdict(each, contents, found)
         rows = None if found is None else found.rows
         more = (("timeline", tag.timeline),)
         return Line("sink", self._spec.name, subtask, each.epoch, verdict, reason, each.digest.rows, rows, more)
 
-    def _verdict(self, each: Expected, shown: Shown, found: RowDigest | None) -> tuple[Verdict, str | None]:
+    def _verdict(self, each: Expected, contents: TargetContents, found: RowDigest | None) -> tuple[Verdict, str | None]:
         subtask, tag = each.at
-        if each.at in shown.wrong:
-            return "differs", shown.wrong[each.at]
-        if subtask not in shown.standing or shown.standing[subtask] < tag:
+        if each.at in contents.wrong:
+            return "differs", contents.wrong[each.at]
+        if subtask not in contents.standing or contents.standing[subtask] < tag:
             if self._is_pending(each):
                 return "not provable", "not delivered yet"
             return "differs", f"epoch {tag.epoch} was delivered, but its tag is no longer in the target"
-        if subtask in shown.lost and tag <= shown.lost[subtask]:
+        if subtask in contents.lost and tag <= contents.lost[subtask]:
             return "not provable", "the target no longer keeps records of deliveries this old"
         expected, wrong = self._left(each)
         if wrong is not None:
@@ -256,34 +256,34 @@ class _SinkAudit:
         full = audited(rows, self._spec.upsert_key)
         return (RowDigest(full.rows) if each.digest.sum is None else full), None
 
-    def _unexpected(self, shown: Shown, oldest: int) -> list[Line]:
+    def _unexpected(self, contents: TargetContents, oldest: int) -> list[Line]:
         """Find output that no kept checkpoint lists although it is not older than they are."""
         known = {each.at for each in self._expected}
         spans = [(m.follows, m.epoch) for m in self._manifests.values() if m.audited is not None]
         lines = []
-        for (subtask, tag), found in sorted(shown.rows.items()):
+        for (subtask, tag), found in sorted(contents.rows.items()):
             inside = tag.epoch >= oldest and any(follows < tag.epoch <= epoch for follows, epoch in spans)
             if inside and (subtask, tag) not in known:
                 reason = f"rows of epoch {tag.epoch}, timeline {tag.timeline}, which is not in the job's lineage"
                 lines.append(Line("sink", self._spec.name, subtask, tag.epoch, "differs", reason, 0, found.rows))
-        if shown.untagged:
-            reason = f"{shown.untagged:,} rows among the job's were appended without a tag: they belong to no epoch"
-            lines.append(Line("sink", self._spec.name, None, None, "differs", reason, 0, shown.untagged))
+        if contents.untagged:
+            reason = f"{contents.untagged:,} rows among the job's were appended without a tag: they belong to no epoch"
+            lines.append(Line("sink", self._spec.name, None, None, "differs", reason, 0, contents.untagged))
         return lines
 
-    def _rest(self, shown: Shown) -> list[Line]:
+    def _rest(self, contents: TargetContents) -> list[Line]:
         """Compare the rows that no kept checkpoint wrote with what the job staged before the kept ones."""
         audit = self._newest.audited
         if not self._everything:
             return []
-        if shown.others is None:
-            return self._unseen(shown)
+        if contents.others is None:
+            return self._unseen(contents)
         if audit is None:
             return []
         name, reason = self._spec.name, None
         total = self._total(audit)
-        told = [digest for (_, tag), digest in shown.rows.items() if tag.epoch <= self._newest.epoch]
-        still = [item for item in self._pending(self._newest) if self._is_open(item, shown)]
+        reported = [digest for (_, tag), digest in contents.rows.items() if tag.epoch <= self._newest.epoch]
+        still = [item for item in self._pending(self._newest) if self._is_open(item, contents)]
         open_ = [e for e in self._expected if any((i.writer.subtask, i.tag) == e.at for i in still)]
         if audit.since != NO_EPOCH:
             reason = f"output staged up to epoch {audit.since} was not counted"
@@ -291,10 +291,10 @@ class _SinkAudit:
             reason = "output of checkpoints that are no longer kept is not delivered yet"
         if reason is not None:
             return [Line("sink", name, None, None, "not provable", f"rows of older checkpoints: {reason}")]
-        earlier = reduce(removed, [*told, *(each.digest for each in open_)], total)
-        return [_older(name, earlier, shown)]
+        earlier = reduce(removed, [*reported, *(each.digest for each in open_)], total)
+        return [_older(name, earlier, contents)]
 
-    def _unseen(self, shown: Shown) -> list[Line]:
+    def _unseen(self, contents: TargetContents) -> list[Line]:
         """Report rows that no kept checkpoint describes as not provable; nothing if there are none."""
         audit, rows, reason = self._newest.audited, None, "no kept checkpoint describes them"
         if audit is None:
@@ -304,27 +304,27 @@ class _SinkAudit:
         else:
             rows = self._total(audit).rows - sum(each.digest.rows for each in self._expected)
         reason = f"rows of older checkpoints: {reason}"
-        if rows == 0 and not shown.unseen:
+        if rows == 0 and not contents.unseen:
             return []
-        if shown.unseen:
-            under = f"{shown.unseen:,} rows have keys that no kept checkpoint of it wrote"
+        if contents.unseen:
+            under = f"{contents.unseen:,} rows have keys that no kept checkpoint of it wrote"
             reason = under if rows == 0 else f"{reason}; {under}"
-        return [Line("sink", self._spec.name, None, None, "not provable", reason, rows, shown.unseen)]
+        return [Line("sink", self._spec.name, None, None, "not provable", reason, rows, contents.unseen)]
 
     def _total(self, audit: Audit) -> RowDigest:
         return next((each.staged for each in audit.totals if each.sink == self._spec.name), NOTHING)
 
-    def _is_open(self, item: Pending, shown: Shown) -> bool:
-        standing = shown.standing.get(item.writer.subtask)
+    def _is_open(self, item: Pending, contents: TargetContents) -> bool:
+        standing = contents.standing.get(item.writer.subtask)
         return standing is None or standing < item.tag
 
 
-def _older(name: str, earlier: RowDigest, shown: Shown) -> Line:
+def _older(name: str, earlier: RowDigest, contents: TargetContents) -> Line:
     """Compare the rows of older checkpoints; the rows before them may be older than the job."""
-    assert shown.others is not None
-    hashes, strangers = shown.others.hashes, len(shown.others.hashes) - earlier.rows
+    assert contents.others is not None
+    hashes, strangers = contents.others.hashes, len(contents.others.hashes) - earlier.rows
     verdict: Verdict
-    if strangers < 0 or strangers > shown.others.older:
+    if strangers < 0 or strangers > contents.others.older:
         than = "than the job added before the kept checkpoints"
         verdict, reason = "differs", f"{abs(strangers):,} rows {'more' if strangers > 0 else 'fewer'} {than}"
     else:
@@ -333,9 +333,9 @@ def _older(name: str, earlier: RowDigest, shown: Shown) -> Line:
         verdict, why = compared(earlier, found)
         before = f"; {strangers:,} rows existed before" if strangers else ""
         reason = f"rows of older checkpoints{': ' + why if why else ''}{before}"
-    if verdict == "differs" and strangers >= 0 and shown.others.mixed is not None:
+    if verdict == "differs" and strangers >= 0 and contents.others.mixed is not None:
         verdict = "not provable"
-        reason = f"rows of older checkpoints: {shown.others.mixed} added rows too, and no record of which is kept"
+        reason = f"rows of older checkpoints: {contents.others.mixed} added rows too, and no record of which is kept"
     return Line("sink", name, None, None, verdict, reason, earlier.rows, len(hashes))
 
 

@@ -70,10 +70,10 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return {job, as_of, epochs, sources, operators, sinks, verdict}."""
         as_of = self.epochs[-1] if self.epochs else None
-        shown: dict[str, Any] = {"job": self.job, "as_of": as_of}
+        contents: dict[str, Any] = {"job": self.job, "as_of": as_of}
         for kind, plural in (("epoch", "epochs"), ("source", "sources"), ("operator", "operators"), ("sink", "sinks")):
-            shown[plural] = [_json(line) for line in self.lines if line.kind == kind]
-        return shown | {"verdict": self.verdict}
+            contents[plural] = [_json(line) for line in self.lines if line.kind == kind]
+        return contents | {"verdict": self.verdict}
 
 
 def compared(expected: RowDigest, found: RowDigest) -> tuple[Verdict, str | None]:
@@ -109,5 +109,5 @@ def _json(line: Line) -> dict[str, Any]:
         "sink": {"sink": line.name, "writer": line.part},
     }
     counts: dict[str, Any] = {} if line.kind == "epoch" else {"rows": line.rows, "found": line.found}
-    told = {"verdict": line.verdict, "reason": line.reason}
-    return {**names[line.kind], "epoch": line.epoch, **counts, **dict(line.more), **told}
+    reported = {"verdict": line.verdict, "reason": line.reason}
+    return {**names[line.kind], "epoch": line.epoch, **counts, **dict(line.more), **reported}

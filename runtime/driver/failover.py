@@ -132,13 +132,13 @@ def count_failure(
     """
     if launch is not None and launch <= state.struck:
         return state, []
-    told = ErrorReport(
+    reported = ErrorReport(
         kind=kind,
         what=what,
         not_done="the epoch in progress was not completed; everything up to the last one is kept",
         next="remove the cause, then run the job again: it resumes from there",
     )
-    failure = Failure(now, launch, error or told)
+    failure = Failure(now, launch, error or reported)
     recent = (*(each for each in state.failures if now - each.at < state.rules.restart_window), failure)
     state = replace(state, failures=recent, failures_in_a_row=state.failures_in_a_row + 1, struck=state.launches)
     if len(recent) > state.rules.restart_failures_max:

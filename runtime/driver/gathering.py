@@ -19,10 +19,11 @@ import msgspec
 
 from holdfast.checkpoint import coordinator
 from holdfast.checkpoint.manifest import Confirmed, Manifest
+from holdfast.errors import ConfigError, Where
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Generation, Subtask, Tag, Writer
 from holdfast.runtime.driver.deployment import assigned, confirm, deployment
-from holdfast.runtime.driver.failover import launch_missing
+from holdfast.runtime.driver.failover import end, launch_missing
 from holdfast.runtime.driver.partitions import with_those_of
 from holdfast.runtime.driver.state import Gathering, LoadManifest, Master, RepairTargets, Restart, Running, Send, Step
 from holdfast.runtime.wire import messages as m
@@ -53,12 +54,28 @@ def base_loaded(state: Master, manifest: Manifest, now: float) -> Step:
     phase = state.phase
     if not isinstance(phase, Gathering) or phase.base_known or manifest.epoch != state.job.base_epoch:
         return state, []
+    if (error := _unchecked_state(state, manifest)) is not None:
+        return end(state, "failed", error.report())
     manifest = _without_gone_sinks(state, manifest)
     state = with_those_of(state, manifest)
     state = replace(confirm(state, manifest.confirmed), phase=replace(phase, base=manifest, base_known=True))
     if not phase.repaired:
         return state, [RepairTargets(state.job, manifest)]
     return deploy_if_complete(state, now)
+
+
+def _unchecked_state(state: Master, base: Manifest) -> ConfigError | None:
+    """Return why the base cannot be used, if a run with other code completed it after this run's code was checked."""
+    checked = state.rules.checked
+    if checked is None or base.epoch <= checked.epoch or base.operators in (checked.operators, state.rules.operators):
+        return None
+    return ConfigError(
+        f"another run with other code completed epoch {base.epoch} after this run's code was checked against epoch "
+        f"{checked.epoch}",
+        not_done="no state was read; state and output are untouched",
+        next_step="compare the code with the new checkpoint: holdfast plan JOB.py; then start it again",
+        where=Where(job=state.rules.name),
+    )
 
 
 def _without_gone_sinks(state: Master, base: Manifest) -> Manifest:

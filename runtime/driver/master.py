@@ -107,6 +107,7 @@ from holdfast.runtime.driver.requests import (
 )
 from holdfast.runtime.driver.state import (
     Cancel,
+    Checked,
     CreateRecord,
     Dismiss,
     Effect,
@@ -135,6 +136,7 @@ from holdfast.runtime.wire import messages as m
 
 __all__ = [
     "Cancel",
+    "Checked",
     "CreateRecord",
     "Dismiss",
     "Effect",

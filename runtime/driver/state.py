@@ -78,6 +78,8 @@ class Rules:
     shape: dict[str, Any] | None = None
     """The shape of the job's code, kept with every checkpoint (runtime/plan/shape.py)."""
     gone_sinks: GoneSinks | None = None
+    checked: Checked | None = None
+    """Against which checkpoint the code was checked; None: any."""
     adopted: tuple[str, ...] = ()
     """Owners of other histories whose targets the user allows this run to take over."""
     discover_every: float = 0.0
@@ -89,6 +91,14 @@ class Rules:
     def parallelism(self) -> int:
         """Return the number of subtasks of each fragment."""
         return len(self.key_ranges)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The operators of the checkpoint whose state the code was found to read."""
+
+    epoch: Epoch
+    operators: tuple[OperatorState, ...]
 
 
 @dataclass(frozen=True)

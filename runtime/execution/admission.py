@@ -9,12 +9,10 @@ Source: DESIGN section 13 (`live.json`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-
-import msgspec
+from collections.abc import Callable, Collection, Iterable
 
 from holdfast.checkpoint import joblog
-from holdfast.checkpoint.manifest import Manifest, OperatorState
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Fenced, NotFound, Unavailable, Where
 from holdfast.model import DriverProcess, Epoch, SourcePosition
 from holdfast.ports import ObjectStore
@@ -22,8 +20,7 @@ from holdfast.runtime.driver.partitions import FIRST_RECORD, no_longer_listed, r
 from holdfast.runtime.driver.state import GoneSinks
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import understood
-from holdfast.runtime.operators.contract import is_part, operator_of
-from holdfast.runtime.plan.compiler import check_against, describe_operators, with_operator_ids
+from holdfast.runtime.plan import shape_changes
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import Source
@@ -165,7 +162,7 @@ def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -
 
 
 def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[joblog.Record]]) -> GoneSinks:
-    """Refuse to abandon committed output whose sink the code no longer has.
+    """Refuse to abandon committed output whose sink the code no longer has, or has with other columns.
 
     Args:
         records: Reads the job log; called only if the manifest names output of such a sink.
@@ -176,8 +173,19 @@ def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[job
     Raises:
         ConfigError: such output is not known to be delivered.
     """
-    gone = sorted({item.writer.sink for item in before.pending} - {sink.name for sink in plan.sinks})
-    if gone and not delivered_through(records(), before.epoch):
+    pending = {item.writer.sink for item in before.pending}
+    gone, changed = sorted(pending - {sink.name for sink in plan.sinks}), _with_other_columns(plan, before, pending)
+    delivered = not (gone or changed) or delivered_through(records(), before.epoch)
+    if changed and not delivered:
+        raise ConfigError(
+            f"sink {changed[0]!r} has other columns now, but output with the former ones is committed and may not be "
+            "delivered yet",
+            not_done="the job was not started; state and output are untouched",
+            next_step="run the former code and end it with holdfast stop, which waits for delivery; then change the "
+            "columns",
+            where=Where(job=plan.app),
+        )
+    if gone and not delivered:
         raise ConfigError(
             f"the app no longer has the sink {gone[0]!r}, but output for it is committed and not delivered yet",
             not_done="the job was not started; state and output are untouched",
@@ -186,6 +194,15 @@ def check_sinks(plan: Plan, before: Manifest, records: Callable[[], Iterable[job
             where=Where(job=plan.app),
         )
     return GoneSinks(tuple(gone), before.epoch)
+
+
+def _with_other_columns(plan: Plan, before: Manifest, pending: Collection[str]) -> list[str]:
+    """Return the sinks with pending output whose columns have other names or types now, as far as known."""
+    if not isinstance(before.shape, dict) or not shape_changes.readable(before.shape):
+        return []
+    now = {sink.name: {field.name: str(field.type) for field in sink.schema} for sink in plan.sinks}
+    had = {name: {n: kind for n, kind, _ in sink["columns"]} for name, sink in before.shape["sinks"].items()}
+    return sorted(name for name in pending if name in now and name in had and now[name] != had[name])
 
 
 def delivered_through(records: Iterable[joblog.Record], epoch: Epoch) -> bool:
@@ -215,65 +232,3 @@ def _live_driver(store: ObjectStore) -> DriverProcess | None:
         return None
     age_ms = (time.time_ns() // 1000 - live.driver.at) / 1000
     return None if age_ms > status.STALE_AFTER_MS or is_gone(live.driver) else live.driver
-
-
-def with_identities(
-    plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str]
-) -> tuple[Plan, tuple[OperatorState, ...]]:
-    """Give every operator its former number; numbers of dropped operators stay reserved."""
-    alive = {operator.name: operator for operator in known if not operator.dropped}
-    unknown = sorted(set(drop_state) - {name for name in alive if not is_part(name)})
-    drop_state = with_clocks(plan, alive, drop_state)
-    gone = left_operators(plan, known, drop_state)
-    if unknown or gone:
-        named = sorted(name for name in alive if not is_part(name))
-        what, next_step = _unknown_state(unknown, named) if unknown else left_state(gone)
-        raise ConfigError(
-            what,
-            not_done="the job was not started; state and output are untouched",
-            next_step=next_step,
-            where=Where(job=plan.app),
-        )
-    dropped = tuple(msgspec.structs.replace(o, dropped=True) for o in known if _is_past(o, drop_state))
-    kept = {name: operator for name, operator in alive.items() if name not in drop_state}
-    taken = {f"dropped {operator.id}": operator.id for operator in dropped}
-    plan = with_operator_ids(plan, {name: operator.id for name, operator in kept.items()} | taken)
-    check_against(plan, {name: operator.schema for name, operator in kept.items()})
-    described = describe_operators(plan)
-    return plan, (*dropped, *(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators))
-
-
-def with_clocks(plan: Plan, alive: Collection[str], drop_state: Sequence[str]) -> list[str]:
-    """Return the operators to drop, with the clocks of windows that the code no longer has.
-
-    The clock of a window that is still in the code stays: a closed window never reopens (P11).
-    """
-    kept = {operator.name for operator in plan.operators}
-    clocks = [name for name in alive if is_part(name) and operator_of(name) in drop_state]
-    return [*drop_state, *(clock for clock in clocks if clock not in kept)]
-
-
-def _unknown_state(unknown: Sequence[str], alive: Sequence[str]) -> tuple[str, str]:
-    what = f"no state is kept for {', '.join(unknown)}"
-    if not alive:
-        return what, "no operator has state: leave out --drop-state"
-    return what, f"operators with state: {', '.join(alive)}"
-
-
-def left_operators(plan: Plan, known: Sequence[OperatorState], drop_state: Sequence[str] = ()) -> list[str]:
-    """Return the operators that have state and are neither in the code nor dropped; a clock goes with its operator."""
-    named = {operator.name for operator in plan.operators} | set(drop_state)
-    return sorted(o.name for o in known if not o.dropped and not is_part(o.name) and o.name not in named)
-
-
-def left_state(gone: Sequence[str]) -> tuple[str, str]:
-    """Return the message and the next step for state whose operator the code no longer has."""
-    drop = " ".join(f"--drop-state {name}" for name in gone)
-    return (
-        f"state is kept for {', '.join(gone)}, which the app no longer has",
-        f"put the operators back, or give up their state: {drop}",
-    )
-
-
-def _is_past(operator: OperatorState, drop_state: Sequence[str]) -> bool:
-    return operator.dropped or operator.name in drop_state

@@ -15,6 +15,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Where
+from holdfast.model import NO_EPOCH
 from holdfast.ports import ObjectStore
 from holdfast.runtime.config.settings import Settings
 from holdfast.runtime.driver import master
@@ -28,14 +29,14 @@ from holdfast.runtime.execution.admission import (
     prepare_sink,
     refuse_private_memory,
     refuse_second_run,
-    with_identities,
 )
-from holdfast.runtime.execution.exposed import check_written_at_once, exposed
 from holdfast.runtime.execution.holdings import check_targets
 from holdfast.runtime.execution.results import with_places
+from holdfast.runtime.execution.uncommitted_writes import check_written_immediately, uncommitted_writes
 from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.log_end import read_whole_log
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
@@ -59,6 +60,7 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     """Warnings for the user about what this run cannot guarantee."""
     gone_sinks: master.GoneSinks | None = None
+    checked: master.Checked | None = None
     adopted: tuple[str, ...] = ()
     """Owners of other histories whose targets may be taken over."""
 
@@ -77,7 +79,7 @@ def prepare(
     """Run all checks that do not need Spark, and create missing targets.
 
     Args:
-        drop_state: Operators whose kept state is dropped, because they were removed or have changed.
+        drop_state: Operators, or aggregates as OPERATOR.AGGREGATE, whose kept state is given up.
         once: Read no further than the present ends of the sources, then stop.
         takeover: Do not check whether another run is alive: the start of this one fences it.
         savepoint: Where to start; it has to be the last checkpoint.
@@ -107,7 +109,7 @@ def prepare(
     gone_sinks: master.GoneSinks | None = None
     if before is not None:
         gone_sinks = check_sinks(plan, before, repository.records)
-        check_written_at_once(plan, before)
+        check_written_immediately(plan, before)
     if job is not None and before is not None and job.repair_due:
         written = {writer.sink for writer in writers_of(repository, job, before, ())}
         check_repairable(plan, written, job.rewinds[-1].accepted)
@@ -117,10 +119,10 @@ def prepare(
         prepare_sink(sink, job)
     adopted = () if job is None else check_targets(repository, job, plan.sinks, adopt_targets)
     dlq_places.write(store, plan)
-    warnings = exposed(plan, job, before)
-    return Prepared(
-        plan, settings, root, store, repository, job, operators, partitions, until, warnings, gone_sinks, adopted
-    )
+    warnings = uncommitted_writes(plan, job, before)
+    checked = master.Checked(NO_EPOCH, ()) if before is None else master.Checked(before.epoch, before.operators)
+    found = (plan, settings, root, store, repository, job, operators, partitions, until, warnings)
+    return Prepared(*found, gone_sinks, checked, adopted)
 
 
 def _look_at_sources(

@@ -224,6 +224,7 @@ def _rules(prepared: Prepared, host: str) -> master.Rules:
         audit=settings.audit,
         shape=shape_of(plan),
         gone_sinks=prepared.gone_sinks,
+        checked=prepared.checked,
         adopted=prepared.adopted,
         discover_every=settings.partition_discovery_ms / 1000,
         fixed=not_to_grow(plan),

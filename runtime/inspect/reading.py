@@ -32,6 +32,7 @@ from holdfast.state.blocks import BlockReader, Rows
 from holdfast.state.changelog import Block, blocks_of
 from holdfast.state.keys.batch import Keys
 from holdfast.state.merged import merged
+from holdfast.state.tables.spec import TableSpec
 
 EXPIRED_MEANWHILE_MAX = 5
 """How often a read starts over because a running job expired the checkpoint that it was reading."""
@@ -70,10 +71,13 @@ class Part:
 
     handle: SnapshotHandle
     pieces: tuple[Piece, ...]
+    spec: TableSpec
+    """Names and types of the values."""
 
     def rows(self, *, keys_only: bool = False) -> Iterator[Rows]:
         """Yield the rows, sorted by key group and key."""
-        return merged([BlockReader(p.data, p.block, p.key_groups, keys_only=keys_only) for p in self.pieces])
+        read = [BlockReader(p.data, p.block, p.key_groups, keys_only=keys_only, spec=self.spec) for p in self.pieces]
+        return merged(read)
 
 
 @dataclass(frozen=True)
@@ -173,8 +177,7 @@ def reading_of(
         if asked is not None:
             group = int(asked.key_groups(manifest.key_groups)[0])
             span = (group, group + 1)
-        parts = parts_of(manifest, objects_of(stored, manifest, span), view.number, span)
-        return Reading(at, view, parts, asked)
+        return Reading(at, view, parts_of(manifest, objects_of(stored, manifest, span), view.spec, span), asked)
 
     return at_checkpoint(stored, wanted, read)
 
@@ -185,12 +188,13 @@ def objects_of(stored: Stored, manifest: Manifest, span: tuple[int, int]) -> dic
 
 
 def parts_of(
-    manifest: Manifest, objects: Mapping[str, pa.Buffer], operator: int, span: tuple[int, int]
+    manifest: Manifest, objects: Mapping[str, pa.Buffer], spec: TableSpec, span: tuple[int, int]
 ) -> tuple[Part, ...]:
     """Return the pieces of an operator that hold rows of the key groups [first, end).
 
     Args:
         objects: The result of `objects_of` for these key groups.
+        spec: The operator's declaration as of the checkpoint.
     """
     parts = []
     for handle in sorted(manifest.state, key=lambda each: each.key_groups):
@@ -200,9 +204,9 @@ def parts_of(
             found += [
                 Piece(ref.epoch, ref.follows == NO_EPOCH, data, block, groups)
                 for block in blocks_of(memoryview(data))
-                if block.operator == operator
+                if block.operator == spec.operator
             ]
-        parts.append(Part(handle, tuple(found)))
+        parts.append(Part(handle, tuple(found), spec))
     return tuple(parts)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,13 @@ import pyarrow as pa
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.model import NEVER_US
 from holdfast.runtime.operators.contract import is_part
+from holdfast.runtime.plan.fields import kept_fields
 from holdfast.runtime.rows.aggregate_functions import FUNCTIONS
-from holdfast.runtime.rows.aggregates import Aggregation, bound, result_of
+from holdfast.runtime.rows.aggregates import Aggregation, BoundAggregation, bound, result_of, state_columns
 from holdfast.runtime.rows.windows import CLOCK_COLUMNS, CLOCK_KEY, TIME, TIME_FIRST_US, TIME_LAST_US, WINDOW_START
 from holdfast.state.blocks import Rows
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
 
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=(.+))?\]")
 _ALIASES = {"date32[day]": pa.date32(), "date64[ms]": pa.date64()}
@@ -52,6 +54,8 @@ class View:
     keys: tuple[str, ...]
     schema: pa.Schema
     compute: tuple[Compute, ...]
+    spec: TableSpec
+    """The declaration of its state."""
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -102,7 +106,20 @@ _Shown = tuple[pa.Field, Compute]
 def _view(operator: OperatorState, key: KeyType, keys: list[_Shown], values: list[_Shown]) -> View:
     fields = [field for field, _ in keys + values]
     names = tuple(field.name for field, _ in keys)
-    return View(operator.name, operator.id, key, names, pa.schema(fields), tuple(each for _, each in keys + values))
+    compute = tuple(each for _, each in keys + values)
+    return View(operator.name, operator.id, key, names, pa.schema(fields), compute, _spec_of(operator, key))
+
+
+def _spec_of(operator: OperatorState, key: KeyType) -> TableSpec:
+    """Return the declaration of an operator's state as of its checkpoint."""
+    fields, described = kept_fields(operator.schema), operator.schema
+    aggregates = [each for each in described.get("identity", {}).get("aggregates", ()) if each["function"] in FUNCTIONS]
+    known = {column.name: column for each in aggregates for column in state_columns(_bound(each))}
+    columns = [known.get(name, ColumnSpec(name, np.dtype(dtype))) for name, dtype in described["columns"]]
+    declared = tuple(
+        replace(column, id=fields.ids[column.name], late=fields.ids[column.name] in fields.late) for column in columns
+    )
+    return TableSpec(operator.id, operator.name, key, declared, fields.past)
 
 
 def _key_of(described: Mapping[str, Any], identity: Mapping[str, Any]) -> KeyType:
@@ -152,13 +169,18 @@ def _time(name: str) -> _Shown:
 
 def _result(described: Mapping[str, Any]) -> _Shown:
     """Return an aggregate's value, computed as the operator computes it."""
-    given, name = described["input"], described["name"]
-    fields = [] if given is None else [pa.field(given["column"], type_of(given["type"]), given["nullable"])]
-    column = None if given is None else given["column"]
-    aggregate = bound(name, Aggregation(described["function"], column), pa.schema(fields), "stored state")
+    aggregate = _bound(described)
 
     def results(rows: Rows, keys: Sequence[pa.Array]) -> pa.Array:
         state = {role: rows.columns[stored] for role, stored in aggregate.state.items()}
         return result_of(aggregate, state, np.arange(len(rows)))
 
     return aggregate.result, results
+
+
+def _bound(described: Mapping[str, Any]) -> BoundAggregation:
+    """Return an aggregate, bound to the input that it had."""
+    given, name = described["input"], described["name"]
+    fields = [] if given is None else [pa.field(given["column"], type_of(given["type"]), given["nullable"])]
+    column = None if given is None else given["column"]
+    return bound(name, Aggregation(described["function"], column), pa.schema(fields), "stored state")

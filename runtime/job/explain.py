@@ -193,9 +193,9 @@ def _delivery(shown: Status, now: Activity) -> Iterator[Finding]:
             behind = f"; {left.rows:,} rows of {left.epochs} epochs wait, the oldest is {left.oldest_epoch}"
         if sink.error:
             what = f"sink {sink.name} cannot deliver: {sink.error}"
-            told = next((each.next for each in shown.problems if each.what == what), None)
+            reported = next((each.next for each in shown.problems if each.what == what), None)
             retried = "make its target reachable; delivery is retried automatically, and nothing is skipped"
-            yield Finding("sink_error", f"{what}{behind}", told or retried)
+            yield Finding("sink_error", f"{what}{behind}", reported or retried)
         elif left is not None and left.epochs > SLOW_EPOCHS:
             yield Finding(
                 "sink_backlog",

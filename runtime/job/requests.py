@@ -130,8 +130,8 @@ class Inbox:
             raw = _read_back(self._store.get(f"{stem}.json"))
         except NotFound:
             return None
-        told = raw or {}
-        kind, args, generation, at = (told.get(name) for name in ("kind", "args", "generation", "at"))
+        reported = raw or {}
+        kind, args, generation, at = (reported.get(name) for name in ("kind", "args", "generation", "at"))
         self._made_at[stem] = at if isinstance(at, int) else now_us
         if isinstance(kind, str) and isinstance(generation, int) and isinstance(args, dict | None):
             return Request(stem.rpartition("/")[2], kind, args or {}, generation)

@@ -198,13 +198,14 @@ def _local_refusals(state: master.Master) -> list[Problem]:
         Problem(
             code=LOCAL_STATE_REFUSED,
             what=f"worker {worker} on {hosted.host} has not been able to write its local state for "
-            f"{told.for_ms / 1000:,.0f} s: {told.what}; it is {told.epochs} epochs ({told.bytes:,} bytes) behind. The "
-            "job continues, and its checkpoints hold everything; a worker that starts on that disk now may fail",
+            f"{reported.for_ms / 1000:,.0f} s: {reported.what}; it is {reported.epochs} epochs "
+            f"({reported.bytes:,} bytes) behind. The job continues, and its checkpoints hold everything; a worker that "
+            "starts on that disk now may fail",
             next=f"free space on the disk of {hosted.host}, or find out why it refuses writes; the worker retries. "
             "To use another disk: stop the job, set TMPDIR on the executors to a folder there, run it again",
         )
         for worker, hosted in state.workers.items()
-        if (told := hosted.progress.local_refused) is not None
+        if (reported := hosted.progress.local_refused) is not None
     ]
 
 
@@ -225,14 +226,14 @@ def _merge_refusals(state: master.Master) -> list[Problem]:
 
 def _sink_refusals(state: master.Master) -> list[Problem]:
     """Return a problem for every sink whose last attempt failed."""
-    told = {
+    reported = {
         sink: (what, hosted.progress)
         for hosted in state.workers.values()
         for sink, what in hosted.progress.sink_errors.items()
     }
     return [
         Problem(code=SINK_REFUSED, what=f"sink {sink} cannot deliver: {what}", next=progress.sink_advice.get(sink))
-        for sink, (what, progress) in sorted(told.items())
+        for sink, (what, progress) in sorted(reported.items())
     ]
 
 

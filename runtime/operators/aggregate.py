@@ -16,7 +16,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.errors import JobFailed, Where
+from holdfast.runtime.operators import aggregate_changes
 from holdfast.runtime.operators.contract import (
     OP_FIELD,
     Description,
@@ -34,12 +35,15 @@ from holdfast.runtime.operators.contract import (
     OperatorContext,
     TableDraft,
 )
-from holdfast.runtime.operators.differences import Found, columns_text, compare_keys
-from holdfast.runtime.rows.aggregate_functions import Known, Slots, State
+from holdfast.runtime.operators.differences import Found, compare_keys
+from holdfast.runtime.rows.aggregate_functions import AggregateFunction, Known, Slots, State
 from holdfast.runtime.rows.aggregates import BoundAggregation, result_of, state_columns
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract import PUT
+from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.tables.kernels.layout import Do
+from holdfast.state.tables.records import Step
 from holdfast.state.tables.spec import ColumnSpec
 from holdfast.state.tables.table import Table
 
@@ -69,7 +73,16 @@ class Aggregate(KeyedStep):
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
-        compare_aggregates(found, before["aggregates"], now["aggregates"])
+        aggregate_changes.compare_aggregates(found, self.aggregations, before, now, in_windows=False)
+
+    def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
+        return aggregate_changes.names(before)
+
+    def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
+        return aggregate_changes.without(before, parts)
+
+    def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
+        return aggregate_changes.continued(self.aggregations, before, columns)
 
     def text(self) -> str:
         return f"aggregate {self.operator} by {', '.join(self.keys)}: {aggregates_text(self.aggregations)}"
@@ -111,41 +124,71 @@ class Folding:
 
     Args:
         operator: Named in errors, with the job.
+        also: Columns of state that every row sets, besides its aggregates.
     """
 
-    def __init__(self, operator: str, aggregations: Sequence[BoundAggregation], table: Table, job: str | None) -> None:
+    def __init__(
+        self,
+        operator: str,
+        aggregations: Sequence[BoundAggregation],
+        table: Table,
+        job: str | None,
+        also: Sequence[str] = (),
+    ) -> None:
         self._operator, self._table, self._job = operator, table, job
-        self._parts = [(bound, bound.function, bound.state) for bound in aggregations]
-        self._columns = {bound.column for bound in aggregations}
+        self._parts: list[tuple[BoundAggregation, AggregateFunction, State]] = [
+            (bound, bound.function, _State(table, bound.state)) for bound in aggregations
+        ]
+        self._columns = dict.fromkeys(bound.column for bound in aggregations)
         self._known: dict[str, Known] = {}
         """Per aggregate: the findings of its checks since the table's last load."""
         self._loads = -1
+        self._read: list[_Read] = []
+        steps: list[Step] = []
+        self._singly: list[tuple[BoundAggregation, AggregateFunction, State]] = []
+        """Functions without operations."""
+        for part in self._parts:
+            bound, function = part[:2]
+            operations = function.operations({role: table.column(name).dtype for role, name in bound.state.items()})
+            if operations is None:
+                self._singly.append(part)
+                continue
+            read = (bound.column, next((do.floating for do in operations.values() if do != Do.COUNT), None))
+            if read not in self._read:
+                self._read.append(read)
+            steps += [(do, bound.state[role], self._read.index(read)) for role, do in operations.items()]
+        steps += [(Do.SET, name, len(self._read) + i) for i, name in enumerate(also)]
+        self._program = table.program(steps)
 
-    def fold(self, keys: Keys, batch: pa.RecordBatch) -> Slots:
+    def fold(self, keys: Keys, batch: pa.RecordBatch, also: Sequence[NDArray[np.int64]] = ()) -> Slots:
         """Take rows into the state of these keys, one per row; return their slots.
+
+        Args:
+            also: The values of the columns that every row sets.
 
         Raises:
             JobFailed: a sum does not fit.
         """
-        slots = self._table.slots(keys)
-        inputs = {name: _Input(None if name is None else batch.column(name), slots) for name in self._columns}
+        found = _Found(self._table, keys)
+        inputs = {name: _Input(None if name is None else batch.column(name), found) for name in self._columns}
+        if self._singly or not self._table.complete:
+            found.slots()  # rows loaded for new keys belong to what is checked
         if self._loads != self._table.loads:
             self._known, self._loads = {bound.value: Known() for bound, _, _ in self._parts}, self._table.loads
-        states = [self._state(names) for _, _, names in self._parts]
-        for (bound, function, _), state in zip(self._parts, states, strict=True):
+        for bound, function, state in self._parts:
             if not function.check(state, inputs[bound.column], self._known[bound.value]):
                 raise self._too_large(bound)
-        self._table.touch(slots)
-        for (bound, function, _), state in zip(self._parts, states, strict=True):
+        kept = [*(inputs[name].read(floating) for name, floating in self._read), *map(Input, also)]
+        if found.found is None:
+            return self._table.fold(keys, self._program, sources_of(kept))
+        self._table.fold_at(found.found, self._program, sources_of(kept))
+        for bound, function, state in self._singly:
             function.fold(state, inputs[bound.column])
-        return slots
+        return found.found
 
     def results(self, slots: Slots) -> list[pa.Array]:
         """Return the result columns of these slots."""
-        return [result_of(bound, self._state(names), slots) for bound, _, names in self._parts]
-
-    def _state(self, names: Mapping[str, str]) -> State:
-        return {role: self._table.column(name) for role, name in names.items()}
+        return [result_of(bound, state, slots) for bound, _, state in self._parts]
 
     def _too_large(self, bound: BoundAggregation) -> JobFailed:
         return JobFailed(
@@ -158,26 +201,72 @@ class Folding:
         )
 
 
+_Read = tuple[str | None, bool | None]
+"""A column that a program reads, and whether as floats; None: only which values are null."""
+
+
+class _State(Mapping[str, NDArray[Any]]):
+    """The columns of state behind one aggregate, by role; each access takes a new view."""
+
+    def __init__(self, table: Table, names: Mapping[str, str]) -> None:
+        self._table, self._names = table, names
+
+    def __getitem__(self, role: str) -> NDArray[Any]:
+        return self._table.column(self._names[role])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _Found:
+    """The slots of a batch, looked up only if a function asks for them before the fold."""
+
+    def __init__(self, table: Table, keys: Keys) -> None:
+        self._table, self._keys = table, keys
+        self.found: Slots | None = None
+
+    def slots(self) -> Slots:
+        if self.found is None:
+            self.found = self._table.slots(self._keys)
+        return self.found
+
+
 class _Input:
     """One column of a batch without its nulls, and the slots of the rows that are left; without a column, all rows."""
 
-    def __init__(self, column: pa.Array | None, slots: Slots) -> None:
-        self._column = column
+    def __init__(self, column: pa.Array | None, found: _Found) -> None:
+        self._column, self._found = column, found
         self._rows: NDArray[np.int64] | None = None
-        self._values: dict[np.dtype[Any], NDArray[Any]] = {}
-        self.slots = slots
+        self._whole: dict[np.dtype[Any], NDArray[Any]] = {}
         if column is not None and column.null_count:
             self._rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-            self.slots = slots[self._rows]
+
+    @property
+    def slots(self) -> Slots:
+        slots = self._found.slots()
+        return slots if self._rows is None else slots[self._rows]
 
     def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        if dtype not in self._values:
+        values = self._values(dtype)
+        return values if self._rows is None else values[self._rows]
+
+    def read(self, floating: bool | None) -> Input:
+        """Return the column as kernels read it."""
+        if floating is None:
+            return Input(None, self._column)
+        return Input(self._values(np.dtype(np.float64 if floating else np.int64)), self._column)
+
+    def _values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the values of all rows as this type; nulls have arbitrary ones."""
+        if dtype not in self._whole:
             assert self._column is not None
             values = _numbers(self._column)
-            if self._rows is not None:
-                values = values[self._rows]
-            self._values[dtype] = values.astype(dtype, copy=False)
-        return self._values[dtype]
+            # Integers wrap: a word of uint64 keeps its bits.
+            self._whole[dtype] = values.astype(dtype, copy=False)
+        return self._whole[dtype]
 
 
 def _numbers(column: pa.Array) -> NDArray[Any]:
@@ -217,40 +306,3 @@ def aggregates_identity(
         return shown | {"input": None if bound.column is None else column(bound.column)}
 
     return {"key": [column(name) for name in keys], "aggregates": [aggregate(bound) for bound in aggregations]}
-
-
-def compare_aggregates(found: Found, before: list[Any], now: list[Any]) -> None:
-    """Compare the aggregates of two identities."""
-    if [each["name"] for each in before] != [each["name"] for each in now]:
-        found.refuse(f"had the aggregates {_names(before)} and now has {_names(now)}")
-        return
-    for old, new in zip(before, now, strict=True):
-        called = f"aggregate {new['name']!r}"
-        was, given = old["input"], new["input"]
-        if old["function"] != new["function"] or (was is None) != (given is None):
-            found.refuse(f"had {called} as {_call(old)} and now has it as {_call(new)}")
-        elif old["result"] != new["result"]:
-            found.refuse(f"had {called} of type {old['result']} and now has it as {new['result']}")
-        elif was is not None and given is not None:
-            _compare_inputs(found, new, was, given)
-
-
-def _compare_inputs(found: Found, aggregate: Any, was: Any, given: Any) -> None:
-    called, function = f"aggregate {aggregate['name']!r}", aggregate["function"]
-    found.compare_provenance(f"input of {called}", was, given)
-    if was["nullable"] != given["nullable"] and function != "count":
-        found.refuse(f"had {called} over {columns_text([was])} and now has it over {columns_text([given])}")
-    elif (was["type"], was["nullable"]) != (given["type"], given["nullable"]):
-        found.allow(
-            f"had {called} over {columns_text([was])} and now has it over {columns_text([given])}",
-            "the kept state is read unchanged, and later values are added to it",
-        )
-
-
-def _call(aggregate: Mapping[str, Any]) -> str:
-    given = aggregate["input"]
-    return f"{aggregate['function']}({'' if given is None else repr(given['column'])})"
-
-
-def _names(aggregates: Sequence[Mapping[str, Any]]) -> str:
-    return "(" + ", ".join(f"{each['name']}: {_call(each)}" for each in aggregates) + ")"

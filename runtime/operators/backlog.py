@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from holdfast.runtime.operators.contract import Work
-from holdfast.runtime.operators.turns import Turn
+from holdfast.runtime.operators.time_slice import TimeSlice
 
 OUTPUT_ROWS = 65_536
 """Results are passed on as soon as there are this many rows."""
@@ -43,8 +43,8 @@ class _Work:
 class Backlog:
     """The work of one fragment's functions."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, time_slice: TimeSlice) -> None:
+        self._time_slice = time_slice
         self._stack: list[_Work] = []
         self._added: list[_Work] = []
         self._base = 0
@@ -72,15 +72,15 @@ class Backlog:
         self._put_on_top()
         while self._stack:
             self._work_on(self._stack[-1])
-            if self._turn.over():
+            if self._time_slice.over():
                 return
 
     def _work_on(self, work: _Work) -> None:
-        self._turn.mark(work.operator.mark)
+        self._time_slice.mark(work.operator.mark)
         try:
             done, results = work.operator.some(work.batch, work.done, work.base)
         finally:
-            self._turn.mark(None)
+            self._time_slice.mark(None)
         work.done += done
         work.results += results
         finished = work.done == work.batch.num_rows

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from holdfast.errors import HoldfastError, JobFailed, Where, is_failure
 from holdfast.runtime.operators.contract import Function, Operator, OperatorContext, Step
-from holdfast.runtime.rows.dead_letters import DeadLetter, Form, OnError, encode_row, told
+from holdfast.runtime.rows.dead_letters import DeadLetter, Form, OnError, encode_row, reported
 from holdfast.runtime.rows.expressions import Use, narrowed
 from holdfast.runtime.rows.forms import code_hash, code_of, file_of, name_of
 from holdfast.runtime.rows.row_types import RowMaker
@@ -116,10 +116,10 @@ class FunctionOperator(Operator):
 
     def __init__(self, call: Call, ctx: OperatorContext) -> None:
         self._call, self._given, self._gives = call, ctx.given, ctx.placed[0].schema
-        self._ctx, self._origin, self._arrival, self._turn = ctx, ctx.origin, ctx.arrival, ctx.turn
+        self._ctx, self._origin, self._arrival, self._time_slice = ctx, ctx.origin, ctx.arrival, ctx.time_slice
         self._rows = None if call.how == "map_batches" else RowMaker(ctx.given, call.row_type)
         self._function = self._listed if call.how == "flat_map" else call.function
-        self._piece_rows, self._pace = PIECE_ROWS, ctx.turn.pace()
+        self._piece_rows, self._pace = PIECE_ROWS, ctx.time_slice.pace()
         self._at = self._base = 0
         """Where the current piece begins in its batch, and the batch in the fragment's input."""
         self._batch: pa.RecordBatch | None = None
@@ -155,9 +155,9 @@ class FunctionOperator(Operator):
         assert self._batch is not None
         piece = self._batch.slice(self._at, self._pace.rows)
         given = pa.RecordBatch.from_arrays([piece.column(name) for name in self._given.names], schema=self._given)
-        began = self._turn.now()
+        began = self._time_slice.now()
         parts = self._mapped_whole(given, 0)
-        self._pace.took(piece.num_rows, self._turn.now() - began)
+        self._pace.took(piece.num_rows, self._time_slice.now() - began)
         return piece.num_rows, parts
 
     def _piece(self) -> tuple[int, list[pa.RecordBatch]]:
@@ -196,9 +196,9 @@ class FunctionOperator(Operator):
                 except BaseException as error:
                     if not is_failure(error):
                         raise
-                    self._drop_or_fail(1, number, self._told(error), error)
+                    self._drop_or_fail(1, number, self._reported(error), error)
                     left_out.add(number)
-            over, look = self._turn.overdue(), min(2 * look, LOOK_AFTER_MAX)
+            over, look = self._time_slice.overdue(), min(2 * look, LOOK_AFTER_MAX)
         # If nothing more was made, the last rows are among those left out.
         done = piece.num_rows if number == before else number + 1
         return results, [n for n in range(done) if n not in left_out] if left_out else range(done), done
@@ -226,7 +226,7 @@ class FunctionOperator(Operator):
             except BaseException as error:
                 if not is_failure(error):
                     raise
-                self._drop_or_fail(1, number, f"was not called: making its row {self._told(error)}", error)
+                self._drop_or_fail(1, number, f"was not called: making its row {self._reported(error)}", error)
                 left_out.add(number)
             else:
                 yield number, row
@@ -280,7 +280,7 @@ class FunctionOperator(Operator):
         except BaseException as error:
             if not is_failure(error):
                 raise
-            did, cause = self._told(error), error
+            did, cause = self._reported(error), error
         if batch.num_rows == 1 or self._call.on_error == "fail":
             self._drop_or_fail(batch.num_rows, first if batch.num_rows == 1 else None, did, cause)
             return []
@@ -314,7 +314,7 @@ class FunctionOperator(Operator):
         if call.on_error == "dlq":
             assert rows == 1 and number is not None and self._batch is not None
             row = encode_row(self._batch.select(self._given.names), self._at + number)
-            error = told(f"{call.use}: {name_of(call.function)} {did}")
+            error = reported(f"{call.use}: {name_of(call.function)} {did}")
             form: Form = "record" if self._ctx.untouched else "row"
             letter = DeadLetter(call.operator, self._origin.source, at.partition, first, error, form, row)
             self._ctx.dead_letter(letter)
@@ -334,7 +334,7 @@ class FunctionOperator(Operator):
             where=place,
         ) from cause
 
-    def _told(self, error: BaseException) -> str:
+    def _reported(self, error: BaseException) -> str:
         """Describe the error, with the line of the user's code that raised it."""
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
         own = file_of(self._call.function)

@@ -19,7 +19,7 @@ Source: docs/design/0031-operator-kernel.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -28,7 +28,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.runtime.operators.turns import Turn
+from holdfast.runtime.operators.time_slice import TimeSlice
 from holdfast.runtime.rows.dead_letters import DeadLetter
 from holdfast.runtime.rows.windows import TIME_FIRST_US, TIME_LAST_US
 from holdfast.runtime.wire.messages import OperatorProgress
@@ -252,6 +252,23 @@ class Step(ABC):
         """Record the differences between the identity `now` and the one that wrote the state."""
         raise AssertionError(f"{self.kind} has no state")
 
+    def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the parts of the state with this identity that can each be given up alone."""
+        return ()
+
+    def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
+        """Return the identity without these parts."""
+        assert not parts
+        return before
+
+    def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
+        """Return the former name of every column of its own table that continues one of the state with this identity.
+
+        Args:
+            columns: Names of the columns now.
+        """
+        return {name: name for name in columns}
+
     # Code
 
     def shape(self, schema: pa.Schema) -> dict[str, Any]:
@@ -356,7 +373,7 @@ class OperatorContext(Protocol):
     """The steps that it carries out, in order; one, unless steps were fused."""
     given: pa.Schema
     """The columns of the input, without `_op`."""
-    turn: Turn
+    time_slice: TimeSlice
     arrival: Arrival
     aligned: bool
     """Whether input row i is record i of the arrival."""

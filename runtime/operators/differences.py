@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from holdfast.runtime.rows.forms import Form
+from holdfast.state.evolution import widens_key
+
+READ_UNCHANGED = "the kept state is read unchanged"
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 
 
 @dataclass(frozen=True)
@@ -27,14 +33,21 @@ class Difference:
 class Found:
     """The differences of one operator, collected as they are found."""
 
-    def __init__(self, operator: str, same_polars: bool) -> None:
-        self.operator, self._same_polars = operator, same_polars
+    def __init__(self, operator: str, same_polars: bool, part: str | None = None) -> None:
+        self.operator, self._same_polars, self._part = operator, same_polars, part
         self.differences: list[Difference] = []
 
-    def refuse(self, what: str, why: str = ", so it cannot read its state") -> None:
+    def of(self, part: str) -> Found:
+        """Return the same collection for a part of the state that can be given up alone."""
+        found = Found(self.operator, self._same_polars, part)
+        found.differences = self.differences
+        return found
+
+    def refuse(self, what: str, why: str = ", so it cannot read its state", next_step: str | None = None) -> None:
         """Record a change with which the state cannot be read."""
         what = f"operator {self.operator!r} {what}{why}"
-        self.differences.append(Difference(self.operator, what, None, way_out(self.operator)))
+        next_step = next_step or way_out(self.operator, self._part)
+        self.differences.append(Difference(self.operator, what, None, next_step))
 
     def allow(self, what: str, effect: str) -> None:
         """Record an allowed change and its effect."""
@@ -59,9 +72,12 @@ class Found:
 
 def compare_keys(found: Found, before: list[Any], now: list[Any]) -> None:
     """Compare the key columns of two identities."""
-    if [typed(each) for each in before] != [typed(each) for each in now]:
+    same = [typed(each) for each in before] == [typed(each) for each in now]
+    if not same and not (len(before) == len(now) and all(map(_continues, before, now))):
         found.refuse(f"had the key {columns_text(before)} and now has {columns_text(now)}")
         return
+    if not same:
+        found.allow(f"had the key {columns_text(before)} and now has {columns_text(now)}", READ_UNCHANGED)
     for old, new in zip(before, now, strict=True):
         found.compare_provenance("key column", old, new)
 
@@ -72,9 +88,31 @@ def kept_by(identity: Mapping[str, Any]) -> str:
     return str(identity.get("keeps", aggregates))
 
 
-def way_out(name: str) -> str:
-    """Return what to do about a change that is refused."""
+def way_out(name: str, part: str | None = None) -> str:
+    """Return what to do about a change that is refused, of an operator or of a part of its state."""
+    if part is not None:
+        return (
+            f"undo the change; or let {part!r} start from now, without its state: holdfast run ... "
+            f"--drop-state {part_to_drop(name, part)}; or give the operator a new name"
+        )
     return f"undo the change, give the operator a new name, or drop its state: holdfast run ... --drop-state {name}"
+
+
+def part_to_drop(operator: str, part: str) -> str:
+    """Return how `--drop-state` names a part of an operator's state."""
+    return f"{operator}.{part}"
+
+
+def _continues(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Return whether a key column is the same as before, or of a wider type."""
+    same = (old["column"], old["nullable"]) == (new["column"], new["nullable"])
+    return same and (old["type"] == new["type"] or widens_key(type_named(old["type"]), type_named(new["type"])))
+
+
+def type_named(text: str) -> pa.DataType:
+    """Return the numeric type of this name; null for all others."""
+    names = {str(kind): kind for kind in (*_INTEGERS, pa.float32(), pa.float64())}
+    return names.get(text, pa.null())
 
 
 def is_computed(made: Form) -> bool:

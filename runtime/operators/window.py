@@ -18,7 +18,7 @@ Source: docs/design/0006-watermarks.md; PROTOCOL P11; DESIGN section 5 (keys of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,12 +27,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
+from holdfast.runtime.operators import aggregate_changes
 from holdfast.runtime.operators.aggregate import (
     Folding,
     aggregates_identity,
     aggregates_text,
     columns_read,
-    compare_aggregates,
     value_columns,
 )
 from holdfast.runtime.operators.contract import (
@@ -111,8 +111,17 @@ class WindowAggregate(KeyedStep):
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
-        compare_aggregates(found, before["aggregates"], now["aggregates"])
+        aggregate_changes.compare_aggregates(found, self.aggregations, before, now, in_windows=True)
         _compare_windows(found, before["window"], now["window"])
+
+    def parts(self, before: Mapping[str, Any]) -> tuple[str, ...]:
+        return aggregate_changes.names(before)
+
+    def without(self, before: Mapping[str, Any], parts: Collection[str]) -> Mapping[str, Any]:
+        return aggregate_changes.without(before, parts)
+
+    def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
+        return aggregate_changes.continued(self.aggregations, before, columns)
 
     def text(self) -> str:
         window = f"{self.window.shown()} of {self.time}, lateness {span(self.lateness_us)}, emit {self.emit}"
@@ -131,7 +140,7 @@ class WindowOperator(Operator):
         self._step, self._ctx, self._upsert = step, ctx, placed.upsert_key is not None
         self._schema = pa.schema([*placed.schema, OP_FIELD] if self._upsert else placed.schema)
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
-        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job)
+        self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also=(WINDOW_END,))
         self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
         self.rows_in = self.rows_out = self.late = 0
         self._due = NEVER_US
@@ -162,8 +171,7 @@ class WindowOperator(Operator):
             if batch.num_rows == 0:
                 return
         columns = [pa.array(ends).view(TIME), *(batch.column(name) for name in self._step.keys)]
-        slots = self._folding.fold(self._table.spec.key.encode(columns), batch)
-        self._table.column(WINDOW_END)[slots] = ends
+        slots = self._folding.fold(self._table.spec.key.encode(columns), batch, (ends,))
         self._note_due(slots, ends, clock)
 
     def _note_due(self, slots: Slots, ends: Times, clock: Times | np.int64) -> None:

@@ -14,7 +14,7 @@ next checkpoint has them all.
 
 Invariants
     - Two names never share a number, not even at different times of one job.
-    - An operator reads only state that its own identity wrote, or that docs/design/0024 allows it to read.
+    - An operator reads only state that its own identity wrote, or that docs/design/0024 or 0038 allows it to read.
 
 Pure.
 """
@@ -22,19 +22,25 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.operators.contract import Placed
 from holdfast.runtime.operators.differences import Difference, Found, kept_by, way_out
+from holdfast.runtime.plan.fields import described as described_fields
+from holdfast.runtime.plan.fields import kept_fields, with_fields
 from holdfast.runtime.plan.model import OperatorSpec, Plan
 from holdfast.runtime.plan.provenance import provenance_of
 from holdfast.runtime.rows.forms import POLARS
+from holdfast.state.evolution import widens
 from holdfast.state.tables.spec import OPERATORS_END
 
 FIRST_OPERATOR_ID = 1
+NOTHING: Mapping[str, frozenset[str]] = {}
 
 
 def assign_operator_ids(names: Sequence[str], previous: Mapping[str, int]) -> dict[str, int]:
@@ -72,16 +78,19 @@ def describe_operators(plan: Plan) -> dict[str, dict[str, Any]]:
     return {operator.name: _described(plan, operator, steps.get(operator.name)) for operator in plan.operators}
 
 
-def check_against(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> None:
+def check_against(
+    plan: Plan, previous: Mapping[str, Mapping[str, Any]], given_up: Mapping[str, frozenset[str]] = NOTHING
+) -> None:
     """Refuse a plan whose operators cannot read the existing state.
 
     Args:
         previous: The result of `describe_operators` for the job's last run.
+        given_up: By operator, the parts of its state that the user gives up.
 
     Raises:
         ConfigError: for the first difference that is refused.
     """
-    for found in differences(plan, previous):
+    for found in differences(plan, previous, given_up):
         if found.effect is None:
             raise ConfigError(
                 found.what,
@@ -91,12 +100,49 @@ def check_against(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> None
             )
 
 
-def differences(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
+def differences(
+    plan: Plan, previous: Mapping[str, Mapping[str, Any]], given_up: Mapping[str, frozenset[str]] = NOTHING
+) -> list[Difference]:
     """Return every difference between the plan's operators and those that wrote the state, allowed ones included."""
     now, steps = describe_operators(plan), _stateful(plan)
     return [
-        each for name in now if name in previous for each in _compared(name, steps.get(name), previous[name], now[name])
+        each
+        for operator in plan.operators
+        if (name := operator.name) in previous
+        for each in _compared(operator, steps.get(name), previous[name], now[name], given_up.get(name, frozenset()))
     ]
+
+
+def parts_of(plan: Plan, name: str, before: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the parts of an operator's kept state that can each be given up alone."""
+    placed, kept = _stateful(plan).get(name), before.get("identity")
+    if placed is None or kept is None or kept_by(kept) != placed.step.keeps:
+        return ()
+    return placed.step.parts(kept)
+
+
+def with_field_ids(
+    plan: Plan, previous: Mapping[str, Mapping[str, Any]], given_up: Mapping[str, frozenset[str]] = NOTHING
+) -> Plan:
+    """Return the plan with the ids that its columns of state had in the job's last run, and fresh ones for new columns.
+
+    `check_against` has accepted these arguments.
+    """
+    steps = _stateful(plan)
+
+    def numbered(operator: OperatorSpec) -> OperatorSpec:
+        before = previous.get(operator.name)
+        if before is None:
+            return operator
+        names = [column.name for column in operator.table.columns]
+        former: Mapping[str, str] = {name: name for name in names}
+        placed, kept = steps.get(operator.name), before.get("identity")
+        if placed is not None and kept is not None:
+            kept = placed.step.without(kept, given_up.get(operator.name, frozenset()))
+            former = placed.step.continued(kept, names)
+        return replace(operator, table=with_fields(operator.table, kept_fields(before), former))
+
+    return replace(plan, operators=tuple(map(numbered, plan.operators)))
 
 
 def not_known(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -120,6 +166,8 @@ def _described(plan: Plan, operator: OperatorSpec, placed: Placed | None) -> dic
     }
     if operator.window is not None:
         described["window"] = operator.window
+    if (fields := described_fields(table)) is not None:
+        described["fields"] = fields
     if placed is not None:
         fragment = plan.fragments[operator.fragment]
 
@@ -135,16 +183,44 @@ def _column(field: pa.Field) -> dict[str, Any]:
     return {"column": field.name, "type": str(field.type), "nullable": field.nullable}
 
 
-def _compared(name: str, placed: Placed | None, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    old, new = before.get("identity"), now.get("identity")
+def _compared(
+    operator: OperatorSpec,
+    placed: Placed | None,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    given_up: frozenset[str],
+) -> list[Difference]:
+    name, old, new = operator.name, before.get("identity"), now.get("identity")
     if placed is None or old is None or new is None:
         return [*_windows_by_text(name, before, now), *_tables(name, before, now)]
     found = Found(name, old.get("polars") == new["polars"])
-    if (kept := kept_by(old)) != placed.step.keeps:
-        found.refuse(f"kept {kept} and now keeps {placed.step.keeps}")
+    if (holds := kept_by(old)) != placed.step.keeps:
+        found.refuse(f"kept {holds} and now keeps {placed.step.keeps}")
         return found.differences
-    placed.step.compare(found, old, new)
+    for part in sorted(given_up):
+        found.allow(f"gives up the state of {part!r}", "what it held is no longer read")
+    kept = placed.step.without(old, given_up)
+    placed.step.compare(found, kept, new)
+    if all(each.effect is not None for each in found.differences):
+        _compare_columns(found, operator, placed, kept, before)
     return found.differences or _tables(name, before, now)
+
+
+def _compare_columns(
+    found: Found, operator: OperatorSpec, placed: Placed, kept: Mapping[str, Any], before: Mapping[str, Any]
+) -> None:
+    """Compare the state columns behind what continues: an identity that is accepted may still have others."""
+    columns, fields = operator.table.columns, kept_fields(before)
+    former, types = placed.step.continued(kept, [column.name for column in columns]), dict(before["columns"])
+    for column in columns:
+        old = former.get(column.name)
+        if old is None or types.get(old) == column.dtype.name:
+            continue
+        what = f"had the state column {old!r}: {types.get(old)} and now has {column.name!r}: {column.dtype}"
+        if old not in types or not widens(np.dtype(types[old]), column.dtype):
+            found.refuse(what)
+        elif fields.ids[old] in fields.late and not column.counter and column.dtype.kind != "f":
+            found.refuse(what, "; it was added later, and its state does not tell a value from the lack of one")
 
 
 def _tables(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

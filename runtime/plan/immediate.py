@@ -72,7 +72,7 @@ def _decided(
     as_read = columns_as_read(fragment, path)
     if not set(by) <= {as_read[name] for name in sink.key if name in as_read}:
         return spec
-    return replace(spec, sink=sink.at_once(), path=_identity(described["fragments"][fragment.index], path))
+    return replace(spec, sink=sink.immediate(), path=_identity(described["fragments"][fragment.index], path))
 
 
 def is_immediate(spec: SinkSpec) -> bool:

@@ -79,8 +79,8 @@ def render(plan: Plan) -> str:
         lines.extend(_below(fragment, INPUT, 1))
     dead = [sink for sink in plan.sinks if sink.fragment == ANY_FRAGMENT]
     lines += [f"\ndead letters of every fragment: sink {sink.name} ({schema_text(sink.schema)})" for sink in dead]
-    at_once = [sink.name for sink in plan.sinks if sink.path is not None]
-    lines += ["", f"written immediately: {', '.join(at_once)}; other sinks at the commit"] if at_once else []
+    immediate = [sink.name for sink in plan.sinks if sink.path is not None]
+    lines += ["", f"written immediately: {', '.join(immediate)}; other sinks at the commit"] if immediate else []
     return "\n".join(lines)
 
 

@@ -26,6 +26,7 @@ from holdfast.errors import ConfigError, Where
 from holdfast.ports import Clock
 from holdfast.runtime.driver.rewinding import is_accept
 from holdfast.runtime.operators.contract import is_part
+from holdfast.runtime.plan.kept_state import lost_since
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.rewind.estimate import estimate_ms, taking_back_s
 from holdfast.runtime.rewind.sinks import IMPOSSIBLE, no_such_sink, outlooks, stands_against
@@ -84,8 +85,8 @@ def plan_id(job: Job, base: Completed, accept: Sequence[str], *, stop: bool) -> 
     sinks to accept change as well.
     """
     there = f"{base.body.epoch}/{base.body.manifest.path}/{base.body.manifest.sha256}"
-    told = f"{job.uuid}/{job.timeline}/{job.generation}/{there}/{','.join(accept)}/{stop}"
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    reported = f"{job.uuid}/{job.timeline}/{job.generation}/{there}/{','.join(accept)}/{stop}"
+    return hashlib.sha256(reported.encode()).hexdigest()[:12]
 
 
 def check(shown: Mapping[str, Any], accepted: Collection[str]) -> None:
@@ -136,9 +137,8 @@ def granted(
     if (unknown := no_such_sink(accepted, (spec.name for spec in sinks))) is not None:
         return f"the job has no sink {unknown!r}, which the request names in its acceptances"
     there, here = _manifests(repository, job, base)
-    kept = {(operator.name, operator.id) for operator in operators if not operator.dropped}
-    if lost := [o.name for o in there.operators if not o.dropped and (o.name, o.id) not in kept]:
-        return f"operator {lost[0]!r} has dropped the state that it had then; stop the job, and rewind it by its file"
+    if (lost := lost_since(there.operators, operators)) is not None:
+        return f"{lost} the state that it had then; stop the job, and rewind it by its file"
     found = outlooks(repository, job, there, here, sinks, SystemClock())
     needed = sorted(each.accept for each in found if each.accept is not None)
     against = next((why for each in found if (why := stands_against(each, accepted)) is not None), None)

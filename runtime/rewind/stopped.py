@@ -111,7 +111,7 @@ def rewind_stopped(
     owner = uuid.uuid4().hex
     loop = DriverLoop(_rules(job, sinks, adopted), owner, _Ports(repository, sinks, lanes))
     deadline = time.monotonic() + timeout_s
-    tell(_told(job, owner, "recovering", f"rewinding to epoch {asked.epoch}"))
+    tell(_reported(job, owner, "recovering", f"rewinding to epoch {asked.epoch}"))
     next_tell = time.monotonic() + TELL_EVERY_S
     try:
         loop.rewind(job, asked)
@@ -122,29 +122,29 @@ def rewind_stopped(
                 raise _too_slow(repository, job, loop, timeout_s)
             if time.monotonic() > next_tell:
                 next_tell = time.monotonic() + TELL_EVERY_S
-                told = _told(loop.state.job, owner, "recovering", f"rewinding to epoch {asked.epoch}")
-                lanes.lane("live").submit(lambda told=told: tell(told), lambda _: None)  # type: ignore[misc]
+                reported = _reported(loop.state.job, owner, "recovering", f"rewinding to epoch {asked.epoch}")
+                lanes.lane("live").submit(lambda reported=reported: tell(reported), lambda _: None)  # type: ignore[misc]
             mailbox.wait(POLL_S)
         kind, error = loop.outcome
         if kind != "stopped":
             raise _failure(job, kind, error)
-        _last_words(lanes, tell, _told(loop.state.job, owner, "stopped", None))
+        _last_words(lanes, tell, _reported(loop.state.job, owner, "stopped", None))
     except Fenced:
         raise  # the new owner writes the file
     except HoldfastError as error:
-        _last_words(lanes, tell, _told(loop.state.job, owner, "failed", error.what))
+        _last_words(lanes, tell, _reported(loop.state.job, owner, "failed", error.what))
         raise
     finally:
         lanes.close()
 
 
-def _told(job: Job, owner: str, state: State, reason: str | None) -> Status:
+def _reported(job: Job, owner: str, state: State, reason: str | None) -> Status:
     """Return the entry of a driver without workers in `live.json`."""
     driver = presence.myself(owner, SystemClock().wall_us())
     return structs.replace(status.of_log(job, job.name, ""), state=state, reason=reason, driver=driver)
 
 
-def _last_words(lanes: ThreadLanes, tell: Callable[[Status], None], told: Status) -> None:
+def _last_words(lanes: ThreadLanes, tell: Callable[[Status], None], reported: Status) -> None:
     """Write the final `live.json` after any write in progress, because readers see the last one.
 
     If that fails, readers wait until the file is stale; the rewind has succeeded all the same.
@@ -153,7 +153,7 @@ def _last_words(lanes: ThreadLanes, tell: Callable[[Status], None], told: Status
 
     def say() -> None:
         try:
-            tell(told)
+            tell(reported)
         finally:
             over.set()
 

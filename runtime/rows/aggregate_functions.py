@@ -1,8 +1,8 @@
 """Aggregate functions: the state of count, sum, min, max and mean, and how it is folded, merged and read.
 
-A function works on whole arrays. Its state is one column per *role* ("sum", "seen", ...), indexed by slot. NumPy's
-unbuffered `ufunc.at` folds every value into its slot, even if a slot occurs many times in one batch. It is fast only
-if value and state have exactly the same type, so values are converted first.
+A function works on whole arrays. Its state is one column per *role* ("sum", "seen", ...), indexed by slot. The
+functions here name one compiled operation per role, and the table folds all of them in one pass over the rows. A
+function without such operations folds by itself, over views of the state's columns.
 
 Sums of integers are checked before any state changes. A bound on the largest sum of all keys is kept and raised by
 every batch; while it stays inside int64, no sum can overflow. If it is unknown or reached, the sums of the batch's keys
@@ -26,6 +26,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.state.tables.kernels.layout import Do
+
 INT64_MAX = (1 << 63) - 1
 INT64_MIN = -(1 << 63)
 SEEN = "seen"
@@ -43,7 +45,9 @@ State = Mapping[str, NDArray[Any]]
 class Values(Protocol):
     """The values of one column of a batch that are not null, and the slots that they belong to."""
 
-    slots: Slots
+    @property
+    def slots(self) -> Slots:
+        """The slots, looked up at first use, which may move the columns of state: take views of them afterwards."""
 
     def values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return the values as this type; times as their underlying integers."""
@@ -77,8 +81,15 @@ class AggregateFunction(Protocol):
     def check(self, state: State, given: Values, known: Known) -> bool:
         """Return whether these values can be folded; `known` holds the findings of earlier calls and is updated."""
 
+    def operations(self, columns: Mapping[str, np.dtype[Any]]) -> Mapping[str, Do] | None:
+        """Return the operation that folds a value into each column of state; None if `fold` must be called.
+
+        Args:
+            columns: The types of the state's columns by role.
+        """
+
     def fold(self, state: State, given: Values) -> None:
-        """Take values into the state of their slots."""
+        """Take values into the state of their slots; only called for functions without operations."""
 
     def merge(self, state: State, slots: Slots, other: State) -> None:
         """Merge state that was folded elsewhere into these slots: row i of `other` into slots[i]."""
@@ -105,12 +116,14 @@ class _Adding:
         return own | _seen(nullable or self.name == "mean")
 
     def check(self, state: State, given: Values, known: Known) -> bool:
-        return self.name != "sum" or state["sum"].dtype.kind != "i" or _fit(state["sum"], given, known)
+        return self.name != "sum" or state["sum"].dtype.kind != "i" or _fit(state, given, known)
+
+    def operations(self, columns: Mapping[str, np.dtype[Any]]) -> Mapping[str, Do] | None:
+        adding = Do.ADD_FLOAT if columns[self.name].kind == "f" else Do.ADD_INT
+        return _seen_too(columns, {self.name: Do.COUNT if self.name == "count" else adding})
 
     def fold(self, state: State, given: Values) -> None:
-        _count(state, given.slots)
-        own = state[self.name]
-        np.add.at(own, given.slots, 1 if self.name == "count" else given.values(own.dtype))
+        raise AssertionError("its operations fold it")
 
     def merge(self, state: State, slots: Slots, other: State) -> None:
         for role, column in state.items():
@@ -141,10 +154,21 @@ class _Extreme:
     def check(self, state: State, given: Values, known: Known) -> bool:
         return True
 
+    def operations(self, columns: Mapping[str, np.dtype[Any]]) -> Mapping[str, Do] | None:
+        dtype, least = columns[self.name], self.name == "min"
+        if dtype.kind == "f":
+            wide = dtype.itemsize == 8
+            operation = (
+                (Do.MIN_FLOAT if wide else Do.MIN_FLOAT32) if least else (Do.MAX_FLOAT if wide else Do.MAX_FLOAT32)
+            )
+        elif dtype == np.uint64:
+            operation = Do.MIN_UINT if least else Do.MAX_UINT
+        else:
+            operation = Do.MIN_INT if least else Do.MAX_INT
+        return _seen_too(columns, {self.name: operation})
+
     def fold(self, state: State, given: Values) -> None:
-        _count(state, given.slots)
-        own = state[self.name]
-        self._best(own.dtype).at(own, given.slots, given.values(own.dtype))
+        raise AssertionError("its operations fold it")
 
     def merge(self, state: State, slots: Slots, other: State) -> None:
         own = state[self.name]
@@ -192,21 +216,22 @@ def _seen(kept: bool) -> dict[str, tuple[np.dtype[Any], int | float]]:
     return {SEEN: (np.dtype(np.int64), 0)} if kept else {}
 
 
-def _count(state: State, slots: Slots) -> None:
-    if SEEN in state:
-        np.add.at(state[SEEN], slots, 1)
+def _seen_too(columns: Mapping[str, Any], operations: dict[str, Do]) -> Mapping[str, Do]:
+    return operations | ({SEEN: Do.COUNT} if SEEN in columns else {})
 
 
-def _fit(sums: NDArray[np.int64], given: Values, known: Known) -> bool:
+def _fit(state: State, given: Values, known: Known) -> bool:
     """Return whether the new sums fit int64."""
-    values, slots = given.values(np.dtype(np.int64)), given.slots
-    if slots.size == 0:
+    values = given.values(np.dtype(np.int64))
+    if values.size == 0:
         return True
-    growth = slots.size * _largest(values)
+    growth = values.size * _largest(values)
     if known.bound is not None and known.bound + growth <= INT64_MAX:
         known.bound += growth
         return True
     known.bound = None
+    slots = given.slots
+    sums = state["sum"]
     before = sums[slots]
     if _largest(before) + growth > INT64_MAX:
         return _all_fit(slots, before, values)

@@ -15,7 +15,8 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -36,6 +37,14 @@ class Aggregation:
 
     kind: Kind
     column: str | None
+    former: str | None = None
+
+    def was(self, name: str) -> Aggregation:
+        """Return the aggregate that continues the state kept under this name: `orders=hf.count().was("n")`.
+
+        It counts only while the job's last checkpoint has no aggregate of the new name, so it may stay in the code.
+        """
+        return replace(self, former=name)
 
     def __str__(self) -> str:
         return f"{self.kind}({'' if self.column is None else repr(self.column)})"
@@ -54,6 +63,8 @@ class BoundAggregation:
     """State column with the running value, in the type of the result (int64 for times)."""
     seen: str | None
     """State column with the number of values that were not null; None where nothing needs it."""
+    former: str | None = None
+    """The name whose state it continues if there is none under its own."""
 
     @property
     def function(self) -> AggregateFunction:
@@ -106,16 +117,37 @@ def bound(name: str, aggregation: object, schema: pa.Schema, where: str) -> Boun
         )
     kind, column = aggregation.kind, aggregation.column
     if column is None:
-        return BoundAggregation("count", None, False, pa.field(name, pa.int64(), nullable=False), f"{name}.count", None)
+        result = pa.field(name, pa.int64(), nullable=False)
+        return BoundAggregation("count", None, False, result, f"{name}.count", None, aggregation.former)
     if column not in schema.names:
         raise unknown_column(column, schema.names, where)
     field = schema.field(column)
-    result = _result_type(aggregation, field.type, where)
+    kept = _result_type(aggregation, field.type, where)
     nullable = field.nullable and kind != "count"
     seen = f"{name}.seen" if nullable or kind == "mean" else None
-    return BoundAggregation(
-        kind, column, field.nullable, pa.field(name, result, nullable=nullable), f"{name}.{kind}", seen
-    )
+    result = pa.field(name, kept, nullable=nullable)
+    return BoundAggregation(kind, column, field.nullable, result, f"{name}.{kind}", seen, aggregation.former)
+
+
+def check_former(aggregations: Mapping[str, object], where: str) -> None:
+    """Refuse aggregates that claim the state of a name in use, or of one name twice.
+
+    Raises:
+        ConfigError: with the name.
+    """
+    claimed: set[str] = set()
+    for name, aggregation in aggregations.items():
+        former = aggregation.former if isinstance(aggregation, Aggregation) else None
+        if former is None or former == name:
+            continue
+        if former in aggregations or former in claimed:
+            owner = "is an aggregate here too" if former in aggregations else "is claimed twice"
+            raise ConfigError(
+                f"{where}: {name}={aggregation}.was({former!r}) continues the state of {former!r}, which {owner}",
+                not_done="the job was not planned",
+                next_step=f"remove .was({former!r}) where it does not belong; deploy two changes of names one by one",
+            )
+        claimed.add(former)
 
 
 def refuse_unnamed(given: tuple[object, ...], where: str) -> None:
@@ -135,7 +167,11 @@ def refuse_unnamed(given: tuple[object, ...], where: str) -> None:
 def state_columns(bound: BoundAggregation) -> tuple[ColumnSpec, ...]:
     """Return the columns of state behind an aggregate. Updates may start from the defaults."""
     columns = bound.function.columns(bound.result.type, bound.result.nullable)
-    return tuple(ColumnSpec(bound.state[role], dtype, default) for role, (dtype, default) in columns.items())
+    counter = bound.seen or ""
+    return tuple(
+        ColumnSpec(bound.state[role], dtype, default, counter="" if role == SEEN else counter)
+        for role, (dtype, default) in columns.items()
+    )
 
 
 def result_of(bound: BoundAggregation, state: State, slots: Slots) -> pa.Array:

@@ -111,7 +111,7 @@ class Letters:
             self._waiting = []
 
 
-def told(error: str) -> str:
+def reported(error: str) -> str:
     """Return an error's text in a form fit to store: bounded in length, valid UTF-8, the same in every process."""
     return without_addresses(error)[:ERROR_LENGTH_MAX].encode("utf-8", "replace").decode("utf-8")
 

@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 from holdfast.frozen import replace
 from holdfast.model import LAST_US, NEVER_US, Watermark
 
-__all__ = ["LAST_US", "NEVER_US", "Minimum", "Watermark", "begin", "joined", "told"]
+__all__ = ["LAST_US", "NEVER_US", "Minimum", "Watermark", "begin", "joined", "reported"]
 
 P = TypeVar("P", bound=Hashable)
 
@@ -51,10 +51,12 @@ def joined(state: Minimum[P], part: P) -> tuple[Minimum[P], bool]:
     The minimum does not go back to where the part begins. It stands still until the part reports.
     """
     assert part not in state.parts
-    return told(replace(state, parts={**state.parts, part: Watermark(NEVER_US, over=True)}), part, Watermark(NEVER_US))
+    return reported(
+        replace(state, parts={**state.parts, part: Watermark(NEVER_US, over=True)}), part, Watermark(NEVER_US)
+    )
 
 
-def told(state: Minimum[P], part: P, watermark: Watermark) -> tuple[Minimum[P], bool]:
+def reported(state: Minimum[P], part: P, watermark: Watermark) -> tuple[Minimum[P], bool]:
     """Take the watermark of a part; return the next state and whether the minimum changed."""
     at_us = max(state.parts[part].at_us, watermark.at_us)
     parts = {**state.parts, part: replace(watermark, at_us=at_us)}

@@ -51,14 +51,14 @@ class EventTime:
     ) -> None:
         assert spec.event_time is not None
         self._spec, self._clock, self._send = spec, clock, send
-        self._told = telling(spec.source, opened)
+        self._reported = telling(spec.source, opened)
         self._column = spec.source.schema.get_field_index(spec.event_time)
         self._at = {p.partition: NEVER_US if p.watermark is None else p.watermark for p in positions}
         self._silent_since: dict[int, float] = {}
         self._looked_at: dict[int, float] = {}
         self._minimum = watermark.begin(self._at)
         for partition, at_us in self._at.items():
-            self._minimum, _ = watermark.told(self._minimum, partition, Watermark(at_us))
+            self._minimum, _ = watermark.reported(self._minimum, partition, Watermark(at_us))
         send(self._minimum.now)
 
     def begin(self, partition: int) -> None:
@@ -102,8 +102,8 @@ class EventTime:
         silent = now - self._silent_since.setdefault(partition, now)
         if ended:
             return self._tell(partition, _OVER)
-        idle_after, told = self._spec.idle_after_s, self._minimum.parts[partition]
-        if silent >= idle_after and (told.quiet or told.idle):
+        idle_after, reported = self._spec.idle_after_s, self._minimum.parts[partition]
+        if silent >= idle_after and (reported.quiet or reported.idle):
             return self._tell(partition, _IDLE)
         return self._tell(partition, _QUIET if silent >= idle_after / 2 else _ALIVE)
 
@@ -122,13 +122,13 @@ class EventTime:
     def finish(self) -> None:
         """Send the last watermark: no partition has further records (P13)."""
         for partition in self._at:
-            self._minimum, _ = watermark.told(self._minimum, partition, Watermark(LAST_US))
+            self._minimum, _ = watermark.reported(self._minimum, partition, Watermark(LAST_US))
         self._send(Watermark(LAST_US))
 
     def _ask(self, partition: int, offset: int) -> bool:
         """Ask the source for its watermark; return whether that advances the partition's."""
         before = self._at[partition]
-        if self._told is not None and (at_us := self._told.watermark(partition, offset)) is not None:
+        if self._reported is not None and (at_us := self._reported.watermark(partition, offset)) is not None:
             self._raise_to(partition, at_us)
         return self._at[partition] > before
 
@@ -139,7 +139,7 @@ class EventTime:
         part = replace(how, at_us=self._at[partition])
         if self._minimum.parts[partition] == part:
             return False
-        self._minimum, changed = watermark.told(self._minimum, partition, part)
+        self._minimum, changed = watermark.reported(self._minimum, partition, part)
         if changed:
             self._send(self._minimum.now)
         return changed

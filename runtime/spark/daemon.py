@@ -1,7 +1,8 @@
 """The Python daemon of an executor: import what workers need before they are forked.
 
 Spark starts one daemon per executor and forks every Python worker from it. Imports in the daemon cost a
-new worker nothing; they are most of the time of a failover. Import only: a library that has started
+new worker nothing; they are most of the time of a failover. The kernels of the state are loaded here, or compiled by
+the first daemon of an installation (state/compiled/cache.py). Import only: a library that has started
 threads (Polars in use, an open RocksDB) would hang in the forked child.
 
 Source: DESIGN section 3; measured there.
@@ -36,7 +37,10 @@ import pyarrow.ipc
 import pyspark.daemon
 import pyspark.worker
 
-import holdfast.runtime.spark.host  # noqa: F401
+import holdfast.runtime.spark.host
+import holdfast.state.keys.hashing
+import holdfast.state.tables.kernels.rows
+import holdfast.state.tables.kernels.slots  # noqa: F401
 
 
 def main() -> None:

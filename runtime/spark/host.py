@@ -236,13 +236,15 @@ class Session:
         self._loop.take_stock()
         self._log_refusal(self._loop.heartbeat().progress.local_refused)
 
-    def _log_refusal(self, told: m.LocalRefusal | None) -> None:
+    def _log_refusal(self, reported: m.LocalRefusal | None) -> None:
         """Log once that the local state refuses writes, and once that it accepts them again."""
-        if told is not None and self._refused is None:
-            _log.warning("no local state written for %.0f s; continuing without: %s", told.for_ms / 1000, told.what)
-        if told is None and self._refused is not None:
+        if reported is not None and self._refused is None:
+            _log.warning(
+                "no local state written for %.0f s; continuing without: %s", reported.for_ms / 1000, reported.what
+            )
+        if reported is None and self._refused is not None:
             _log.warning("local state is written again, or was recreated")
-        self._refused = told
+        self._refused = reported
 
 
 def marks_of(plan: Plan) -> list[str]:

@@ -5,8 +5,9 @@ Everything else is passed on unchanged: errors of the JVM, and what user functio
 through the JVM.
 
 Invariants
-    - An interrupt leaves no JVM without an owner: PySpark forgets a JVM whose launch is interrupted, and removes the
-      folder in which that JVM is about to report its port; such a JVM fails, but never exits.
+    - An interrupt leaves nothing half started. PySpark forgets a JVM whose launch is interrupted, and removes the
+      folder in which that JVM is about to report its port; such a JVM fails, but never exits. A context whose creation
+      is interrupted lives in the JVM alone, which refuses every later one.
 
 Source: PySpark, launch_gateway(popen_kwargs=); PythonGatewayServer, which exits when its standard input closes.
 """
@@ -18,12 +19,14 @@ import os
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TypeVar
 
 from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 
+R = TypeVar("R")
 NOISE = (b"WARNING: Using incubator modules: jdk.incubator.vector\n",)
 PANDAS = "PySpark does not yet fully support pandas"
 """Start of a warning; nothing here converts through pandas."""
@@ -32,6 +35,7 @@ _LAST_WORDS_S = 2.0
 """How long the start of a JVM that failed waits until its last lines are shown."""
 _POLL_S = 0.05
 _STDERR = 2
+_under_way: list[threading.Thread] = []
 
 
 class Quieter:
@@ -54,13 +58,57 @@ class Quieter:
         return held
 
 
+def uninterrupted(work: Callable[[], R]) -> R:
+    """Do the work on a thread of its own, which no interrupt reaches; return its result or raise its error.
+
+    Raises:
+        KeyboardInterrupt: after the work has ended. A second interrupt is raised immediately; a program that continues
+            then calls `finish_abandoned`.
+    """
+    doing: Future[R] = Future()
+
+    def do() -> None:
+        try:
+            doing.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            doing.set_exception(error)
+
+    thread = threading.Thread(target=do, name="uninterrupted", daemon=True)
+    _under_way.append(thread)
+    try:
+        thread.start()
+        _wait_for(thread)
+    except KeyboardInterrupt:
+        _wait_for(thread)
+        raise
+    _under_way.remove(thread)
+    return doing.result()
+
+
+def finish_abandoned() -> None:
+    """Wait for work that interrupts left under way. A context that it creates is the active one afterwards."""
+    while _under_way:
+        _wait_for(_under_way[-1])
+        _under_way.pop()
+
+
+def _wait_for(thread: threading.Thread) -> None:
+    """Wait, open to interrupts: Polars handles SIGINT in a way that lets waits for locks continue."""
+    while thread.is_alive():
+        time.sleep(_POLL_S)
+
+
 def start_jvm() -> None:
     """Start the JVM of this process unless it runs already, or spark-submit has started one.
 
     Raises:
         KeyboardInterrupt: after the launch has ended, so that the next start finds the JVM, or the end of this process
-            ends it. A second interrupt is raised immediately.
+            ends it.
     """
+    uninterrupted(_start_jvm)
+
+
+def _start_jvm() -> None:
     warnings.filterwarnings("ignore", message=PANDAS)
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
@@ -68,37 +116,14 @@ def start_jvm() -> None:
     read, write = os.pipe()
     passing_on = threading.Thread(target=_pass_on, args=(read,), name="jvm-stderr", daemon=True)
     passing_on.start()
-    launching: Future[Any] = Future()
-    # An interrupt reaches the main thread only.
-    threading.Thread(target=_launch, args=(write, launching), name="jvm-launch", daemon=True).start()
-    try:
-        gateway = _result(launching)
-    except KeyboardInterrupt:
-        with contextlib.suppress(Exception):  # no JVM, none to keep
-            SparkContext._ensure_initialized(gateway=_result(launching))
-        raise
-    except Exception:
-        passing_on.join(_LAST_WORDS_S)
-        raise
-    SparkContext._ensure_initialized(gateway=gateway)
-
-
-def _result(launching: Future[Any]) -> Any:
-    """Wait for the launch, open to interrupts: Polars handles SIGINT in a way that lets waits for locks continue."""
-    while not launching.done():
-        time.sleep(_POLL_S)
-    return launching.result()
-
-
-def _launch(write: int, launching: Future[Any]) -> None:
     try:
         gateway = launch_gateway(popen_kwargs={"stderr": write})  # type: ignore[no-untyped-call]
-    except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+    except BaseException:
         os.close(write)
-        launching.set_exception(error)
-    else:
-        os.close(write)  # the JVM has its own
-        launching.set_result(gateway)
+        passing_on.join(_LAST_WORDS_S)
+        raise
+    os.close(write)  # the JVM has its own
+    SparkContext._ensure_initialized(gateway=gateway)
 
 
 def _pass_on(read: int) -> None:

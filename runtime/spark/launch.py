@@ -23,7 +23,7 @@ import holdfast
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.spark import reach
 from holdfast.runtime.spark.host import WorkerTask, host_worker
-from holdfast.runtime.spark.jvm import start_jvm
+from holdfast.runtime.spark.jvm import start_jvm, uninterrupted
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def start_context(name: str, master: str | None, parallelism: int) -> SparkConte
     if SparkContext._active_spark_context is None:
         reach.check(conf.get("spark.master") or "")
     try:
-        context = SparkContext.getOrCreate(conf)
+        context = uninterrupted(lambda: SparkContext.getOrCreate(conf))
     except Exception as error:  # py4j raises several kinds; each means that Spark did not start
         raise _no_spark(error) from error
     # A killed worker fails its Spark job; the Holdfast job reports what that means, in one line.
@@ -214,13 +214,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _no_spark(error: Exception) -> Unavailable:
-    java = "JAVA_GATEWAY_EXITED" in str(error) or "Java" in str(error)
+    no_jvm = "JAVA_GATEWAY_EXITED" in str(error)
     return Unavailable(
         f"Spark did not start: {_first_line(error).rstrip('.')}",
         not_done="no record was read; missing targets were created and are empty",
         next_step=(
             "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless) and check JAVA_HOME"
-            if java
+            if no_jvm
             else "see the messages above; holdfast doctor checks Java and Spark"
         ),
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +24,13 @@ import msgspec
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import is_failure
-from holdfast.model import JobUuid, WorkerId
+from holdfast.model import Epoch, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.plan.compiler import Plan, describe_operators
 from holdfast.runtime.plan.immediate import not_to_grow
+from holdfast.runtime.plan.kept_state import lost_since, with_identities
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork, Network
 from holdfast.runtime.worker.local import LocalState, MemoryState
@@ -277,8 +278,27 @@ class Cluster:
         if not self.members:
             self.driver = DriverLoop(self.rules, f"{self._random.getrandbits(128):032x}", self)
 
-    def replace_driver(self) -> None:
-        """Kill the driver with all workers, and start another one from the log."""
+    def replace_driver(
+        self,
+        plan: Plan | None = None,
+        drop_state: Sequence[str] = (),
+        partitions: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """Kill the driver with all workers, and start another one from the log.
+
+        Args:
+            plan: Of changed code; None: the code is the same.
+            drop_state: As for `holdfast run --drop-state`, if there is a plan.
+            partitions: Of the sources of changed code; None: they are the same.
+
+        Raises:
+            ConfigError: the changed code cannot read the state; nothing was killed.
+        """
+        if plan is not None:
+            self._plan, operators = with_identities(plan, self._known(), drop_state)
+            self.sinks, self.rules = plan.sinks, replace(self.rules, operators=operators)
+        if partitions is not None:
+            self.rules = replace(self.rules, partitions=partitions)
         for worker in list(self.members):
             del self.members[worker]
         self._inbox.clear()
@@ -286,6 +306,20 @@ class Cluster:
         rules = replace(self.rules, job_uuid=JobUuid(f"{self._random.getrandbits(128):032x}"))
         self.driver = DriverLoop(rules, f"{self._random.getrandbits(128):032x}", self)
         self.driver.begin(self.repository.read_log(), "started again")
+
+    def lost_since(self, epoch: int) -> str | None:
+        """Return which state of this checkpoint the job has given up since; None if none, or there is no checkpoint."""
+        completed = {each.body.epoch: each.body.manifest for each in self.driver.state.job.completed}
+        if (manifest := completed.get(Epoch(epoch))) is None:
+            return None
+        return lost_since(self.repository.load_manifest(manifest).operators, self.rules.operators)
+
+    def _known(self) -> tuple[OperatorState, ...]:
+        """Return the operators of the last checkpoint."""
+        job = self.repository.read_log()
+        if job is None or not job.completed:
+            return ()
+        return self.repository.load_manifest(job.completed[-1].body.manifest).operators
 
     def _from(self, worker: WorkerId) -> Callable[[m.FromWorker], None]:
         def send(message: m.FromWorker) -> None:

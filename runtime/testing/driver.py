@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,7 +30,7 @@ from holdfast.runtime.config.settings import duration_ms
 from holdfast.runtime.driver import master
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.ahead import Ahead
-from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec
+from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import PartitionReader, direct_reader
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.testing.cluster import Cluster
@@ -50,7 +50,7 @@ class PushedSource:
     row_type: type | None = None
     traits = SourceTraits(kind="PushedSource", local_paths=(), tells_time=True)
 
-    def __init__(self, name: str, schema: pa.Schema, rng: random.Random) -> None:
+    def __init__(self, name: str, schema: pa.Schema, rng: random.Random, before: PushedSource | None = None) -> None:
         self.name, self.schema, self._random = name, schema, rng
         self.where = f"source {name!r}"
         self.tables: list[pa.Table] = []
@@ -59,7 +59,11 @@ class PushedSource:
         """Records that were read again after a recovery to an earlier epoch."""
         self._read_to: list[int] = []
         self._marks: dict[int, list[tuple[int, int]]] = {}
-        self.add_partitions(PARTITIONS)
+        if before is None:
+            self.add_partitions(PARTITIONS)
+        else:
+            self.tables = [_with_columns(table, schema) for table in before.tables]
+            self._read_to, self._marks = before._read_to, before._marks
 
     def check(self) -> None:
         """Nothing outside needs a check."""
@@ -143,13 +147,13 @@ class TestDriver:
 
     def __init__(self, app: App, parallelism: int = 2, seed: int = 0) -> None:
         plan = _plan_of(app, parallelism)
-        rng = random.Random(seed)
-        self.sources = {s.name: PushedSource(s.name, s.source.schema, rng) for s in plan.sources}
-        self.sinks = {s.name: _double(s) for s in plan.sinks}
-        plan = _with_doubles(plan, self.sources, self.sinks)
-        self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}
-        self._operators = {operator.name: operator for operator in plan.operators if not is_part(operator.name)}
-        partitions = {name: tuple(range(PARTITIONS)) for name in self.sources}
+        self._random = random.Random(seed)
+        self.sources: dict[str, PushedSource] = {}
+        self.sinks: dict[str, MemorySink] = {}
+        self._timed: set[str] = set()
+        self._operators: dict[str, OperatorSpec] = {}
+        plan = self._doubled(plan)
+        partitions = self._partitions()
         every = duration_ms(app.checkpoint_every, "checkpoint_every") / 1000
         self.cluster = Cluster(plan, parallelism, seed, MemoryObjects(), every, partitions)
         self._app = plan.app
@@ -287,6 +291,12 @@ class TestDriver:
         """
         self._refuse_after_end()
         job = self.cluster.driver.state.job
+        if (lost := self.cluster.lost_since(epoch)) is not None:
+            raise ConfigError(
+                f"the job was not rewound: {lost} the state that it had then",
+                not_done="state and output are untouched",
+                next_step="rewind to a later checkpoint",
+            )
         args = {"epoch": epoch, "timeline": job.timeline}
         answer = self.cluster.driver.asked("rewind", args, job.generation, job.generation)
         assert answer is not None
@@ -303,6 +313,29 @@ class TestDriver:
             self._check()
         self.recover()
 
+    def upgrade(self, app: App, drop_state: Sequence[str] = ()) -> None:
+        """Complete a checkpoint, and go on with a changed app from there; return when every subtask is ready.
+
+        Sources and sinks of the same name keep their records and rows. Targets get new columns as needed.
+
+        Args:
+            app: The changed app, of the same name and number of key groups.
+            drop_state: The state to give up, as for `holdfast run --drop-state`.
+
+        Raises:
+            ConfigError: `holdfast run` would refuse the changed app; the present one goes on.
+        """
+        plan = _plan_of(app, len(self.cluster.rules.key_ranges))
+        self._refuse_after_end()
+        self.checkpoint()
+        before = self.sources, self.sinks, self._timed, self._operators
+        try:
+            self.cluster.replace_driver(self._doubled(plan), drop_state, self._partitions())
+        except ConfigError:
+            self.sources, self.sinks, self._timed, self._operators = before
+            raise
+        self.recover()
+
     def rows(self, sink: str) -> list[dict[str, Any]]:
         """Return the rows delivered to a sink so far."""
         if sink not in self.sinks:
@@ -314,7 +347,8 @@ class TestDriver:
 
         Args:
             key: The value of the key's column, a tuple for several. The key of a window operator begins with the end
-                of the window: `(datetime(..., tzinfo=UTC), auction)`.
+                of the window: `(datetime(..., tzinfo=UTC), auction)`. So does that of `dedup`, whose state is in
+                windows as long as `within`.
 
         Raises:
             ConfigError: no such operator, or its keys have other columns.
@@ -340,6 +374,21 @@ class TestDriver:
         """Return, by subtask, how its worker obtained its state in this generation."""
         workers = self.cluster.driver.state.workers.values()
         return {hosted.subtask: hosted.how for hosted in workers if hosted.subtask is not None}
+
+    def _partitions(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(pushed.partitions()) for name, pushed in self.sources.items()}
+
+    def _doubled(self, plan: Plan) -> Plan:
+        """Return the plan with sources and sinks of the test, which keep what they hold."""
+        self.sources = {s.name: self._pushed(s) for s in plan.sources}
+        self.sinks = self.sinks | {s.name: _double(s) for s in plan.sinks if s.name not in self.sinks}
+        self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}
+        self._operators = {operator.name: operator for operator in plan.operators if not is_part(operator.name)}
+        return _with_doubles(plan, self.sources, self.sinks)
+
+    def _pushed(self, spec: SourceSpec) -> PushedSource:
+        before = self.sources.get(spec.name)
+        return PushedSource(spec.name, spec.source.schema, self._random, before)
 
     def _refuse_outside(self) -> None:
         if not self._entered:
@@ -421,6 +470,13 @@ def _plan_of(app: object, parallelism: int) -> Plan:
     return plan
 
 
+def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return records with the columns of a changed schema; those that they lack are null."""
+    size = table.num_rows
+    columns = [table[f.name].cast(f.type) if f.name in table.column_names else pa.nulls(size, f.type) for f in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
 def _table_of(source: str, schema: pa.Schema, rows: Iterable[Any]) -> pa.Table:
     """Return rows as a table; nulls are allowed even where the schema forbids them."""
     loose = pa.schema([column.with_nullable(True) for column in schema])
@@ -465,6 +521,7 @@ def _double(spec: SinkSpec) -> MemorySink:
 
 def _with_doubles(plan: Plan, sources: Mapping[str, PushedSource], sinks: Mapping[str, MemorySink]) -> Plan:
     for spec in plan.sinks:
+        sinks[spec.name].alter()
         sinks[spec.name].prepare(spec.schema, spec.upsert_key)
     return replace(
         plan,

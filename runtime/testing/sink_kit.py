@@ -26,7 +26,7 @@ import pytest
 
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.audited import Asked, auditable
+from holdfast.sinks.audited import AuditQuery, auditable
 from holdfast.sinks.contract import (
     DELETE,
     OP,
@@ -307,9 +307,9 @@ def can_be_read_back(kit: SinkKit) -> None:
     assert audits is not None
     kit.deliver(1, ANN, BEA)
     kit.deliver(2, CAT)
-    shown = audits.shown(Asked(JOB, "out", SCHEMA, kit.upsert_key, Epoch(0)))
-    assert shown.standing == {LEFT.subtask: tag(2)} and not shown.wrong
-    assert {at: rows.rows for at, rows in shown.rows.items()} == {
+    contents = audits.contents(AuditQuery(JOB, "out", SCHEMA, kit.upsert_key, Epoch(0)))
+    assert contents.standing == {LEFT.subtask: tag(2)} and not contents.wrong
+    assert {at: rows.rows for at, rows in contents.rows.items()} == {
         (LEFT.subtask, tag(1)): 2,
         (LEFT.subtask, tag(2)): 1,
     }

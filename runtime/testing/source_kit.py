@@ -195,8 +195,8 @@ def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
     with _opened(kit) as opened:
         for partition in opened.partitions():
             assert same_from(source, opened, partition) >= opened.retention_start(partition)
-            if (told := telling(source, opened)) is not None:
-                at = told.watermark(partition, opened.retention_start(partition))
+            if (reported := telling(source, opened)) is not None:
+                at = reported.watermark(partition, opened.retention_start(partition))
                 assert at is None or isinstance(at, int)
 
 

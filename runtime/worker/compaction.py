@@ -21,6 +21,7 @@ from holdfast.runtime.worker.local import Opened
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
 from holdfast.state.store import Piece
+from holdfast.state.tables.spec import TableSpec
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class CompactJob:
     deploy: Deploy
     worker: WorkerId
     merge: Merge
+    specs: tuple[TableSpec, ...]
 
     def run(self, store: ObjectStore) -> SegmentRef:
         """Read the pieces, store their merge, and return the reference by which a handle names it."""
@@ -39,7 +41,8 @@ class CompactJob:
         )
         owned = deploy.handle.key_groups
         ordered = sorted(merge.pieces, key=lambda piece: piece.epoch)
-        data = compact(header, ((read_verified(store, piece.object), piece.key_groups or owned) for piece in ordered))
+        read = ((read_verified(store, piece.object), piece.key_groups or owned) for piece in ordered)
+        data = compact(header, read, self.specs)
         folder = "base" if merge.follows == NO_EPOCH else "merged"
         path = f"{folder}/{deploy.generation:08d}/{merge.through:012d}/{self.worker}.segment"
         store.put(path, data)

@@ -56,8 +56,8 @@ class Auditing:
         self._taken: dict[tuple[str, int], tuple[int, RowDigest]] = {}
         self._sent: defaultdict[int, int] = defaultdict(int)
         self._received: defaultdict[int, int] = defaultdict(int)
-        self._at_once = {spec.name: self._nothing for spec in plan.sinks if is_immediate(spec)}
-        self._told: dict[tuple[int, str], OperatorProgress] = {}
+        self._immediate = {spec.name: self._nothing for spec in plan.sinks if is_immediate(spec)}
+        self._reported: dict[tuple[int, str], OperatorProgress] = {}
         keys = {edge.index: f"by {', '.join(edge.key)}" if edge.key else "united" for edge in plan.edges}
         self._names = {index: f"edge {index}, {key}" for index, key in keys.items()}
         self._kinds = {f.index: _kinds(f.index, plan) for f in plan.fragments}
@@ -79,7 +79,7 @@ class Auditing:
     def written(self, sink: str, batch: pa.RecordBatch) -> None:
         """Count rows for a sink that is written immediately."""
         if self._how != OFF:
-            self._at_once[sink] = added(self._at_once[sink], digested(batch, self._how))
+            self._immediate[sink] = added(self._immediate[sink], digested(batch, self._how))
 
     def close(
         self, index: int, positions: Iterable[SourcePosition], operators: Iterable[OperatorProgress]
@@ -96,13 +96,13 @@ class Auditing:
         for at in positions:
             first, taken = self._taken.pop((at.source, at.partition), (at.offset, self._nothing))
             sources.append(SourceTaken(at.source, at.partition, first, at.offset, taken))
-        at_once = []
+        immediate = []
         for spec in self._plan.sinks:
-            if spec.fragment == index and spec.name in self._at_once:
-                at_once.append(SinkStaged(Writer(spec.name, self._subtask), (self._at_once[spec.name],), True))
-                self._at_once[spec.name] = self._nothing
-        counts = counted([*self._edges(index), *(self._since_told(index, each) for each in operators)])
-        return PartAudit(tuple(sources), tuple(at_once), counts)
+            if spec.fragment == index and spec.name in self._immediate:
+                immediate.append(SinkStaged(Writer(spec.name, self._subtask), (self._immediate[spec.name],), True))
+                self._immediate[spec.name] = self._nothing
+        counts = counted([*self._edges(index), *(self._since_reported(index, each) for each in operators)])
+        return PartAudit(tuple(sources), tuple(immediate), counts)
 
     def _edges(self, index: int) -> list[OperatorCount]:
         names = self._names
@@ -111,9 +111,9 @@ class Auditing:
         came_by = self._plan.fragments[index].input_edges
         return counts + [OperatorCount(names[edge], "edge", 0, self._received.pop(edge, 0)) for edge in came_by]
 
-    def _since_told(self, index: int, now: OperatorProgress) -> OperatorCount:
-        before = self._told.get((index, now.name), OperatorProgress(now.name, 0, 0, 0))
-        self._told[index, now.name] = now
+    def _since_reported(self, index: int, now: OperatorProgress) -> OperatorCount:
+        before = self._reported.get((index, now.name), OperatorProgress(now.name, 0, 0, 0))
+        self._reported[index, now.name] = now
         kind, edges = self._kinds[index].get(now.name, "source"), self._plan.fragments[index].input_edges
         return OperatorCount(
             now.name,

@@ -35,7 +35,7 @@ from holdfast.runtime.operators.contract import (
     entry,
     needed_behind,
 )
-from holdfast.runtime.operators.turns import Turn
+from holdfast.runtime.operators.time_slice import TimeSlice
 from holdfast.runtime.plan.model import Fragment
 from holdfast.runtime.rows.dead_letters import DeadLetter, Letters
 from holdfast.runtime.wire.messages import OperatorProgress
@@ -69,12 +69,12 @@ class FragmentRuntime:
         job: str | None = None,
         key_groups: KeyGroups | None = None,
         letters: Letters | None = None,
-        turn: Turn | None = None,
+        time_slice: TimeSlice | None = None,
     ) -> None:
         self.letters, self._arrival = letters or Letters(), Arrival()
-        self._turn = turn or Turn()
-        self.backlog = Backlog(self._turn)
-        self._shared = _Shared(tables, send, write, job, key_groups, self.letters, self._turn, self._arrival)
+        self._time_slice = time_slice or TimeSlice()
+        self.backlog = Backlog(self._time_slice)
+        self._shared = _Shared(tables, send, write, job, key_groups, self.letters, self._time_slice, self._arrival)
         self._begins: list[list[Consumer]] = [[], *([] for _ in fragment.further)]
         """By port."""
         self._operators: list[Operator] = []
@@ -121,7 +121,7 @@ class FragmentRuntime:
 
     def progress(self) -> list[OperatorProgress]:
         """Return what every operator has taken, emitted and left out since it was deployed."""
-        return [told for operator in self._operators if (told := operator.progress()) is not None]
+        return [reported for operator in self._operators if (reported := operator.progress()) is not None]
 
     def _open(self, fragment: Fragment) -> None:
         """Open the operators in topological order, and connect them."""
@@ -164,7 +164,7 @@ class _Shared:
     job: str | None
     key_groups: KeyGroups | None
     letters: Letters
-    turn: Turn
+    time_slice: TimeSlice
     arrival: Arrival
 
 
@@ -193,7 +193,7 @@ class _Context:
     ) -> None:
         self._shared, self._backlog, self._sides, self._needed = shared, backlog, behind.sides, needed
         self.placed, self.given = placed, given
-        self.job, self.turn, self.arrival = shared.job, shared.turn, shared.arrival
+        self.job, self.time_slice, self.arrival = shared.job, shared.time_slice, shared.arrival
         self.origin, self.aligned, self.untouched = before.origin, before.aligned, before.untouched
 
     @property

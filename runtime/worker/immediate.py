@@ -107,7 +107,7 @@ class ImmediateWrites:
             starts = {Origin(at.source, at.partition): max(0, at.offset) for at in mine}
             claim = Claim(deploy.owner, deploy.generation, frozenset(deploy.owners))
             owner = Owner(deploy.job_uuid, spec.name, deploy.generation, deploy.timeline, spec.path, claim)
-            self._writing[spec.name] = Writing(spec, owner, starts, sink.open_at_once(owner))
+            self._writing[spec.name] = Writing(spec, owner, starts, sink.open_immediate(owner))
             if starts:
                 self._go_on(self._writing[spec.name])
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from holdfast.errors import JobFailed, Where
 from holdfast.runtime.operators.contract import Arrival
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW, DeadLetter, Form, Letters, encode_row, told
+from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW, DeadLetter, Form, Letters, encode_row, reported
 from holdfast.runtime.rows.windows import micros_of, not_held, outside
 from holdfast.runtime.wire.messages import OperatorProgress
 
@@ -95,7 +95,7 @@ class Intake:
             offset = arrival.offset_of(row)
             if policy == "fail":
                 raise self._failed(error, arrival, offset)
-            self._letters.add(DeadLetter(name, name, arrival.partition, offset, told(error), form, raw))
+            self._letters.add(DeadLetter(name, name, arrival.partition, offset, reported(error), form, raw))
         self.dlq += len(rows)
 
     def _why(self, batch: pa.RecordBatch, row: int) -> tuple[str, Form, bytes]:

@@ -28,6 +28,7 @@ from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.wire.presence import boot_id, machine_id
 from holdfast.state.directory import claim
+from holdfast.state.evolution import declaration
 from holdfast.state.marker import usable
 from holdfast.state.store import Identity, StateStore
 
@@ -86,12 +87,14 @@ class LocalFolders:
         boots = self._root / self._machine
         parent = boots / (self._boot or "unknown-boot") / deploy.job_uuid
         lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
+        specs = [operator.table for operator in plan.operators]
+        declared = {spec.operator: declaration(spec) for spec in specs}
         try:
             self._root.mkdir(exist_ok=True, mode=0o700)
             _check_owner(self._root)
             _remove_earlier_boots(boots, self._boot)
             parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder = claim(parent, deploy.job_uuid, lineage, target, owned)
+            folder = claim(parent, deploy.job_uuid, lineage, target, owned, declared)
         except OSError as error:
             raise Unavailable(
                 f"no local folder for state can be created below {parent}: {error}",
@@ -99,8 +102,7 @@ class LocalFolders:
                 next_step="free disk space, or set TMPDIR on the executors to a writable folder",
             ) from error
         self._folder = folder.path
-        covered = usable(folder.marker, deploy.job_uuid, lineage, target, owned)
-        specs = [operator.table for operator in plan.operators]
+        covered = usable(folder.marker, deploy.job_uuid, lineage, target, owned, declared)
         store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, folder.store)
         applied = folder.marker.applied if covered is not None and folder.marker is not None else None
         return Opened(store, applied, covered, folder.store.close)

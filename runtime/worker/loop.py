@@ -22,7 +22,7 @@ from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
 from holdfast.model import Barrier, ChannelId, Cut, Epoch, Generation, SegmentRef, Subtask, WorkerId
 from holdfast.ports import ObjectStore
-from holdfast.runtime.operators.turns import Mark, unmarked
+from holdfast.runtime.operators.time_slice import Mark, unmarked
 from holdfast.runtime.plan.ahead import Ahead, inline
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.source import OpenSource
@@ -351,7 +351,8 @@ class WorkerLoop:
                 job = segment_job(self._state, epoch, active.deploy, self.worker_id, active.run.take_stages(epoch))
                 self._seal(active.deploy.generation, epoch, job)
             case worker.Compact(merge):
-                self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge))
+                specs = tuple(operator.table for operator in self._plan.operators)
+                self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge, specs))
             case worker.SendAck():
                 part = worker.part_of(active.machine, effect, self._deliveries.confirmed())
                 self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))

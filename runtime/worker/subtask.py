@@ -28,7 +28,7 @@ from holdfast.checkpoint.audit import PartAudit
 from holdfast.errors import Unavailable
 from holdfast.model import NO_EPOCH, Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
 from holdfast.runtime.operators.contract import KeyGroups
-from holdfast.runtime.operators.turns import Mark, Turn, unmarked
+from holdfast.runtime.operators.time_slice import Mark, TimeSlice, unmarked
 from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.compiler import Plan, SourceSpec
 from holdfast.runtime.plan.source import OpenSource
@@ -80,7 +80,7 @@ class SubtaskRun:
         self._stages = {s.name: self._new_stage(s.name) for s in plan.sinks}
         self._closed: dict[Epoch, dict[str, Stage]] = {}
         self._letters = {f.index: Letters() for f in plan.fragments}
-        self._limit = Turn(throttle.clock, mark)
+        self._limit = TimeSlice(throttle.clock, mark)
         self._paces = {f.index: self._limit.pace() for f in plan.fragments if f.calls()}
         self._intakes = {s.fragment: self._intake(s) for s in plan.sources}
         self._fragments = {f.index: self._fragment(f.index) for f in plan.fragments}
@@ -280,7 +280,7 @@ class SubtaskRun:
             self.links.put(channel, at)
 
     def _time_arrived(self, index: int, channel: ChannelId, at: Watermark) -> None:
-        state, changed = watermark.told(self._watermarks[index], channel, at)
+        state, changed = watermark.reported(self._watermarks[index], channel, at)
         if changed:
             self._fragments[index].on_watermark(state.now.at_us)
             self._once_through(index, lambda: self._forward(index, state.now))

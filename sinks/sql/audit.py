@@ -33,12 +33,12 @@ import xxhash
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline
 from holdfast.sinks.audited import (
-    Asked,
+    AuditQuery,
     Delivery,
     Gone,
     Misfit,
     Others,
-    Shown,
+    TargetContents,
     batch_of,
     digest_of_changes,
     digest_of_rows,
@@ -68,15 +68,17 @@ def _nothing() -> None:
     """Take the place of what happens between two pieces."""
 
 
-def shown(sink: SqlTable, asked: Asked, between: Between = _nothing, at_a_time: int = ROWS_AT_A_TIME) -> Shown:
-    """See AuditableSink.shown."""
+def contents(
+    sink: SqlTable, query: AuditQuery, between: Between = _nothing, at_a_time: int = ROWS_AT_A_TIME
+) -> TargetContents:
+    """See AuditableSink.contents."""
     try:
         sink.dialect.identity()
     except Missing as missing:
-        raise Gone(f"{sink.where}: {missing.what}; it was, when the job ran") from missing
+        raise Gone(f"{sink.where}: {missing.what}; it existed when the job ran") from missing
     try:
         with translated(sink.dialect, sink.where):
-            return _shown(sink, asked, between, at_a_time)
+            return _contents(sink, query, between, at_a_time)
     except Unavailable as error:
         raise Unavailable(
             error.what,
@@ -85,14 +87,14 @@ def shown(sink: SqlTable, asked: Asked, between: Between = _nothing, at_a_time: 
         ) from error
 
 
-def _shown(sink: SqlTable, asked: Asked, between: Between, at_a_time: int) -> Shown:
+def _contents(sink: SqlTable, query: AuditQuery, between: Between, at_a_time: int) -> TargetContents:
     with closing(sink.dialect.connect("read")) as db:
         columns = {column.name: column for column in sink.dialect.columns(db, sink.table)}
-        if missing := [name for name in asked.schema.names if name not in columns]:
-            raise Gone(f"{sink.where}: the table or its columns {missing} are not there; they were, when the job ran")
-        of_stream = [columns[name] for name in asked.schema.names]
+        if missing := [name for name in query.schema.names if name not in columns]:
+            raise Gone(f"{sink.where}: the table or its columns {missing} are missing; they existed when the job ran")
+        of_stream = [columns[name] for name in query.schema.names]
         for _ in range(ROUNDS_MAX):
-            reading = _Reading(Session(sink.dialect, db), sink, of_stream, asked, between, at_a_time)
+            reading = _Reading(Session(sink.dialect, db), sink, of_stream, query, between, at_a_time)
             age = reading.age()
             found = reading.keyed(sink.key) if sink.key is not None else reading.added()
             if reading.age() == age:
@@ -138,12 +140,12 @@ class _Reading:
     """One look at one table."""
 
     def __init__(
-        self, s: Session, sink: SqlTable, columns: list[Column], asked: Asked, between: Between, at_a_time: int
+        self, s: Session, sink: SqlTable, columns: list[Column], query: AuditQuery, between: Between, at_a_time: int
     ) -> None:
-        self._s, self._sink, self._asked, self._between, self._at_a_time = s, sink, asked, between, at_a_time
-        self._columns, self._names = columns, asked.schema.names
+        self._s, self._sink, self._query, self._between, self._at_a_time = s, sink, query, between, at_a_time
+        self._columns, self._names = columns, query.schema.names
         self._table, self._undo, self._order = s.dialect.table(sink.table), s.own(tags.UNDO), s.dialect.row_order
-        self._ours = (asked.job_uuid, asked.sink)
+        self._ours = (query.job_uuid, query.sink)
         self._wrong: dict[Delivery, str] = {}
 
     def age(self) -> tuple[object, int | None]:
@@ -160,7 +162,7 @@ class _Reading:
         yield
         self._s.commit()
 
-    def keyed(self, key: tuple[str, ...]) -> Shown:
+    def keyed(self, key: tuple[str, ...]) -> TargetContents:
         """Go from the newest change of each key to the oldest that is reported."""
         standing = self._tags(tags.PROGRESS)
         images = [image for image in self._images() if _is_in(image, standing)]
@@ -169,7 +171,7 @@ class _Reading:
             newer = [image for image in self._newer(standing) if not _is_in(image, standing)]
             lost = self._tags(tags.HORIZON)
             changed = {image.key: image.before for image in reversed(newer)}  # the first change of a key counts
-            there = self._count(key, list(changed)) if self._asked.everything else None
+            there = self._count(key, list(changed)) if self._query.everything else None
         unseen = (
             None
             if there is None
@@ -187,12 +189,12 @@ class _Reading:
         rows: dict[Delivery, RowDigest] = {}
         for delivery, changes in found.items():
             keys, after = [name for name, _ in changes], [row for _, row in changes]
-            upsert = self._asked.upsert_key is not None
+            upsert = self._query.upsert_key is not None
             try:
-                rows[delivery] = digest_of_changes(keys, after, self._asked.schema, key, upsert)
+                rows[delivery] = digest_of_changes(keys, after, self._query.schema, key, upsert)
             except Misfit as misfit:
                 self._wrong[delivery] = str(misfit)
-        return Shown(standing, rows, lost, self._wrong, unseen=unseen)
+        return TargetContents(standing, rows, lost, self._wrong, unseen=unseen)
 
     def _count(self, key: tuple[str, ...], without: list[str]) -> int:
         """Return how many rows there are now, without those under these keys."""
@@ -207,7 +209,7 @@ class _Reading:
             with self._piece():
                 given = s.given()
                 piece = f"{order} BETWEEN {given(highest - self._at_a_time + 1)} AND {given(highest)}"
-                ours = f"{tags.of_sink(given, *self._ours)} AND epoch > {given(self._asked.after)}"
+                ours = f"{tags.of_sink(given, *self._ours)} AND epoch > {given(self._query.after)}"
                 # The CASE keeps the planner from the index of `ours`, whose rows it would have to sort in every piece.
                 images = s.execute(
                     f"SELECT {self._image_columns()} FROM {self._undo} WHERE {piece} "
@@ -219,7 +221,7 @@ class _Reading:
 
     def _newer(self, standing: Mapping[Subtask, Tag]) -> list[_Image]:
         """Return before-images after the oldest of these tags, oldest first."""
-        after = min((tag.epoch for tag in standing.values()), default=self._asked.after)
+        after = min((tag.epoch for tag in standing.values()), default=self._query.after)
         given = self._s.given()
         images = self._s.execute(
             f"SELECT {self._image_columns()} FROM {self._undo} WHERE {tags.of_sink(given, *self._ours)} "
@@ -239,22 +241,22 @@ class _Reading:
                 found |= {name: self._row(key, from_json(name)) for name in names[start : start + KEYS_AT_A_TIME]}
         return found
 
-    def added(self) -> Shown:
+    def added(self) -> TargetContents:
         """Read the ranges of row numbers that deliveries left, and what lies outside them."""
         s = self._s
         with self._piece():
             number = s.dialect.row_number(s.db, self._sink.table)
             standing, lost = self._tags(tags.PROGRESS), self._tags(tags.HORIZON)
             if number is None:
-                return Shown(standing, {}, standing)
+                return TargetContents(standing, {}, standing)
             given = s.given()
             images = s.execute(
                 f"SELECT {self._image_columns()} FROM {self._undo} WHERE {tags.of_sink(given, *self._ours)} "
-                f"AND epoch > {given(0 if self._asked.everything else self._asked.after)}",
+                f"AND epoch > {given(0 if self._query.everything else self._query.after)}",
                 given,
             ).fetchall()
             newest = s.execute(f"SELECT max({number}) FROM {self._table}").fetchone()[0]
-            strange = self._strange() if self._asked.everything else []
+            strange = self._strange() if self._query.everything else []
         ranges: defaultdict[Delivery, list[AddedRange]] = defaultdict(list)
         for image in map(_image, images):
             ranges[image.delivery].append(range_of(image.key))
@@ -262,22 +264,22 @@ class _Reading:
         for delivery, of_delivery in ranges.items():
             try:
                 rows[delivery] = whole(
-                    digest_of_rows(piece, self._asked.schema)
+                    digest_of_rows(piece, self._query.schema)
                     for each in of_delivery
                     for piece in self._pieces(number, each.first, each.last)
                 )
             except Misfit as misfit:
                 self._wrong[delivery] = str(misfit)
         known = [each for of_delivery in ranges.values() for each in of_delivery]
-        if not self._asked.everything:
-            return Shown(standing, rows, lost, self._wrong)
+        if not self._query.everything:
+            return TargetContents(standing, rows, lost, self._wrong)
         mixed = None
         for each_strange in strange:
             mine = [each for each in each_strange.ranges if each_strange.certain or self._fits(number, each)]
             if each_strange.lost and (mine or each_strange.certain):
                 mixed = each_strange.name
             known += mine
-        return Shown(standing, rows, lost, self._wrong, self._others(number, known, newest, mixed))
+        return TargetContents(standing, rows, lost, self._wrong, self._others(number, known, newest, mixed))
 
     def _strange(self) -> list[_Strange]:
         """Return which other sinks may have added rows to the table: images do not name the table they belong to."""
@@ -285,7 +287,7 @@ class _Reading:
         lost = set(s.execute(f"SELECT job, sink FROM {s.own(tags.HORIZON)}")) if s.has(tags.HORIZON) else set()
         for theirs in s.execute(f"SELECT DISTINCT job, sink FROM {s.own(tags.PROGRESS)}").fetchall():
             ours = theirs[0] == job
-            if theirs == (job, sink) or (ours and theirs[1] in self._asked.elsewhere):
+            if theirs == (job, sink) or (ours and theirs[1] in self._query.elsewhere):
                 continue
             given = s.given()
             images = s.execute(
@@ -296,7 +298,7 @@ class _Reading:
                 ranges += [range_in(key) for (key,) in images]
             name = f"sink {theirs[1]!r}{'' if ours else ' of another job'}"
             known = tuple(each for each in ranges if each is not None)
-            found.append(_Strange(name, known, theirs in lost, ours and theirs[1] in self._asked.beside))
+            found.append(_Strange(name, known, theirs in lost, ours and theirs[1] in self._query.beside))
         return found
 
     def _fits(self, number: str, added: AddedRange) -> bool:
@@ -323,7 +325,7 @@ class _Reading:
 
     def _hashes(self, rows: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
         try:
-            hashes = row_hashes(batch_of(rows, self._asked.schema))
+            hashes = row_hashes(batch_of(rows, self._query.schema))
         except Misfit:
             hashes = None
         return np.full(len(rows), MISFIT_HASH, np.uint64) if hashes is None else hashes

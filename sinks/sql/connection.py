@@ -117,7 +117,7 @@ class WriterConnection:
             return self._sink.dialect.identity()
         except Missing as missing:
             raise ConfigError(
-                f"{self._where}: {missing.what}; it was, when the job was started",
+                f"{self._where}: {missing.what}; it existed when the job was started",
                 not_done="nothing was delivered to it",
                 next_step=missing.next_step,
             ) from missing
@@ -126,8 +126,8 @@ class WriterConnection:
         found = stored(s, self._sink)
         if found is None:
             raise ConfigError(
-                f"{self._where}: the table is not there; it was, when the job was started",
+                f"{self._where}: the table is missing; it existed when the job was started",
                 not_done="nothing was delivered to it",
-                next_step="start the job again to have it created, or bring the table back",
+                next_step="restore the table, or restart the job, which recreates it",
             )
         return found

@@ -134,7 +134,7 @@ class Missing(Exception):
     """The place of the target is missing, as a whole: for example its file.
 
     Args:
-        what: A clause for a message, such as "the file is not there (No such file or directory)".
+        what: A clause for a message, such as "the file is missing (No such file or directory)".
         next_step: How a user brings it back.
     """
 

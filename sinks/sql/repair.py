@@ -253,14 +253,14 @@ def _opened(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema) -> Iterator
     try:
         dialect.identity()
     except Missing as missing:
-        raise _not_there(sink, missing.what) from missing
+        raise _missing(sink, f"{missing.what}; it existed") from missing
     with translated(dialect, sink.where), closing(dialect.connect("read")) as db:
         s = Session(dialect, db)
         if not (s.has(tags.PROGRESS) and s.has(tags.UNDO)):
-            raise _not_there(sink, f"no job ever delivered to this {dialect.place}")
+            raise _missing(sink, f"the {dialect.place} has no tables of Holdfast; they existed")
         table = stored(s, sink)
         if table is None:
-            raise _not_there(sink, "the table is not there")
+            raise _missing(sink, "the table is missing; it existed")
         if set(table.names) != set(schema.names):
             raise _other_columns(sink, set(table.names), set(schema.names))
         yield _Undoing(s, sink, table, rewinding)
@@ -274,11 +274,11 @@ def _nothing() -> None:
     """An impossible repair does nothing."""
 
 
-def _not_there(sink: SqlTable, what: str) -> ConfigError:
+def _missing(sink: SqlTable, what: str) -> ConfigError:
     return ConfigError(
-        f"{sink.where}: {what}; it was, when the job ran",
+        f"{sink.where}: {what} when the job ran",
         not_done="the rewind did not change it",
-        next_step="bring it back, or start the job, which recreates it; then rewind",
+        next_step="restore what is missing, or start the job, which recreates it; then rewind",
     )
 
 

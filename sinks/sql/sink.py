@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
-from holdfast.sinks.audited import Asked, Shown
+from holdfast.sinks.audited import AuditQuery, TargetContents
 from holdfast.sinks.contract import Repair, Rewinding, check_key, check_null_keys
 from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Owner, Written
 from holdfast.sinks.owners import Claim, Holding
@@ -101,8 +101,8 @@ class TableSink(ABC):
         with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:
             return owners.holding(Session(self.dialect, db), job_uuid, name)
 
-    def at_once(self) -> ImmediateSink:
-        """See IdempotentSink.at_once."""
+    def immediate(self) -> ImmediateSink:
+        """See IdempotentSink.immediate."""
         assert self.tags_rows, "other rows keep no tags"
         return ImmediateTable(self)
 
@@ -119,9 +119,9 @@ class TableSink(ABC):
         """See RepairableSink.repair."""
         return repair(self, rewinding, schema)
 
-    def shown(self, asked: Asked) -> Shown:
-        """See AuditableSink.shown."""
-        return audit.shown(self, asked)
+    def contents(self, query: AuditQuery) -> TargetContents:
+        """See AuditableSink.contents."""
+        return audit.contents(self, query)
 
     def _check_delivery(self, schema: pa.Schema) -> None:
         if self.delivery not in ("transactional", "idempotent"):
@@ -206,8 +206,8 @@ class ImmediateTable:
         """See HeldSink.holding."""
         return self.table.holding(job_uuid, name)
 
-    def open_at_once(self, owner: Owner) -> ImmediateTarget:
-        """See ImmediateSink.open_at_once."""
+    def open_immediate(self, owner: Owner) -> ImmediateTarget:
+        """See ImmediateSink.open_immediate."""
         return immediate.ImmediateSqlTarget(self.table, owner)
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:

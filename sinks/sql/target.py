@@ -146,9 +146,9 @@ class SqlTarget:
             if known is not None:
                 check_continues(self._where, standing, known)
             raise Unavailable(
-                f"{self._where}: the tag did not move and yet stands at {standing}; another process removed it",
+                f"{self._where}: the tag did not move, although it stands at {standing}: another process changed it",
                 not_done="nothing was delivered",
-                next_step="nothing: delivery reads the tag and tries again",
+                next_step="nothing: delivery reads the tag and retries",
             )
         return already(self._where, tag, standing)
 

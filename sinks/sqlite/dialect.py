@@ -263,7 +263,7 @@ def meaning_of(where: str, error: Exception) -> HoldfastError | None:
         return Unavailable(
             f"{where}: {error}",
             not_done="it is not known whether this delivery is in",
-            next_step="nothing: delivery reads the tag and tries again; if it stays so, find the process that holds "
+            next_step="nothing: delivery reads the tag and retries; if it stays so, find the process that holds "
             "the file, and check the disk's free space and its health",
         )
     if code in _BROKEN:

@@ -52,11 +52,11 @@ def identity(path: str) -> tuple[int, int]:
         status = os.stat(path)
     except OSError as error:
         raise Missing(
-            f"the file is not there ({error.strerror})",
-            next_step="bring the file back; if the worker runs on another host, the path must be shared storage",
+            f"the file is missing ({error.strerror})",
+            next_step="restore the file; if the worker runs on another host, the path must be shared storage",
         ) from error
     if not stat.S_ISREG(status.st_mode):
-        raise Missing("the path is not a file", next_step="bring the file back")
+        raise Missing("the path is not a file", next_step="restore the file")
     return status.st_dev, status.st_ino
 
 

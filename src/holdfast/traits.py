@@ -73,7 +73,7 @@ class SinkTraits(Traits):
     audits: bool = False
     """Its target can be read back: `shown`."""
     immediate: bool = False
-    """It may be written before the commit, as every row keeps its tag: `at_once`."""
+    """It may be written before the commit, as every row keeps its tag: `immediate`."""
     merges: bool = False
     """Its targets take several epochs in one transaction: `deliver_together`."""
     checks_owner: bool = False
@@ -87,8 +87,8 @@ _SINK = ("traits", "key", "where", "check", "prepare", "accept", "open")
 _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "paced": ("unpaced",),
     "repairs": ("plan_repair", "repair"),
-    "audits": ("shown",),
-    "immediate": ("at_once",),
+    "audits": ("contents",),
+    "immediate": ("immediate",),
     "checks_owner": ("check_owner",),
     "remembers_owner": ("holding",),
 }

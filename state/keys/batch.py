@@ -18,7 +18,7 @@ Source: DESIGN sections 5 and 13; xxHash specification (xxh3-64, seed 0).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,8 +30,11 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.state.keys import canonical as codec
-from holdfast.state.keys.keygroups import key_groups_of, splitmix64, splitmix64_inverse
+from holdfast.state.keys.keygroups import key_groups_of, splitmix64
 from holdfast.storage.xxh3 import xxh3_of
+
+FIXED_BYTES_MAX = 128
+"""Wider canonical keys of fixed width are hashed as bytes."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,20 @@ class KeyType:
         """Return whether equal hashes mean equal keys."""
         return len(self.types) == 1 and codec.is_integral(self.types[0]) and not self.nullable[0]
 
+    @cached_property
+    def fixed(self) -> bool:
+        """Return whether every column has a fixed width, so that keys are words and not bytes."""
+        return not any(codec.is_textual(kind) for kind in self.types)
+
+    @cached_property
+    def word_count(self) -> int:
+        """Words of a key of fixed width: one per column, and one of null bits if a column is nullable."""
+        return len(self.types) + any(self.nullable)
+
     @property
     def unrouted_width(self) -> int:
         """Return with how many bytes the unrouted columns begin every canonical key."""
-        return sum(2 if pa.types.is_boolean(column) else 9 for column in self.types[: self.unrouted])
+        return codec.width_of(self.types[: self.unrouted])
 
     @property
     def fields(self) -> tuple[pa.Field, ...]:
@@ -100,129 +113,188 @@ class KeyType:
         for array, kind, nullable in zip(arrays, self.types, self.nullable, strict=True):
             assert array.type == kind, f"a key column is {array.type}, but was declared as {kind}"
             assert nullable or array.null_count == 0, "a null in a key column that forbids nulls"
-        if self.injective:
-            return self.from_ints(codec.ints_of(arrays[0]))
-        return self.from_canonical(codec.encode(arrays), ints=self._plain_ints(arrays))
+        if self.fixed:
+            return Keys(self, len(arrays[0]), columns=tuple(arrays))
+        canonical = codec.encode(arrays)
+        return Keys(self, len(canonical), canonical=canonical)
 
     def from_ints(self, values: NDArray[np.int64]) -> Keys:
         """Return the keys of an injective type from their integers."""
         assert self.injective
-        return Keys(self, splitmix64(values), ints=values)
+        return self.from_words(np.ascontiguousarray(values).reshape(1, -1))
 
-    def from_canonical(self, keys: pa.Array, ints: pa.Array | None = None) -> Keys:
-        """Return keys from their canonical bytes (large_binary)."""
-        if self.injective:
-            return self.from_ints(codec.ints_of(codec.decode(keys, self.types)[0]))
-        return Keys(self, _hashes(self, keys, ints), canonical=keys)
+    def from_words(self, words: NDArray[np.int64]) -> Keys:
+        """Return the keys of a type of fixed width from their words, shape (word_count, n), C-contiguous."""
+        assert self.fixed and len(words) == self.word_count
+        return Keys(self, words.shape[1], words=words)
 
-    def deferred(
-        self, length: int, hashes: Callable[[], NDArray[np.uint64]], canonical: Callable[[], pa.Array] | None
-    ) -> Keys:
-        """Return keys that are read at first use; injective types need no bytes."""
-        assert self.injective == (canonical is None)
-        return Keys(self, hashes, canonical=canonical, length=length)
+    def from_canonical(self, keys: pa.Array, hashes: NDArray[np.uint64] | None = None) -> Keys:
+        """Return keys from their canonical bytes (large_binary), and their hashes if those are known."""
+        columns = tuple(codec.decode(keys, self.types)) if self.fixed else None
+        return Keys(self, len(keys), columns=columns, canonical=keys, hashes=hashes)
 
     def decode(self, keys: Keys) -> list[pa.Array]:
         """Return the columns of the keys."""
-        if self.injective:
-            assert keys.ints is not None
-            return [codec.from_ints(keys.ints, self.types[0])]
-        return codec.decode(keys.canonical(), self.types)
+        if not self.fixed:
+            return codec.decode(keys.canonical(), self.types)
+        return list(keys.columns())
 
     def empty(self) -> Keys:
         """Return no keys."""
         return self.encode([pa.array([], kind) for kind in self.types])
 
-    def _plain_ints(self, arrays: Sequence[pa.Array]) -> pa.Array | None:
-        return arrays[0] if len(arrays) == 1 and codec.is_integral(arrays[0].type) else None
+    @cached_property
+    def routed(self) -> KeyType:
+        """The columns that decide the key group."""
+        first = self.unrouted
+        return KeyType(self.names[first:], self.types[first:], self.nullable[first:]) if first else self
 
 
 class Keys:
-    """The keys of one batch, immutable. Made by a KeyType."""
+    """The keys of one batch, immutable. Made by a KeyType.
 
-    __slots__ = ("_canonical", "_hashes", "_ints", "_length", "type")
+    Those of fixed width are Arrow columns or words, whichever they were made from; others are canonical bytes. Each
+    form that is asked for is computed once, on any thread.
+    """
+
+    __slots__ = ("_canonical", "_columns", "_hashes", "_length", "_words", "type")
 
     def __init__(
         self,
         key_type: KeyType,
-        hashes: NDArray[np.uint64] | Callable[[], NDArray[np.uint64]],
+        length: int,
         *,
-        ints: NDArray[np.int64] | None = None,
-        canonical: pa.Array | Callable[[], pa.Array] | None = None,
-        length: int | None = None,
+        columns: tuple[pa.Array, ...] | None = None,
+        words: NDArray[np.int64] | None = None,
+        canonical: pa.Array | None = None,
+        hashes: NDArray[np.uint64] | None = None,
     ) -> None:
-        self.type = key_type
-        self._hashes = hashes
-        self._length = length
-        self._ints = ints
-        self._canonical: Any = canonical
+        assert key_type.fixed or canonical is not None
+        self.type, self._length = key_type, length
+        self._columns, self._words, self._canonical, self._hashes = columns, words, canonical, hashes
 
     def __len__(self) -> int:
-        return len(self.hashes) if self._length is None else self._length
+        return self._length
 
     @property
     def hashes(self) -> NDArray[np.uint64]:
         """The hash of every key, shape (n,)."""
-        hashes = self._hashes  # read once, as below
-        if callable(hashes):
-            hashes = self._hashes = hashes()
-        return hashes
+        if self._hashes is None:
+            self._hashes = _hashes(self)
+        return self._hashes
 
     @property
     def ints(self) -> NDArray[np.int64] | None:
         """The integers of an injective key type, else None."""
-        if self._ints is None and self.type.injective:
-            self._ints = splitmix64_inverse(self.hashes)
-        return self._ints
+        return self.leading() if self.type.injective else None
+
+    def leading(self) -> NDArray[np.int64]:
+        """Return the first column, shape (n,); it must be an integer or time, and never null."""
+        if self._columns is not None and codec.is_integral(self.type.types[0]):
+            return codec.ints_of(self._columns[0])
+        if self.type.fixed:
+            first: NDArray[np.int64] = self.words()[0]
+            return first
+        return codec.leading_ints(self.canonical())
+
+    def columns(self) -> tuple[pa.Array, ...]:
+        """Return the columns of keys of fixed width."""
+        if self._columns is None:
+            words, kinds, nullable = self.words(), self.type.types, self.type.nullable
+            nulls = words[-1] if any(nullable) else np.zeros(self._length, np.int64)
+            self._columns = tuple(
+                codec.from_words(words[i], kind, (nulls >> i & 1) != 0 if nullable[i] else None)
+                for i, kind in enumerate(kinds)
+            )
+        return self._columns
+
+    def words(self) -> NDArray[np.int64]:
+        """Return keys of fixed width as words, shape (word_count, n): a null is 0, and its bit is set in the last."""
+        if self._words is None:
+            assert self._columns is not None
+            words = np.zeros((self.type.word_count, self._length), np.int64)
+            for i, column in enumerate(self._columns):
+                words[i] = codec.words_of(column)
+                if column.null_count:
+                    words[-1] |= column.is_null().to_numpy(zero_copy_only=False).astype(np.int64) << i
+            self._words = words
+        return self._words
+
+    def word_columns(self) -> list[NDArray[np.int64]]:
+        """Return contiguous words of keys of fixed width, one array per column, not copied if they need not be.
+
+        An array of null bits comes last if any value is null.
+        """
+        if self._columns is None or any(column.null_count for column in self._columns):
+            return list(self.words())
+        return [np.ascontiguousarray(codec.words_of(column)) for column in self._columns]
 
     def canonical(self) -> pa.Array:
         """Return the canonical bytes, large_binary."""
-        keys = self._canonical  # read once: another thread may replace the call by the bytes
-        if keys is None:
-            assert self.ints is not None
-            keys = codec.from_matrix(codec.encode_ints(self.ints, self.type.types[0]))
-        elif callable(keys):
-            keys = keys()
-        self._canonical = keys
-        return keys
+        if self._canonical is None:
+            self._canonical = codec.encode(self.columns())
+        return self._canonical
 
     def take(self, indices: NDArray[np.int64]) -> Keys:
         """Return the keys at these rows."""
-        if self.type.injective:
-            ints = None if self._ints is None else self._ints[indices]
-            return Keys(self.type, self.hashes[indices], ints=ints)
-        return Keys(self.type, self.hashes[indices], canonical=lambda: self.canonical().take(pa.array(indices)))
+        if self.type.fixed:
+            words = np.ascontiguousarray(self.words().take(indices, axis=1))
+            return Keys(self.type, len(indices), words=words)
+        hashes = None if self._hashes is None else self._hashes[indices]
+        return Keys(self.type, len(indices), canonical=self.canonical().take(pa.array(indices)), hashes=hashes)
 
     def key_groups(self, count: int) -> NDArray[np.uint16]:
         """Return the key group of every key."""
-        return key_groups_of(self._routing_hashes(), count)
+        return key_groups_of(self._routed().hashes, count)
 
     def order(self, key_groups: NDArray[np.uint16]) -> NDArray[np.int64]:
         """Return the indices that sort by (key group, canonical bytes)."""
-        ints = self.ints
-        if ints is None:
+        if not self.type.fixed:
             table = pa.table({"group": key_groups, "key": self.canonical()})
             indices = pc.sort_indices(table, sort_keys=[("group", "ascending"), ("key", "ascending")])
             return np.asarray(indices.to_numpy(), np.int64)
-        by_key = np.argsort(ints.view(np.uint64) if pa.types.is_uint64(self.type.types[0]) else ints)
+        words, kinds = self.words(), self.type.types
+        numbers = [
+            word.view(np.uint64) if pa.types.is_uint64(kind) else word for word, kind in zip(words, kinds, strict=False)
+        ]
+        if self.type.injective:
+            by_key = np.argsort(numbers[0])
+        else:
+            ranks = list[NDArray[Any]]()
+            for i, number in enumerate(numbers):  # nulls are zeros and come first
+                ranks += [(words[-1] >> i & 1) == 0, number] if self.type.nullable[i] else [number]
+            by_key = np.lexsort(ranks[::-1])
         # A stable sort of 16-bit numbers is a radix sort: two passes beat one sort of pairs.
         return by_key[np.argsort(key_groups[by_key], kind="stable")]
 
-    def _routing_hashes(self) -> NDArray[np.uint64]:
-        if not self.type.unrouted:
-            return self.hashes
-        kind = self.type
-        routed = KeyType(kind.names[kind.unrouted :], kind.types[kind.unrouted :], kind.nullable[kind.unrouted :])
-        return routed.from_canonical(codec.without_first(self.canonical(), kind.unrouted_width)).hashes
+    def _routed(self) -> Keys:
+        """Return the columns of the keys that decide the key group."""
+        kind, first = self.type, self.type.unrouted
+        if not first:
+            return self
+        if self._columns is not None:
+            return kind.routed.encode(self._columns[first:])
+        if kind.fixed:
+            words = self.words()[first:]
+            if any(kind.nullable):
+                words = words.copy()
+                words[-1] >>= first
+                words = words if any(kind.routed.nullable) else words[:-1]
+            return kind.routed.from_words(words)
+        return kind.routed.from_canonical(codec.without_first(self.canonical(), kind.unrouted_width))
 
 
-def _hashes(kind: KeyType, keys: pa.Array, ints: pa.Array | None) -> NDArray[np.uint64]:
-    """Hash canonical keys; a single nullable integer column like the fast path, except for its null."""
-    if len(kind.types) > 1 or not codec.is_integral(kind.types[0]):
-        return xxh3_of(keys)
-    column = codec.decode(keys, kind.types)[0] if ints is None else ints
-    hashes = splitmix64(codec.ints_of(column))
-    if column.null_count:
-        null = column.is_null().to_numpy(zero_copy_only=False)
+def _hashes(keys: Keys) -> NDArray[np.uint64]:
+    """Hash canonical keys; a single integer column by its values, except for its null."""
+    kinds = keys.type.types
+    if len(kinds) > 1 or not codec.is_integral(kinds[0]):
+        if not keys.type.fixed or codec.width_of(kinds) > FIXED_BYTES_MAX:
+            return xxh3_of(keys.canonical())
+        from holdfast.state.keys import hashing  # imports the compiler, which few commands need
+
+        return hashing.hashes_of(keys.word_columns(), kinds, len(keys))
+    words = keys.words()
+    hashes = splitmix64(words[0])
+    if keys.type.nullable[0] and (null := words[1] != 0).any():
         hashes[null] = xxh3_of(pa.array([b"\x00" * 9], pa.large_binary()))[0]
     return hashes

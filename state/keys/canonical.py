@@ -68,6 +68,26 @@ def from_ints(values: NDArray[np.int64], kind: pa.DataType, null: NDArray[np.boo
     return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), kind, mask=null)
 
 
+def width_of(kinds: Sequence[pa.DataType]) -> int:
+    """Return how many bytes a canonical key of these types of fixed width has."""
+    return sum(_BOOL_WIDTH if pa.types.is_boolean(kind) else _INT_WIDTH for kind in kinds)
+
+
+def words_of(column: pa.Array) -> NDArray[np.int64]:
+    """Return a column of fixed width as int64, nulls as 0; a bool as 0 or 1."""
+    if not pa.types.is_boolean(column.type):
+        return ints_of(column)
+    values = column.fill_null(False) if column.null_count else column
+    return np.asarray(values.to_numpy(zero_copy_only=False), np.int64)
+
+
+def from_words(words: NDArray[np.int64], kind: pa.DataType, null: NDArray[np.bool_] | None) -> pa.Array:
+    """Return the column of fixed width whose words these are."""
+    if pa.types.is_boolean(kind):
+        return pa.array(words != 0, kind, mask=null)
+    return from_ints(words, kind, null)
+
+
 def encode(columns: Sequence[pa.Array]) -> pa.Array:
     """Return one canonical key per row as large_binary."""
     if all(not is_textual(column.type) for column in columns):

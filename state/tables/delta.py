@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from holdfast.model import Epoch
 from holdfast.state.keys.batch import Keys
-from holdfast.state.tables.arena import KeyArena, KeyBatch
 from holdfast.state.tables.expiry import NOTHING, Through, can_expire, covered, joined
-from holdfast.state.tables.index import Index
+from holdfast.state.tables.records import Records
+from holdfast.state.tables.spec import TableSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,20 +107,13 @@ def merge(older: Delta, newer: Delta) -> Delta:
 
 def _among(asked: Keys, stored: Keys) -> NDArray[np.bool_]:
     """Return whether each asked key is among the stored ones."""
-    index = Index()
-    if stored.type.injective:
-        index.slots(stored.hashes, None)
-        return index.find(asked.hashes, None) >= 0
-    arena, batch = KeyArena(), KeyBatch(stored.canonical())
-    index.slots(stored.hashes, arena.same(batch), lambda rows: arena.append(batch, rows))
-    return index.find(asked.hashes, arena.same(KeyBatch(asked.canonical()))) >= 0
+    index = Records(TableSpec(0, "keys", stored.type, ()))
+    index.add(stored)
+    return index.find(asked) >= 0
 
 
 def _joined(first: Keys, second: Keys) -> Keys:
-    def hashes() -> NDArray[np.uint64]:
-        return np.concatenate([first.hashes, second.hashes])
-
-    def canonical() -> pa.Array:
-        return pa.concat_arrays([first.canonical(), second.canonical()])
-
-    return first.type.deferred(len(first) + len(second), hashes, None if first.type.injective else canonical)
+    if first.type.fixed:
+        return first.type.from_words(np.concatenate([first.words(), second.words()], axis=1))
+    hashes = np.concatenate([first.hashes, second.hashes])
+    return first.type.from_canonical(pa.concat_arrays([first.canonical(), second.canonical()]), hashes)

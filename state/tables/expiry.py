@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from holdfast.model import Epoch
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.index import Rows
+from holdfast.state.tables.slab import Rows
 
 Through = NDArray[np.int64]
 """Per key group of the job, the last erased window end, NOTHING if there is none; shape (key groups,)."""
@@ -43,7 +43,7 @@ def can_expire(kind: KeyType) -> bool:
 
 def covered(keys: Keys, through: Through) -> NDArray[np.bool_]:
     """Return whether each key is in the range of its key group."""
-    ends = codec.leading_ints(keys.canonical())
+    ends = keys.leading()
     inside: NDArray[np.bool_] = ends <= through.max()
     asked = np.flatnonzero(inside)
     if asked.size:
@@ -102,8 +102,3 @@ class Expiries:
     def through(self) -> Through | None:
         """Return the ranges of all closed epochs together."""
         return joined(through for _, _, through in self._closed)
-
-    def renumber(self, place: Rows) -> None:
-        """Apply new slot numbers."""
-        self._open = [place[slots] for slots in self._open]
-        self._closed = [(epoch, place[slots], through) for epoch, slots, through in self._closed]

@@ -1,13 +1,13 @@
-"""A column that grows without moving.
+"""An array that grows without moving.
 
 Growing an array by copying stalls the operator for tens of milliseconds once it holds millions
-of rows. A slab that outgrows its first few rows reserves address space for many more rows than it has;
+of records. A slab that outgrows its first few elements reserves address space for many more elements than it has;
 the system allocates memory only for the pages that are written. Beyond the reservation, or where address
 space is limited (RLIMIT_AS, strict overcommit), it doubles and copies.
 
 Invariants
-    - Rows below the size asked for keep their values.
-    - Views taken earlier stay readable; after a copy they no longer see new values.
+    - Elements below the size asked for keep their values.
+    - The array begins at a cache line, so a record of a power of two bytes lies in as few lines as possible.
 
 Pure: no clock, thread or I/O.
 """
@@ -19,35 +19,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-RESERVED_ROWS = 1 << 25
-_FIRST_ROWS = 1 << 9
+Rows = NDArray[np.int64]
+"""Numbers of slots or of rows, shape (n,)."""
+RESERVED = 1 << 25
+_FIRST = 1 << 9
+_LINE = 64
 
 
 class Slab:
-    """One growing column; `array` is its whole capacity, of which the owner uses the first rows."""
+    """One growing array; `array` is its whole capacity, of which the owner uses the first elements; it is at `address`.
 
-    __slots__ = ("_reserved", "array")
+    Args:
+        dtype: Of the elements.
+        reserved: Elements to reserve address space for.
+        first: Elements of the first array.
+    """
 
-    def __init__(self, dtype: DTypeLike, reserved: int = RESERVED_ROWS) -> None:
-        # A pickled dtype equals NumPy's own object for the type but is not that object; np.add.at then takes a path
-        # that is 15 times slower.
-        plain = np.dtype(np.dtype(dtype).type)
+    __slots__ = ("_reserved", "address", "array")
+
+    def __init__(self, dtype: DTypeLike, reserved: int = RESERVED, first: int = _FIRST) -> None:
         self._reserved = reserved
         # Reserving costs two system calls and a page; most tables are small, and many are short-lived.
-        self.array: NDArray[Any] = np.empty(min(_FIRST_ROWS, reserved), plain)
+        self.array: NDArray[Any] = _room(np.dtype(dtype), first)
+        self.address: int = self.array.ctypes.data
 
-    def hold(self, rows: int) -> None:
-        """Make room for this many rows."""
-        if rows <= self.array.size:
+    def hold(self, size: int, used: int | None = None) -> None:
+        """Make room for this many elements; only the first `used` ones keep their values if given."""
+        if size <= self.array.size:
             return
-        grown = _room(self.array.dtype, max(rows, 2 * self.array.size), self._reserved)
-        grown[: self.array.size] = self.array
-        self.array = grown
+        wanted = max(size, 2 * self.array.size)
+        try:
+            grown = _room(self.array.dtype, max(wanted, self._reserved))
+        except MemoryError:
+            grown = _room(self.array.dtype, wanted)
+        kept = self.array.size if used is None else used
+        grown[:kept] = self.array[:kept]
+        self.array, self.address = grown, grown.ctypes.data
 
 
-def _room(dtype: np.dtype[Any], rows: int, reserved: int) -> NDArray[Any]:
-    """Return room for the rows; all of the reservation if they fit into it and the system grants it."""
-    try:
-        return np.empty(max(rows, reserved), dtype)
-    except MemoryError:
-        return np.empty(rows, dtype)
+def _room(dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+    """Return room that begins at a cache line."""
+    spare = _LINE // dtype.itemsize
+    array = np.empty(size + spare, dtype)
+    first = -array.ctypes.data % _LINE // dtype.itemsize
+    return array[first : first + size]

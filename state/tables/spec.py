@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.index import Rows
+from holdfast.state.tables.slab import Rows
 
 OPERATORS_END = 0xFFFF
 RESERVED_NAMES = frozenset({"kg", "key", "kind", "end"})
@@ -29,13 +29,24 @@ Columns = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """One value column. An absent key reads as `default`."""
+    """One value column. An absent key reads as `default`.
+
+    Args:
+        id: Its name in segments, which it keeps if it is renamed; default: its name. See state/evolution.py.
+        late: It was added after the operator's first checkpoint, so older segments may lack it.
+        counter: Name of the column that counts its values; a row with none has the default here. Empty: no such column.
+    """
 
     name: str
     dtype: np.dtype[Any]
     default: int | float | bool = 0
+    id: str = ""
+    late: bool = False
+    counter: str = ""
 
     def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", self.name)
         # NumPy's own object for the type: with an equal one, np.add.at is 30 times slower.
         object.__setattr__(self, "dtype", np.dtype(np.dtype(self.dtype).type))
         if self.dtype.kind not in "biuf" or self.name in RESERVED_NAMES:
@@ -55,16 +66,20 @@ class TableSpec:
         name: The operator's name, for messages.
         key: Its key type.
         columns: Its value columns; may be empty (a set of keys).
+        past: Ids of columns that were removed; their values in older segments are left out.
     """
 
     operator: int
     name: str
     key: KeyType
     columns: tuple[ColumnSpec, ...]
+    past: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert 0 <= self.operator < OPERATORS_END
         assert len({column.name for column in self.columns}) == len(self.columns)
+        ids = {*self.past, *(column.id for column in self.columns)}
+        assert len(ids) == len(self.past) + len(self.columns), "an id of a column was reused"
 
     @cached_property
     def row_bytes(self) -> int:

@@ -1,7 +1,7 @@
-"""The resident table of one stateful operator: typed columns, updated a whole batch at a time.
+"""The resident table of one stateful operator: a record per key, updated a whole batch at a time.
 
-Every key has a dense slot. *Working* columns hold the values as of the last record, *committed*
-columns those as of the last completed epoch known here; lists of dirty slots show where the two
+Every key has a slot, the number of its record. *Working* values are those as of the last row, *committed*
+values those as of the last completed epoch known here; lists of dirty slots show where the two
 may differ. So the cost of a barrier, a commit or a rollback depends on the changes, not on the size of the table,
 and a rollback reads no file.
 
@@ -11,13 +11,15 @@ How an operator uses it, per batch:
     np.add.at(table.column("count"), slots, 1)         # takes a new view for every batch
     table.touch(slots)                                 # now they exist and are dirty
 
+or, with all of this in one compiled pass, `slots = table.fold(keys, program, inputs)`.
+
 Invariants
-    - An absent key has default working and committed values, so a slot that was deleted, or
-      created later and rolled back, is as good as new.
+    - An absent key has default working values, so a slot that was deleted, or created later and rolled back, is
+      as good as new.
     - A slot is in the list of the interval in which it was touched, once.
     - Frozen values are absolute and hold everything touched since the last commit known at the
       freeze, so the next delta includes an epoch that does not complete (P8).
-    - Only slots that are neither dirty, unfinished nor unapplied are evicted.
+    - Only slots that are neither dirty, unfinished nor unapplied are evicted; all others keep their numbers.
     - Expired keys are absent, and no row of a delta names them: a range covers them all (state/tables/expiry.py).
 
 Carries out PROTOCOL P8 (merge forward), P9 (freeze commits first), P10 (roll_back).
@@ -35,28 +37,37 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import NO_EPOCH, Epoch
+from holdfast.state.compiled.sources import NO_SOURCES, Sources, Words
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import Expiries, Through, covered
-from holdfast.state.tables.index import Rows
-from holdfast.state.tables.slots import COMMITTED, DIRTY, ERASED, NEITHER, RECENT, UNAPPLIED, WORKING, SlotColumns
+from holdfast.state.tables.kernels.layout import Control, Flag
+from holdfast.state.tables.records import NO_PROGRAM, Program, Records, words_of
+from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec
 from holdfast.state.tables.unapplied import Unapplied
 
 __all__ = ["ColumnSpec", "Columns", "Loader", "Table", "TableSpec"]
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
+_KNOWN = Flag.WORKING | Flag.COMMITTED
+DIRTY_SHARE = 8
+"""With more than one in this many records dirty, a scan of all records is cheaper than sorting the dirty ones."""
+_HELD = Flag.DIRTY | Flag.UNAPPLIED | Flag.UNLOADED | Flag.PINNED
+"""Flags of records that are not dropped."""
 
 
 @dataclass(frozen=True)
 class _Frozen:
     slots: Rows
+    values: Words
+    """Of all columns, as words, shape (columns, slots)."""
     delta: Delta
     erased: Rows
     """Slots that only the delta's ranges cover."""
 
 
-class Table(SlotColumns):
+class Table(Records):
     """Keyed state of one operator in one worker.
 
     Args:
@@ -77,10 +88,11 @@ class Table(SlotColumns):
 
     def reset(self, loader: Loader | None, committed_through: Epoch) -> None:
         """Forget everything and start at this epoch; rows that `loader` reads are committed."""
-        if len(self):
+        if self._control[Control.HIGH]:
             self._clear()
-        self._loader, self._loaded = loader, 0
-        self._open: list[Rows] = []
+        self._loader = loader
+        self._unloaded = _NO_ROWS
+        """Slots of new records whose values the cold store has not been asked for."""
         self._intervals: list[tuple[Epoch, Rows]] = []
         self._frozen: list[_Frozen] = []
         self._expiries, self._unapplied = Expiries(), Unapplied()
@@ -90,9 +102,9 @@ class Table(SlotColumns):
         self.loads += 1
 
     @property
-    def nbytes(self) -> int:
-        """Bytes in use by the slots, roughly: values twice, hash, entry, flags, stored key."""
-        return self._index.count * (2 * self.spec.row_bytes + 24) + (self._arena.nbytes if self._arena else 0)
+    def complete(self) -> bool:
+        """Return whether every key is in the table, so that a new one need not be looked up in the cold store."""
+        return self._loader is None or (self._loader.complete and not self._unloaded.size)
 
     # Reading and writing a batch
 
@@ -102,28 +114,47 @@ class Table(SlotColumns):
         A slot stays valid until the next evict(), roll_back() included. If loading raises,
         nothing was written and the call may be repeated.
         """
-        slots = self._place(keys)
-        if self._loaded < self._index.count:
-            self._load()
+        loader = self._loader
+        if loader is None or self.complete:
+            return self._take(keys, mark=False)[0]
+        slots, born = self._take(keys, mark=False, born=True)
+        if born.size:
+            self._set(born, 0, Flag.UNLOADED)
+            self._unloaded = np.concatenate([self._unloaded, born])
+        if self._unloaded.size:
+            self._load(loader)
         return slots
+
+    def fold(self, keys: Keys, program: Program, inputs: Sources) -> Rows:
+        """Fold one row per key into the records of these keys, which exist and are dirty then; return their slots.
+
+        The table must be complete; if it is not, call slots() and fold_at(). If it raises, for want of memory, some
+        rows may have been folded: roll back, do not repeat the batch.
+
+        Args:
+            program: Operations, in the order in which they read the inputs (state/tables/kernels/layout.py).
+            inputs: The columns that it reads, with one row per key.
+        """
+        assert self.complete, "new keys must be loaded first"
+        return self._take(keys, mark=True, program=program, inputs=inputs)[0]
+
+    def fold_at(self, slots: Rows, program: Program, inputs: Sources) -> None:
+        """Fold one row into the record of each of these slots; their keys exist and are dirty then."""
+        opened = int(self._control[Control.OPENED])
+        self._opened.hold(opened + slots.size, opened)
+        memory = (self._records.array, self._control, self._opened.array)
+        self._rows.fold_rows(*memory, np.ascontiguousarray(slots, np.int64), 1, program, inputs, self._scratch)
 
     def touch(self, slots: Rows) -> None:
         """Mark slots that were or will be written in this batch: their keys exist and they are dirty."""
-        flags = self._flags.array.take(slots)
-        both = WORKING | DIRTY
-        rows = np.flatnonzero((flags & both) != both)
-        if not rows.size:
-            return
-        fresh, flags = slots[rows], flags[rows]
-        self._flags.array[fresh] = (flags | both) & ~ERASED
-        self._note(fresh, flags)
+        self.fold_at(slots, NO_PROGRAM, NO_SOURCES)
 
     def delete(self, slots: Rows) -> None:
         """Make the keys absent; touching them again starts from the default values."""
-        flags = self._flags.array.take(slots)
-        self._flags.array[slots] = (flags | DIRTY) & ~(WORKING | ERASED)
-        self._empty(self._working, slots)
-        self._note(slots, flags)
+        opened = int(self._control[Control.OPENED])
+        self._opened.hold(opened + slots.size, opened)
+        memory = (self._records.array, self._control, self._opened.array)
+        self._slots.delete(*memory, np.ascontiguousarray(slots, np.int64), self._defaults)
 
     def expire(self, slots: Rows, through: Through) -> None:
         """Erase the windows that ended at or before `through` of their key group, by ranges and not key by key.
@@ -133,22 +164,20 @@ class Table(SlotColumns):
             through: The ranges; they do not apply to key groups that are not owned.
         """
         assert self._loader is None or self._loader.complete, "expiring keys must be in the table"
-        self._flags.array[slots] = (self._flags.array.take(slots) & ~WORKING) | ERASED
-        self._empty(self._working, slots)
+        self._reset(slots, Flag.WORKING, Flag.ERASED)
         self._expiries.note(slots, through)
 
     def changed(self) -> Rows:
         """Return the slots touched or deleted since the last barrier, each once, without expired ones."""
-        if len(self._open) > 1:
-            self._open = [np.concatenate(self._open)]
-        return self._open[0] if self._open else _NO_ROWS
+        changed: Rows = self._opened.array[: self._control[Control.OPENED]].copy()
+        return changed
 
     def present(self) -> Rows:
         """Return the slots of all keys that exist now; reads the whole cold store first."""
         if self._loader is not None and not self._loader.complete:
-            self._take_scanned(self._loader.scan_rest(), self._index.count)
-            self._loaded = self._index.count
-        return np.flatnonzero(self._flags.array[: self._index.count] & WORKING)
+            self._take_scanned(self._loader.scan_rest())
+            self._loaded_all()
+        return self._scan(Flag.WORKING)
 
     # Epochs
 
@@ -157,32 +186,45 @@ class Table(SlotColumns):
         self.commit(committed_through)
         assert self.committed_through >= committed_through, "a barrier commits an epoch that never froze here"
         assert epoch > max([self.committed_through, *(past for past, _ in self._intervals)]), "epochs must increase"
-        # Sorted slots are gathered now and scattered later from front to back, which is 3 times faster.
-        opened = np.sort(self.changed())
-        self._open = []
-        slots, flags = opened, (self._flags.array.take(opened) & ~DIRTY) | RECENT
-        self._flags.array[opened] = flags
+        opened = self._dirty()
+        self._control[Control.OPENED] = 0
         self._expiries.close(epoch)
-        if self._intervals:
-            slots = np.sort(self._each_once(np.concatenate([opened, *(past for _, past in self._intervals)])))
-            flags = self._flags.array.take(slots)
-        if not self._intervals and not (known := (flags & ~NEITHER) != 0).all():
-            # Created and deleted since the last commit: there is nothing to delete anywhere.
-            slots, flags = slots[known], flags[known]
         erased, through = self._expiries.slots(), self._expiries.through()
+        # Those that were also touched since the previous commit, and written after it, are in a range or a row.
+        without = Flag.ERASED if erased.size else 0
+        if self._intervals:
+            self._set(opened, Flag.DIRTY)
+            slots = np.unique(np.concatenate([opened, *(past for _, past in self._intervals)]))
+            slots, puts, words = self._frozen_words(slots, 0, 0, without)
+        else:
+            # Without known flags, a key was created and deleted since the last commit: there is nothing to delete.
+            slots, puts, words = self._frozen_words(opened, Flag.DIRTY, _KNOWN, without)
         if erased.size:
-            # Also touched since the previous commit, and written after it: the ranges or the row suffice.
-            erased = self._each_once(erased[(self._flags.array.take(erased) & ERASED) != 0])
-            rows = np.flatnonzero((flags & ERASED) == 0)
-            slots, flags = slots[rows], flags[rows]
-            if not self._intervals and not (self._flags.array.take(erased) & COMMITTED).any():
+            flags = self.flags_of(erased)
+            erased = np.unique(erased[(flags & Flag.ERASED) != 0])
+            if not self._intervals and not (self.flags_of(erased) & Flag.COMMITTED).any():
                 through = None  # created and expired since the last commit
         self._intervals.append((epoch, opened))
-        values = {name: slab.array.take(slots) for name, slab in self._working.items()}
-        puts = (flags & WORKING) != 0
-        follows, number, keys = self.committed_through, self.spec.operator, self.keys_at(slots)
-        delta = Delta(epoch, follows, number, self._key_group_count, keys, puts, values, through)
-        self._frozen.append(_Frozen(slots, delta, erased))
+        keys, values = self._keys_of(words[: self._key]), words[self._key + 1 : self._key + 1 + len(self.spec.columns)]
+        follows, number, columns = self.committed_through, self.spec.operator, self._columns(values)
+        delta = Delta(epoch, follows, number, self._key_group_count, keys, puts, columns, through)
+        self._frozen.append(_Frozen(slots, values, delta, erased))
+
+    def _dirty(self) -> Rows:
+        """Return what changed() returns, sorted: records are gathered and scattered faster from front to back."""
+        if int(self._control[Control.OPENED]) * DIRTY_SHARE < self._control[Control.HIGH]:
+            return np.sort(self.changed())
+        return self._scan(Flag.DIRTY)
+
+    def _frozen_words(self, slots: Rows, clear: int, known: int, without: int) -> tuple[Rows, NDArray[np.bool_], Words]:
+        """Clear flags of sorted slots; return those that a delta names, whether they exist, and their records."""
+        kept, puts = np.empty_like(slots), np.empty(slots.size, np.bool_)
+        words = np.empty((self._width, slots.size), np.int64)
+        memory = (self._records.array, self._control, slots)
+        count = self._slots.freeze(*memory, int(clear), int(known), int(without), kept, puts, words)
+        if count < slots.size:
+            kept, puts, words = kept[:count].copy(), puts[:count].copy(), np.ascontiguousarray(words[:, :count])
+        return kept, puts, words
 
     def delta(self, epoch: Epoch) -> Delta:
         """Return the delta frozen for this epoch; it exists until the epoch is committed or rolled back."""
@@ -198,13 +240,13 @@ class Table(SlotColumns):
             return
         newest = next((frozen for frozen in self._frozen if frozen.delta.epoch == through), None)
         assert newest is not None, f"epoch {through} is reported complete, but this worker never froze it"
-        slots, delta = newest.slots, newest.delta
-        self._erase_committed(newest.erased, delta.through)
-        for name, values in delta.columns.items():
-            self._committed[name].array[slots] = values
-        flags = self._flags.array.take(slots)
-        self._flags.array[slots] = np.where(delta.puts, flags | COMMITTED, flags & ~COMMITTED)
-        self._note_unapplied(slots)
+        self._erase_committed(newest.erased, newest.delta.through)
+        self._hold_committed()
+        fresh = np.empty(newest.slots.size if self._keep_unapplied else 0, np.int64)
+        memory = (self._records.array, self._committed_values.array, self._control, newest.slots)
+        keep = int(self._keep_unapplied)
+        count = self._slots.commit(*memory, newest.delta.puts.copy(), newest.values, keep, fresh)
+        self._unapplied.note(fresh[:count])
         self._frozen = [frozen for frozen in self._frozen if frozen.delta.epoch > through]
         self._intervals = [(epoch, past) for epoch, past in self._intervals if epoch > through]
         self._expiries.commit(through)
@@ -219,23 +261,25 @@ class Table(SlotColumns):
         if not self.holds(base):
             return False
         self.commit(base)
-        slots = np.sort(np.concatenate([self._expiries.slots(), *self._open, *(past for _, past in self._intervals)]))
-        for name, slab in self._committed.items():
-            self._working[name].array[slots] = slab.array.take(slots)
-        flags = self._flags.array.take(slots) & ~(DIRTY | WORKING | ERASED)
-        self._flags.array[slots] = flags | np.where(flags & COMMITTED, WORKING, np.uint8(0))
-        self._open, self._intervals, self._frozen, self._expiries = [], [], [], Expiries()
+        past = [slots for _, slots in self._intervals]
+        slots = np.concatenate([self._expiries.slots(), self._dirty(), *past])
+        self._hold_committed()
+        memory = (self._records.array, self._committed_values.array, self._control, self._defaults)
+        self._slots.roll_back(*memory, slots)
+        self._control[Control.OPENED] = 0
+        self._intervals, self._frozen, self._expiries = [], [], Expiries()
         return True
 
     def get_committed(self, key: tuple[object, ...]) -> dict[str, Any] | None:
         """Return the committed values of one key, None if it is absent."""
         columns = zip(key, self.spec.key.types, strict=True)
         keys = self.spec.key.encode([pa.array([value], kind) for value, kind in columns])
-        slot = int(self._find(keys)[0])
-        if 0 <= slot < self._loaded:
-            if not self._flags.array[slot] & COMMITTED:
+        slots = self.find(keys)
+        state = int(self.flags_of(slots)[0]) if slots[0] >= 0 else int(Flag.UNLOADED)
+        if not state & Flag.UNLOADED:
+            if not state & Flag.COMMITTED:
                 return None
-            return {name: slab.array[slot].item() for name, slab in self._committed.items()}
+            return {column.name: self.committed_column(column.name)[slots[0]].item() for column in self.spec.columns}
         if self._loader is None:
             return None
         erased = self._unapplied.through
@@ -248,22 +292,22 @@ class Table(SlotColumns):
 
     def absorb(self, delta: Delta) -> None:
         """Write a committed delta of the changelog into both working and committed values."""
-        assert not (self._open or self._intervals), "a changelog is absorbed into a table that runs ahead of it"
+        assert not (self._control[Control.OPENED] or self._intervals), (
+            "a changelog is absorbed into a table ahead of it"
+        )
         self.loads += 1
         if delta.through is not None:
             erased = self._slots_in(delta.through)
             self._erase_committed(erased, delta.through)
-            self._empty(self._working, erased)
-            self._flags.array[erased] &= ~WORKING
-        slots = self._place(delta.keys)
+            self._reset(erased, _KNOWN)
         # Keys are overwritten whole, so those not seen before need no look-up in the cold store.
-        self._loaded = self._index.count
-        flags = np.where(delta.puts, WORKING | COMMITTED, np.uint8(0))
-        self._flags.array[slots] = (self._flags.array.take(slots) & NEITHER) | flags
-        for column in self.spec.columns:
-            values = np.where(delta.puts, delta.columns[column.name], column.dtype.type(column.default))
-            self._working[column.name].array[slots] = values
-            self._committed[column.name].array[slots] = values
+        slots, _ = self._take(delta.keys, mark=False)
+        gone = np.flatnonzero(~delta.puts)
+        self._set(slots, Flag.UNLOADED, _KNOWN)
+        self._set(slots[gone], _KNOWN)
+        values = words_of((delta.columns[column.name] for column in self.spec.columns), slots.size)
+        values[:, gone] = self._defaults[:, None]
+        self._write(slots, values)
         self._note_unapplied(slots)
 
     @property
@@ -285,8 +329,12 @@ class Table(SlotColumns):
         """Return the next committed slots to apply: slots, keys, whether they exist, values."""
         assert self._unapplied.through is None, "ranges go first"
         slots = self._unapplied.next(rows_max)
-        values = {name: slab.array.take(slots) for name, slab in self._committed.items()}
-        return slots, self.keys_at(slots), (self._flags.array.take(slots) & COMMITTED) != 0, values
+        exist = (self.flags_of(slots) & Flag.COMMITTED) != 0
+        self._hold_committed()
+        words = np.empty((len(self.spec.columns), slots.size), np.int64)
+        self._slots.gather(self._committed_values.array, len(self.spec.columns), 0, np.ascontiguousarray(slots), words)
+        words[:, ~exist] = self._defaults[:, None]
+        return slots, self.keys_at(slots), exist, self._columns(words)
 
     def applied_ranges(self) -> None:
         """Note that the unapplied ranges were erased in the cold store."""
@@ -295,105 +343,83 @@ class Table(SlotColumns):
     def applied(self, slots: Rows) -> None:
         """Note that the slots that unapplied() returned are in the cold store."""
         self._unapplied.done(slots)
-        self._flags.array[slots] = self._flags.array.take(slots) & ~UNAPPLIED
+        self._set(slots, Flag.UNAPPLIED)
 
     def evict(self) -> int:
-        """Drop clean, applied slots that were not written recently, and return how many; every slot number changes.
+        """Drop clean, applied slots that were not touched recently, and return how many.
 
         Call it between batches. Without a cold store only absent keys are dropped. A slot
-        written since the previous call stays, so a second call drops more.
+        touched since the previous call stays, so a second call drops more.
         """
-        count = self._index.count
-        flags = self._flags.array[:count]
-        keep = (flags & (DIRTY | UNAPPLIED | RECENT)) != 0
-        if self._loader is None:
-            keep |= (flags & (WORKING | COMMITTED)) != 0
-        for slots in (self._expiries.slots(), *(past for _, past in self._intervals)):
-            keep[slots] = True
-        flags &= ~RECENT
-        gone = np.flatnonzero(~keep)
+        held = _HELD if self._loader is not None else _HELD | _KNOWN
+        gone = self._unpinned(held, int(self._control[Control.ROUND]))
+        self._control[Control.ROUND] += 1
         if self._loader is not None:
-            self._loader.forget(self.keys_at(gone[(flags[gone] & (WORKING | COMMITTED)) != 0]))
-        if gone.size:
-            self._renumber(np.flatnonzero(keep))
+            self._loader.forget(self.keys_at(gone[(self.flags_of(gone) & _KNOWN) != 0]))
+        self._free_slots(gone)
         return int(gone.size)
 
     def drop_vacant(self) -> None:
         """Drop the slots whose keys are permanently absent; present ones stay, so nothing must be loaded again."""
-        keep = (self._flags.array[: self._index.count] & (DIRTY | UNAPPLIED | WORKING | COMMITTED)) != 0
-        for slots in (self._expiries.slots(), *(past for _, past in self._intervals)):
-            keep[slots] = True
         self.vacant = 0
-        self._renumber(np.flatnonzero(keep))
+        self._free_slots(self._unpinned(_HELD | _KNOWN, 0))
 
-    def _renumber(self, kept: Rows) -> None:
-        """Rebuild index and columns with the kept slots only."""
-        keys, flags, sides = self.keys_at(kept), self._flags.array.take(kept), (self._working, self._committed)
-        values = [{name: slab.array.take(kept) for name, slab in side.items()} for side in sides]
-        place = np.full(self._index.count, -1, np.int64)
-        self._clear()
-        slots = place[kept] = self._place(keys)
-        self._loaded = kept.size
-        self._flags.array[slots] = flags
-        for side, arrays in zip((self._working, self._committed), values, strict=True):
-            for name, array in arrays.items():
-                side[name].array[slots] = array
-        self._open = [place[slots] for slots in self._open]
-        self._intervals = [(epoch, place[slots]) for epoch, slots in self._intervals]
-        self._frozen = [_Frozen(place[each.slots], each.delta, place[each.erased]) for each in self._frozen]
-        self._expiries.renumber(place)
-        self._unapplied.renumber(place)
+    def _unpinned(self, held: int, rounds: int) -> Rows:
+        """Return the slots without the flags `held` that no unfinished epoch names, last touched before this round."""
+        pinned = np.concatenate([self._expiries.slots(), *(past for _, past in self._intervals)])
+        self._set(pinned, 0, Flag.PINNED)
+        found = self._scan(0, held, rounds)
+        self._set(pinned, Flag.PINNED)
+        return found
 
     # Inner parts
 
-    def _load(self) -> None:
-        """Read the rows of the newest slots from the cold store."""
-        first, loader = self._loaded, self._loader
-        if loader is not None and not loader.complete:
-            born = np.arange(first, self._index.count)
-            self._take_scanned(loader.scan_for(self.keys_at(born)), first)
-            keys = self.keys_at(born)
-            found, columns = loader.fetch(keys)
-            self._fill(born[found], columns)
-        self._loaded = self._index.count
+    def _load(self, loader: Loader) -> None:
+        """Read the rows of new slots from the cold store."""
+        keys = self.keys_at(self._unloaded)
+        self._take_scanned(loader.scan_for(keys))
+        found, columns = loader.fetch(keys)
+        self._fill(self._unloaded[found], columns)
+        self._loaded_all()
 
-    def _take_scanned(self, scanned: list[tuple[Keys, Columns]], first: int) -> None:
-        """Fill the slots from `first` on with scanned rows; older slots hold newer values."""
+    def _loaded_all(self) -> None:
+        self._set(self._unloaded, Flag.UNLOADED)
+        self._unloaded = _NO_ROWS
+
+    def _take_scanned(self, scanned: list[tuple[Keys, Columns]]) -> None:
+        """Fill new and unloaded slots with scanned rows; others hold newer values."""
         for keys, columns in scanned:
-            slots = self._place(keys)
-            fresh = np.flatnonzero(slots >= first)
+            slots, born = self._take(keys, mark=False, born=True)
+            self._set(born, 0, Flag.UNLOADED)
+            fresh = np.flatnonzero(self.flags_of(slots) & Flag.UNLOADED)
             self._fill(slots[fresh], {name: values[fresh] for name, values in columns.items()})
+            self._set(slots, Flag.UNLOADED)
 
     def _fill(self, slots: Rows, columns: Columns) -> None:
         self.loads += 1
         if self._unapplied.through is not None:
             rows = np.flatnonzero(~covered(self.keys_at(slots), self._unapplied.through))
             slots, columns = slots[rows], {name: values[rows] for name, values in columns.items()}
-        for name, values in columns.items():
-            self._working[name].array[slots] = values
-            self._committed[name].array[slots] = values
-        self._flags.array[slots] = WORKING | COMMITTED
+        self._write(slots, words_of((columns[column.name] for column in self.spec.columns), slots.size))
+        self._set(slots, Flag.UNLOADED, _KNOWN)
 
-    def _note(self, slots: Rows, flags: NDArray[np.uint8]) -> None:
-        """Add the slots that were not dirty before to the open interval."""
-        clean = slots[(flags & DIRTY) == 0]
-        if clean.size:
-            self._open.append(self._each_once(clean))
+    def _slots_in(self, through: Through) -> Rows:
+        """Return the existing slots in the ranges."""
+        slots = self._scan(_KNOWN)
+        return slots[covered(self.keys_at(slots), through)]
 
     def _note_unapplied(self, slots: Rows) -> None:
         if not self._keep_unapplied:
             return
-        flags = self._flags.array.take(slots)
-        self._flags.array[slots] = flags | UNAPPLIED
-        self._unapplied.note(slots[(flags & UNAPPLIED) == 0])
+        fresh = slots[(self.flags_of(slots) & Flag.UNAPPLIED) == 0]
+        self._set(fresh, 0, Flag.UNAPPLIED)
+        self._unapplied.note(fresh)
 
     def _erase_committed(self, erased: Rows, through: Through | None) -> None:
         """Make slots absent whose ranges are committed; without ranges, their keys were never committed."""
-        flags = self._flags.array.take(erased) & ~(COMMITTED | ERASED)
-        self._flags.array[erased] = flags
-        self._empty(self._committed, erased)
+        self._set(erased, Flag.COMMITTED | Flag.ERASED)
         self.vacant += erased.size
         if through is not None and self._keep_unapplied:
-            self._flags.array[erased] = flags & ~UNAPPLIED  # the range erases them there too
-            self._unapplied.keep((self._flags.array[: self._index.count] & UNAPPLIED) != 0)
+            self._set(erased, Flag.UNAPPLIED)  # the range erases them there too
+            self._unapplied.keep(lambda slots: (self.flags_of(slots) & Flag.UNAPPLIED) != 0)
             self._unapplied.erase(through)

@@ -10,10 +10,13 @@ Pure: no clock, thread or I/O.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.state.tables.expiry import Through, joined
-from holdfast.state.tables.index import Rows
+from holdfast.state.tables.slab import Rows
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
 
@@ -40,9 +43,9 @@ class Unapplied:
         """Add a committed range."""
         self.through = joined((self.through, through))
 
-    def keep(self, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-        """Drop the slots that are not wanted; one flag per slot of the table."""
-        kept = (slots[wanted[slots]] for slots in self._slots)
+    def keep(self, wanted: Callable[[Rows], NDArray[np.bool_]]) -> None:
+        """Drop the slots that are not wanted."""
+        kept = (slots[wanted(slots)] for slots in self._slots)
         self._slots = [slots for slots in kept if slots.size]
 
     def next(self, rows_max: int) -> Rows:
@@ -56,7 +59,3 @@ class Unapplied:
         if slots.size:
             assert np.array_equal(self._slots[0][: slots.size], slots)
             self._slots[0] = self._slots[0][slots.size :]
-
-    def renumber(self, place: Rows) -> None:
-        """Apply new slot numbers."""
-        self._slots = [place[slots] for slots in self._slots]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
 from keyed_job import SCHEMA, make
-from numpy.typing import NDArray
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.worker.routing import Router
 from holdfast.runtime.worker.subtask import READ_BYTES_MAX
 from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.table import Table
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects
@@ -30,6 +30,8 @@ def parts_ns(folder: Path, rows_max: int) -> dict[str, float]:
     edge, (operator,) = plan.edges[0], plan.operators
     spec, router = operator.table, Router(edge, 2, plan.key_groups)
     table = Table(spec, plan.key_groups)
+    number, total = (column.name for column in spec.columns)
+    program = table.program([(Do.COUNT, number, 0), (Do.ADD_INT, total, 0)])
     reader, offset, spent = LogReader(open_objects(str(folder / "input"))), 0, dict[str, float]()
     reader.refresh()
     done = known = 0
@@ -52,20 +54,12 @@ def parts_ns(folder: Path, rows_max: int) -> dict[str, float]:
         for _, share in timed("hash and split", lambda: router.split(batch)):  # noqa: B023
             wire = timed("encode", lambda: share.serialize().to_pybytes())  # noqa: B023
             came = timed("decode", lambda: pa.ipc.read_record_batch(pa.py_buffer(wire), SCHEMA))  # noqa: B023
-            keys = timed("hash again", lambda: spec.key.encode([came.column("k")]))  # noqa: B023
-            slots = timed("index", lambda: table.slots(keys))  # noqa: B023
-            timed("mark dirty", lambda: table.touch(slots))  # noqa: B023
-            values = came.column("v").to_numpy()
-            timed("count and sum", lambda: _update(table, slots, values))  # noqa: B023
+            keys = timed("keys", lambda: spec.key.encode([came.column("k")]))  # noqa: B023
+            given = Input(came.column("v").to_numpy())
+            timed("find, mark, count and sum", lambda: table.fold(keys, program, sources_of([given])))  # noqa: B023
     timed("freeze", lambda: table.freeze(Epoch(1), Epoch(0)))
     delta = table.delta(Epoch(1))
     header = SegmentHeader(JobUuid("j"), Generation(1), Timeline(1), Epoch(1), Epoch(0), WorkerId("w"))
     timed("seal", lambda: seal(header, [delta]))
     per = dict.fromkeys(spent, done - known) | {"freeze": len(delta), "seal": len(delta)}
     return {part: seconds / per[part] * 1e9 for part, seconds in spent.items()}
-
-
-def _update(table: Table, slots: NDArray[np.int64], values: NDArray[Any]) -> None:
-    names = [column.name for column in table.spec.columns]
-    np.add.at(table.column(names[0]), slots, 1)
-    np.add.at(table.column(names[1]), slots, values)

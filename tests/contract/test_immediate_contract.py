@@ -72,7 +72,7 @@ class MemoryWorld:
 
     def open(self, owner: Owner, fault: Fault = no_fault) -> ImmediateTarget:
         self.table.fault = fault
-        return self.table.open_at_once(owner)
+        return self.table.open_immediate(owner)
 
     def rows(self) -> Rows:
         return sorted(tuple(row.values()) for row in self.table.rows())
@@ -85,7 +85,7 @@ class TableWorld:
     def __init__(self, folder: Path, made: type[SQLite | OtherTable] = SQLite) -> None:
         self._file = folder / "out.db"
         self._table = made(self._file, "users", KEY, "idempotent")
-        sink = self._table.at_once()
+        sink = self._table.immediate()
         assert sink is not None
         self.sink = sink
         self.sink.prepare(SCHEMA, KEY)
@@ -344,7 +344,7 @@ def _last(changes: list[tuple[int, str | None, int]]) -> dict[int, str | None]:
 class TestChoice:
     def test_a_table_that_keeps_tags_can_be_written_at_once(self) -> None:
         table = SQLite("/data/out.db", "users", KEY, "idempotent")
-        immediate: ImmediateSink = table.at_once()
+        immediate: ImmediateSink = table.immediate()
         assert table.traits.immediate and immediate.traits.immediate and immediate.where == table.where
 
     def test_any_other_cannot(self) -> None:

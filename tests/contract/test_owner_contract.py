@@ -268,7 +268,7 @@ class ImmediateWorld:
 
     def open(self, claim: Claim, generation: int = 1) -> ImmediateTarget:
         owner = Owner(JOB, "out", Generation(generation), Timeline(1), "code", claim)
-        self._opened.append(self.world.sink.at_once().open_at_once(owner))
+        self._opened.append(self.world.sink.immediate().open_immediate(owner))
         return self._opened[-1]
 
     def fenced(self, claim: Claim, generation: int = 1) -> ImmediateTarget:
@@ -295,7 +295,7 @@ def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Immedi
         made = ImmediateWorld(World(table, lambda: sorted(row["n"] for row in table.rows()), back_up))
     else:
         world = in_table(OtherTable if request.param == "other" else SQLite, tmp_path, ("n",), "idempotent")
-        world.sink.at_once().prepare(SCHEMA, None)
+        world.sink.immediate().prepare(SCHEMA, None)
         made = ImmediateWorld(world)
     yield made
     made.close()
@@ -304,7 +304,7 @@ def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Immedi
 class TestWrittenAtOnce:
     def test_a_fence_takes_the_target_over(self, immediate: ImmediateWorld) -> None:
         immediate.fenced(FIRST)
-        assert immediate.world.sink.at_once().holding(JOB, "out").held == Held("first", Generation(1))
+        assert immediate.world.sink.immediate().holding(JOB, "out").held == Held("first", Generation(1))
 
     def test_a_copy_of_the_job_is_fenced_though_its_generation_has_the_same_number(
         self, immediate: ImmediateWorld

@@ -103,16 +103,16 @@ class TestSecrets:
         self, cluster: Standalone, tmp_path: Path
     ) -> None:
         """The run's own driver writes its secrets to a file outside the folders that are searched."""
-        folder, told = tmp_path / "run", tmp_path / "secrets.txt"
+        folder, reported = tmp_path / "run", tmp_path / "secrets.txt"
         folder.mkdir()
         make_input(folder, ROWS)
         users = "0b7e1c9d5a3f48e2"
-        environment = {"SECRETS_TOLD_TO": str(told), "AWS_SECRET_ACCESS_KEY": users}
+        environment = {"SECRETS_TOLD_TO": str(reported), "AWS_SECRET_ACCESS_KEY": users}
         with running_on(cluster, folder, RATE, job=Path(__file__).with_name("telling_job.py"), **environment) as run:
             run.wait_until_running(ROWS // 10)
             lose_worker(run)
             run.wait_until_running(ROWS // 6)
-            secrets = [bytes.fromhex(line) for line in told.read_text().split()]
+            secrets = [bytes.fromhex(line) for line in reported.read_text().split()]
             assert len(secrets) == 2, "a secret and a private key"
             driver = psutil.Process(run.process.pid)
             processes = [driver, *driver.children(recursive=True), *cluster.processes()]

@@ -21,7 +21,7 @@ MAIN = "holdfast.runtime.cli.main"
 STEP = "the Python function of step 'map parse'"
 
 
-def told(run: Run, command: str) -> Any:
+def reported(run: Run, command: str) -> Any:
     """Return the JSON that a command of the command line reports about the job."""
     done = subprocess.run(
         [sys.executable, "-m", MAIN, command, "holding", "--json", "--root", run.folder / "root"],
@@ -45,7 +45,7 @@ class TestAFunctionThatHoldsTheInterpreter:
             run.wait_until_running()
             named = False
             while run.process.poll() is None and not named:
-                named = any(STEP in finding["what"] for finding in told(run, "explain")["findings"])
+                named = any(STEP in finding["what"] for finding in reported(run, "explain")["findings"])
             assert named
             assert run.finish() == 0, run.errors()
             assert run.lines[-1]["restarts"] == []
@@ -64,6 +64,6 @@ class TestAFunctionThatEndsItsProcess:
     def test_is_named_by_events(self, tmp_path: Path) -> None:
         with running(tmp_path, *FLAGS, job=JOB, HOLDING_HOW="exit", HOLDING_ONCE="1") as run:
             assert run.finish() == 0, run.errors()
-            (restart,) = [event for event in told(run, "events") if event["event"] == "restarted"]
+            (restart,) = [event for event in reported(run, "events") if event["event"] == "restarted"]
             assert STEP in restart["cause"]
         assert numbers(tmp_path) == list(range(1_000))

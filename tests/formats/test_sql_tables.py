@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parent / "sql_tables.sql"
 GOLDEN_IDEMPOTENT = GOLDEN.with_name("sql_tables_idempotent.sql")
 GOLDEN_OWNER = GOLDEN.with_name("sql_tables_owner.sql")
 """Added later: earlier versions leave this table alone."""
-GOLDEN_AT_ONCE = GOLDEN.with_name("sql_tables_at_once.sql")
+GOLDEN_AT_ONCE = GOLDEN.with_name("sql_tables_immediate.sql")
 
 SCHEMA = pa.schema(
     [
@@ -61,21 +61,21 @@ class TestTablesInASqlTarget:
 
     def test_a_table_that_is_written_at_once_is_the_one_that_earlier_versions_created(self, tmp_path: Path) -> None:
         table = SQLite(tmp_path / "out.db", "hot", KEY, "idempotent")
-        sink = table.at_once()
+        sink = table.immediate()
         assert sink is not None
         sink.prepare(SCHEMA, KEY)
         assert created(table) == golden_of(GOLDEN_AT_ONCE)
 
     def test_its_rows_carry_the_tag_as_earlier_versions_wrote_it(self, tmp_path: Path) -> None:
         table = SQLite(tmp_path / "out.db", "Hot", KEY, "idempotent")
-        sink = table.at_once()
+        sink = table.immediate()
         assert sink is not None
         sink.prepare(SCHEMA, KEY)
         schema = SCHEMA.append(pa.field(OP, pa.int8()))
         at = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
         rows = [{"auction": n, "window_end": at, "top": 0.5, "raw": b"", OP: op} for n, op in ((1, PUT), (2, DELETE))]
         origin = Origin("bids", 3)
-        with closing(sink.open_at_once(Owner(JOB, "out", Generation(5), Timeline(2), "code"))) as target:
+        with closing(sink.open_immediate(Owner(JOB, "out", Generation(5), Timeline(2), "code"))) as target:
             target.fence({origin: 7})
             target.write(origin, 40, [pa.RecordBatch.from_pylist(rows, schema=schema)])
         tag = f"{JOB}/@out/bids/3/0000000002/0000000000000000040"

@@ -225,7 +225,7 @@ class OtherDialect:
 
     def identity(self) -> int:
         if not os.path.exists(self.path):
-            raise Missing("the database is not there", "restore it")
+            raise Missing("the database is missing", "restore it")
         return os.stat(self.path).st_ino
 
     def connect(self, purpose: Purpose) -> Connection:

@@ -37,15 +37,15 @@ def app() -> hf.App:
     built = hf.App("hot", checkpoint_every="1m")
     bids = built.source("bids", hf.Log("bids", Bid), event_time="at")
     one = hf.Log("unused")
-    told = pl.col("place").is_not_null()
+    reported = pl.col("place").is_not_null()
     keyed, windowed = (
         bids.key_by("place"),
         bids.key_by("auction", "place").window(hf.tumbling("10s"), allowed_lateness="1m"),
     )
     numbers: dict[str, Any] = {"n": hf.count(), "avg": hf.mean("price"), "last": hf.max("at")}
-    keyed.agg("places", **numbers).filter(told).sink("a", hf.SQLite("o.db", table="a", key=["place"]))
+    keyed.agg("places", **numbers).filter(reported).sink("a", hf.SQLite("o.db", table="a", key=["place"]))
     key = ["auction", "place", "window_end"]
-    windowed.agg("hot", **numbers).filter(told).sink("b", hf.SQLite("o.db", table="b", key=key))
+    windowed.agg("hot", **numbers).filter(reported).sink("b", hf.SQLite("o.db", table="b", key=key))
     bids.key_by("auction").dedup("firsts", within="1h").sink("c", one)
     return built
 

@@ -127,8 +127,8 @@ def serve() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if "case" in asked:
-            told = asked["case"]
-            case = Case(told["seed"], tuple(Fault(**fault) for fault in told["faults"]), told["mutant"])
+            reported = asked["case"]
+            case = Case(reported["seed"], tuple(Fault(**fault) for fault in reported["faults"]), reported["mutant"])
             answer = asdict(run_case(case))
         else:
             answer = damage.answer(asked)
@@ -158,7 +158,7 @@ def make_folders(folder: Path) -> None:
 
 def _run_case(case: Case, folder: Path) -> Result:
     result, data = Result(case), folder / "data"
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     mounted = _mount(data, case)
     make_folders(data)
     try:
@@ -166,14 +166,14 @@ def _run_case(case: Case, folder: Path) -> Result:
             last = number == len(case.faults)
             notes = folder / f"notes-{number}"
             began = time.monotonic()
-            lines, killed = _life(data, notes, case, number, fault, last, told)
+            lines, killed = _life(data, notes, case, number, fault, last, reported)
             result.took.append(round((time.monotonic() - began) * 10_000))
-            told += lines
+            reported += lines
             _take(result, lines, killed, fault)
             if fault.what == "power":
                 result.lost += _power(data, notes, case.seed + number)
             if not result.problem:
-                result.problem = _checked(data, told, last)
+                result.problem = _checked(data, reported, last)
             if result.problem:
                 break
     finally:
@@ -265,9 +265,9 @@ def forked(
 
 
 def _life(
-    data: Path, notes: Path, case: Case, number: int, fault: Fault, last: bool, told: list[dict[str, Any]]
+    data: Path, notes: Path, case: Case, number: int, fault: Fault, last: bool, reported: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], bool]:
-    first = 1 + max((line["append"] for line in told if "append" in line), default=-1)
+    first = 1 + max((line["append"] for line in reported if "append" in line), default=-1)
     if fault.what == "power":
         import unsynced
 
@@ -317,14 +317,14 @@ def _arm(data: Path, notes: Path, fault: Fault, tell: Callable[[Mapping[str, Any
     return steps
 
 
-def _checked(data: Path, told: list[dict[str, Any]], last: bool) -> str:
+def _checked(data: Path, reported: list[dict[str, Any]], last: bool) -> str:
     """Check the files in a separate process; return the problem, or an empty string."""
 
     def child(tell: Callable[[Mapping[str, Any]], None]) -> None:
         import traceback
 
         try:
-            check(data, told, last)
+            check(data, reported, last)
             tell({"problem": ""})
         except BaseException:  # noqa: BLE001 - reported; the caller judges it
             tell({"problem": traceback.format_exc()})
@@ -334,13 +334,13 @@ def _checked(data: Path, told: list[dict[str, Any]], last: bool) -> str:
     return str(found[0]["problem"]) if found else "the checker died"
 
 
-def check(data: Path, told: list[dict[str, Any]], last: bool) -> None:
+def check(data: Path, reported: list[dict[str, Any]], last: bool) -> None:
     """Raise if anything in the folder is wrong."""
     import checker
     import life
 
-    known = checker.Told()
-    for line in told:
+    known = checker.Reported()
+    for line in reported:
         known.take(line)
     looking = checker.Checker(data, known)
     looking.check({number: life.batch(number) for number in known.appends})

@@ -36,7 +36,7 @@ def must(holds: bool, what: str) -> None:
 
 
 @dataclass
-class Told:
+class Reported:
     """The results that the lives of a case received."""
 
     created: bool = False
@@ -206,8 +206,8 @@ def totals(rows: Mapping[int, list[Row]], cut: Iterable[int]) -> Totals:
 class Checker:
     """Checks everything in the folder of a case."""
 
-    def __init__(self, folder: Path, told: Told) -> None:
-        self.folder, self.told = folder, told
+    def __init__(self, folder: Path, reported: Reported) -> None:
+        self.folder, self.reported = folder, reported
         self.root = folder / "root" / "life"
         self._groups: dict[int, int] = {}
 
@@ -220,11 +220,11 @@ class Checker:
         self._input(batch_rows)
         job = read_job(self.root)
         if job is None:
-            must(not self.told.cuts, "epochs were completed, but there is no job")
+            must(not self.reported.cuts, "epochs were completed, but there is no job")
             must(not self._sql("SELECT * FROM totals"), "rows were delivered for a job that does not exist")
             return
         self._history(job)
-        cuts = dict(self.told.cuts)
+        cuts = dict(self.reported.cuts)
         for epoch, ref in job.completed.items():
             cuts[epoch] = self._checkpoint(epoch, ref)
         self._table(job, cuts)
@@ -245,21 +245,21 @@ class Checker:
 
     def _input(self, batch_rows: Mapping[int, Mapping[int, list[Row]]]) -> None:
         self.log = read_log(self.folder / "input")
-        must(self.log is not None or not self.told.created, "the input log was created but does not exist")
+        must(self.log is not None or not self.reported.created, "the input log was created but does not exist")
         if self.log is None:
             return
         found = [append[min(append)][0]["id"] // STRIDE // PARTITIONS for append in self.log.appends]
         must(len(set(found)) == len(found), f"appends are duplicated: {found}")
-        must(set(self.told.appended) <= set(found), f"appends are lost: {set(self.told.appended) - set(found)}")
-        must(set(found) <= set(self.told.appends), "there are appends that no life made")
+        must(set(self.reported.appended) <= set(found), f"appends are lost: {set(self.reported.appended) - set(found)}")
+        must(set(found) <= set(self.reported.appends), "there are appends that no life made")
         must(found == sorted(found), f"appends are out of order: {found}")
         for number, append in zip(found, self.log.appends, strict=True):
             must(append == batch_rows[number], f"append {number} is incomplete")
 
     def _history(self, job: Job) -> None:
-        told = max(self.told.cuts, default=0)
-        must(job.newest >= told, f"epoch {told} was completed, but the log ends at {job.newest}")
-        for epoch in self.told.cuts:
+        reported = max(self.reported.cuts, default=0)
+        must(job.newest >= reported, f"epoch {reported} was completed, but the log ends at {job.newest}")
+        for epoch in self.reported.cuts:
             must(epoch in job.completed or epoch <= job.expired, f"epoch {epoch} was completed but is missing")
 
     def _checkpoint(self, epoch: int, ref: Mapping[str, Any]) -> list[int]:
@@ -268,8 +268,8 @@ class Checker:
         must(manifest["epoch"] == epoch, f"the manifest of epoch {epoch} belongs to {manifest['epoch']}")
         at = {position["partition"]: position["offset"] for position in manifest["positions"]}
         cut = [max(0, at.get(p, 0)) for p in range(PARTITIONS)]
-        told = self.told.cuts.get(epoch, cut)
-        must(told == cut, f"epoch {epoch} was completed at {told}, but its manifest says {cut}")
+        reported = self.reported.cuts.get(epoch, cut)
+        must(reported == cut, f"epoch {epoch} was completed at {reported}, but its manifest says {cut}")
         assert self.log is not None
         must(all(cut[p] <= len(self.log.rows[p]) for p in range(PARTITIONS)), f"epoch {epoch} lies beyond the input")
         state: dict[int, tuple[int, int, int]] = {}
@@ -291,7 +291,7 @@ class Checker:
         return cut
 
     def _tags(self, job: Job, found: Mapping[tuple[str, int], tuple[int, int]], cuts: Mapping[int, list[int]]) -> None:
-        for writer, tag in self.told.delivered.items():
+        for writer, tag in self.reported.delivered.items():
             if writer[0] == self._sink:
                 stands = found.get(writer, (0, 0))
                 must(stands >= tag, f"{writer} was delivered at {tag}, but its tag is {stands}")

@@ -107,7 +107,7 @@ class Verdict:
     kind: str
     damage: Damage
     outcome: str
-    told: str = ""
+    reported: str = ""
     """What the life reported, or what is wrong."""
     used: bool = False
 
@@ -132,14 +132,18 @@ def copied(specimen: Path, data: Path, how: str) -> list[dict[str, Any]]:
         how: `here`: on the same machine. `elsewhere`: without local state. `anew`: another job on the same input.
     """
     shutil.copytree(specimen / "data", data, symlinks=True)
-    told: list[dict[str, Any]] = json.loads((specimen / "told.json").read_text())
+    reported: list[dict[str, Any]] = json.loads((specimen / "told.json").read_text())
     if how == "here":
-        return told
+        return reported
     gone = ("local",) if how == "elsewhere" else ("local", "root", "output", "target")
     for name in gone:
         shutil.rmtree(data / name)
         (data / name).mkdir(mode=0o700)
-    return told if how == "elsewhere" else [line for line in told if {"created", "append", "appended"} & line.keys()]
+    return (
+        reported
+        if how == "elsewhere"
+        else [line for line in reported if {"created", "append", "appended"} & line.keys()]
+    )
 
 
 def reads(specimen: Path, seed: int, how: str) -> list[str]:
@@ -148,8 +152,8 @@ def reads(specimen: Path, seed: int, how: str) -> list[str]:
 
     folder = Path(tempfile.mkdtemp(prefix="holdfast-damage-", dir=place()))
     try:
-        told = copied(specimen, folder / "data", how)
-        lines, _ = _life(folder / "data", folder, Case(seed, ()), 1, Fault(), True, told)
+        reported = copied(specimen, folder / "data", how)
+        lines, _ = _life(folder / "data", folder, Case(seed, ()), 1, Fault(), True, reported)
         read: list[str] = next(line["read"] for line in lines if "read" in line)
         return read
     finally:
@@ -179,19 +183,19 @@ def make_specimen(folder: Path, seed: int) -> Specimen:
     able = next(line["able"] for line in lines if "able" in line)
     shutil.rmtree(whole.parent)
     files: dict[str, int] = {}
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     problem = "no life left output that was committed and not delivered"
     for at in range(able - SPECIMEN_STRIDE, 0, -SPECIMEN_STRIDE):
         shutil.rmtree(data, ignore_errors=True)
         make_folders(data)
-        told, killed = _life(data, folder, case, 0, Fault("kill", at, below="target"), False, [])
-        (folder / "told.json").write_text(json.dumps(told))
+        reported, killed = _life(data, folder, case, 0, Fault("kill", at, below="target"), False, [])
+        (folder / "told.json").write_text(json.dumps(reported))
         files = {str(path.relative_to(data)): path.stat().st_size for path in sorted(data.rglob("*")) if path.is_file()}
         read = files.keys() & reads(folder, seed, "elsewhere")
         if killed and any(kind_of(path) == "staged output" for path in read):
             problem = ""
             break
-    return Specimen(files, problem or _checked(data, told, False))
+    return Specimen(files, problem or _checked(data, reported, False))
 
 
 def judged(specimen: Path, seed: int, damage: Damage, how: str, mutant: str) -> Verdict:
@@ -202,23 +206,23 @@ def judged(specimen: Path, seed: int, damage: Damage, how: str, mutant: str) -> 
     folder = Path(tempfile.mkdtemp(prefix="holdfast-damage-", dir=place()))
     data, verdict = folder / "data", Verdict(kind, damage, "")
     try:
-        told = copied(specimen, data, how)
+        reported = copied(specimen, data, how)
         before = damage.apply(data)
         if kind.startswith("rocks"):
-            verdict.outcome, verdict.told = _read_whole(specimen / "data", data, damage.path)
+            verdict.outcome, verdict.reported = _read_whole(specimen / "data", data, damage.path)
         case = Case(seed, (), mutant)
-        lines, killed = _life(data, folder, case, 1, Fault(), True, told)
+        lines, killed = _life(data, folder, case, 1, Fault(), True, reported)
         over = next((line for line in lines if "over" in line), {"over": "killed" if killed else "lost"})
         read: list[str] = next((line["read"] for line in lines if "read" in line), [])
         verdict.used = damage.path in read or Path(damage.path).parent.name in [line.get("folder") for line in lines]
-        told += lines
+        reported += lines
         _put_back(data, damage, before)
-        wrong = _checked(data, told, over["over"] == "well")
+        wrong = _checked(data, reported, over["over"] == "well")
         if not wrong and over["over"] != "well":
-            lines, _ = _life(data, folder, case, 2, Fault(), True, told)
+            lines, _ = _life(data, folder, case, 2, Fault(), True, reported)
             last = next((line for line in lines if "over" in line), {"over": "lost"})
             wrong = "" if last["over"] == "well" else f"after the file was put back: {last}"
-            wrong = wrong or _checked(data, told + lines, True)
+            wrong = wrong or _checked(data, reported + lines, True)
         _judge(verdict, over, wrong, [line["swept"] for line in lines if "swept" in line])
         return verdict
     finally:
@@ -228,16 +232,16 @@ def judged(specimen: Path, seed: int, damage: Damage, how: str, mutant: str) -> 
 def _judge(verdict: Verdict, over: Mapping[str, Any], wrong: str, swept: list[dict[str, Any]]) -> None:
     findings = over.get("findings", [])
     if wrong or over["over"] not in ("well", "raised", "stalled"):
-        verdict.outcome, verdict.told = "silent" if over["over"] == "well" else "wrong", wrong or json.dumps(over)
+        verdict.outcome, verdict.reported = "silent" if over["over"] == "well" else "wrong", wrong or json.dumps(over)
     elif over["over"] != "well":
         named = [each for each in findings if each.get("what") and each.get("next")]
         verdict.outcome = "loud" if named else "wrong"
-        verdict.told = " / ".join(str(each["what"]) for each in named) or json.dumps(over)
+        verdict.reported = " / ".join(str(each["what"]) for each in named) or json.dumps(over)
     elif verdict.outcome:  # RocksDB, read whole
         other = verdict.outcome if verdict.used else "fell back"
         verdict.outcome = "no matter" if verdict.outcome == "same" else other
     elif swept:
-        verdict.outcome, verdict.told = "loud", str(swept[0]["what"])
+        verdict.outcome, verdict.reported = "loud", str(swept[0]["what"])
     elif not verdict.used:
         verdict.outcome = "not read"
     elif verdict.damage.how == "gone":

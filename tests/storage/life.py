@@ -246,10 +246,10 @@ class Life:
             at = {position.partition: max(0, position.offset) for position in last.positions}
             self._tell({"completed": last.epoch, "cut": [at.get(p, 0) for p in range(PARTITIONS)]})
         for writer, tag in cluster.driver.state.confirmed.items():
-            told = (writer.sink, writer.subtask, tag.timeline, tag.epoch)
-            if told not in self._delivered:
-                self._delivered.add(told)
-                self._tell({"delivered": told})
+            reported = (writer.sink, writer.subtask, tag.timeline, tag.epoch)
+            if reported not in self._delivered:
+                self._delivered.add(reported)
+                self._tell({"delivered": reported})
         if (problem := cluster.driver.sweep.problem) is not None:
             self._tell({"swept": problem.as_json()})
         for hosted in cluster.driver.state.workers.values():

@@ -93,7 +93,7 @@ def settle(
         for damage, how in chosen(specimen, kind, flips, files)[number % every :: every]
     ]
     print(f"\n{shown(verdicts)}\n{server.rate()}")
-    wrong = [f"{each.damage}: {each.outcome}, {each.told}" for each in verdicts if each.outcome in NEVER]
+    wrong = [f"{each.damage}: {each.outcome}, {each.reported}" for each in verdicts if each.outcome in NEVER]
     assert not wrong, f"{len(wrong)} of {len(verdicts)}:\n" + "\n\n".join(wrong[:5])
     return verdicts
 

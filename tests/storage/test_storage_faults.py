@@ -153,12 +153,12 @@ class TestAFullLocalDisk:
     def test_is_told_of_the_worker_whose_state_is_open_beside_the_one_that_cannot_start(self, server: Cases) -> None:
         unhurt = server.run(Case(0, (Fault("full", 10**9, True, "local"),)))
         first, second = unhurt.rocks_opened[0][:2]  # each worker opens one, and the first one before the second begins
-        assert self.told_with_a_disk_full_from(server, first) == []
+        assert self.reported_with_a_disk_full_from(server, first) == []
         for step in (first + 1, second):
-            (told, *_) = self.told_with_a_disk_full_from(server, step)
-            assert "No space left on device" in told["what"] and "free space" in told["next"]
+            (reported, *_) = self.reported_with_a_disk_full_from(server, step)
+            assert "No space left on device" in reported["what"] and "free space" in reported["next"]
 
-    def told_with_a_disk_full_from(self, server: Cases, step: int) -> list[dict[str, Any]]:
+    def reported_with_a_disk_full_from(self, server: Cases, step: int) -> list[dict[str, Any]]:
         """Return what was told of workers whose state is open, while another one could not start."""
         result = server.run(Case(0, (Fault("full", step, True, "local"),)))
         assert not result.problem, result.problem

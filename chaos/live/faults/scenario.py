@@ -175,13 +175,13 @@ def _possible(scenario: Scenario, toxiproxy: bool) -> None:
                 f"the fault {name!r} cannot strike on {platform.name}: all processes there are children of the driver",
                 f'use platform = "standalone", or these faults: {", ".join(there)}',
             )
-    alone = [name for name in rates if KINDS[name].prey == "data"] if scenario.parallelism == 1 else []
+    alone = [name for name in rates if KINDS[name].victim == "data"] if scenario.parallelism == 1 else []
     if alone:
         _refuse(
             f"the fault {alone[0]!r} cannot strike: a single worker has no connection to another",
             "give parallelism = 2 or more, or leave out the faults of the data plane",
         )
-    keeps_slot = [name for name in rates if KINDS[name].lasting == "stop" and KINDS[name].prey == "worker"]
+    keeps_slot = [name for name in rates if KINDS[name].lasting == "stop" and KINDS[name].victim == "worker"]
     if keeps_slot and platform.slots == scenario.parallelism:
         _refuse(
             f"a worker struck by {keeps_slot[0]!r} keeps its slot, and {platform.name} has no spare one",

@@ -162,7 +162,7 @@ class Full:
 def of_processes(
     fault: Planned,
     does: str,
-    prey: list[psutil.Process],
+    victim: list[psutil.Process],
     written: Callable[[], list[float]],
     revive: Callable[[], str] | None = None,
 ) -> Strike | None:
@@ -171,10 +171,10 @@ def of_processes(
     Args:
         written: As `Full` takes it.
     """
-    if not prey:
+    if not victim:
         return None
-    one = prey[fault.rank % len(prey)]
-    return Kill(one, revive) if does == "kill" else Stop(one) if does == "signal-stop" else Full(prey, written)
+    one = victim[fault.rank % len(victim)]
+    return Kill(one, revive) if does == "kill" else Stop(one) if does == "signal-stop" else Full(victim, written)
 
 
 def _may_write(process: psutil.Process) -> bool | None:

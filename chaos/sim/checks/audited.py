@@ -50,12 +50,12 @@ class Audited:
             self._fail("P8 audit", f"epoch {epoch} has no digests")
             return
         self._audits[epoch] = audit
-        told = {each["partition"]: each for each in audit["sources"]}
-        if len(told) < len(audit["sources"]):
+        reported = {each["partition"]: each for each in audit["sources"]}
+        if len(reported) < len(audit["sources"]):
             self._fail("I2 audit", f"epoch {epoch}: a partition is listed twice")
         for partition, batch in enumerate(self._batches):
             first, end = before.get(partition, 0), now.get(partition, 0)
-            found = told.get(partition, {"first": first, "end": first, "taken": {"rows": 0, "sum": 0, "xor": 0}})
+            found = reported.get(partition, {"first": first, "end": first, "taken": {"rows": 0, "sum": 0, "xor": 0}})
             if (found["first"], found["end"]) != (first, end):
                 span = f"{found['first']} to {found['end']}"
                 self._fail(
@@ -64,8 +64,8 @@ class Audited:
                 )
             elif _read(found["taken"]) != digest_of(batch.slice(first, end - first)):
                 self._fail("I1 audit", f"epoch {epoch}, partition {partition}: the digest does not match the records")
-        if self._scenario.at_once:
-            self._written_at_once(epoch, audit, before, now)
+        if self._scenario.immediate:
+            self._written_immediately(epoch, audit, before, now)
         for count in audit["operators"]:
             out = sum(count[way] or 0 for way in ("rows_out", "dropped", "late", "dlq"))
             if count["kind"] in ("source", "edge", "function") and count["rows_in"] != out:
@@ -73,12 +73,12 @@ class Audited:
 
     def delivered(self, writer: Writer, tag: Tag, batches: list[pa.RecordBatch]) -> None:
         """Output became visible: it must match the epoch's digests."""
-        told = self._digest_of(tag.epoch, writer)
+        reported = self._digest_of(tag.epoch, writer)
         found = NOTHING
         for batch in batches:
             found = added(found, self._digest(writer.sink, batch))
-        if told is not None and told != found:
-            self._fail("I5 audit", f"{writer} at epoch {tag.epoch}: {found} became visible, the digest says {told}")
+        if reported is not None and reported != found:
+            self._fail("I5 audit", f"{writer} at epoch {tag.epoch}: {found} became visible, the digest says {reported}")
 
     def at_end(self, last: Epoch, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
         """The rows added in all must match the sum of the last epoch."""
@@ -90,7 +90,7 @@ class Audited:
         if audit["since"] != 0 or total != found:
             self._fail("I1 audit", f"{ADDED} shows {found}, since epoch {audit['since']} there were {total}")
 
-    def _written_at_once(self, epoch: int, audit: Mapping[str, Any], before: Cut, now: Cut) -> None:
+    def _written_immediately(self, epoch: int, audit: Mapping[str, Any], before: Cut, now: Cut) -> None:
         """An epoch's output to the sink with immediate writes follows from its records alone."""
         expected = found = NOTHING
         for partition, batch in enumerate(self._batches):

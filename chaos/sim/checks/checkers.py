@@ -37,7 +37,7 @@ from holdfast.chaos.sim.checks.lasts import Lasts
 from holdfast.chaos.sim.checks.visible import Added, Upserted
 from holdfast.chaos.sim.checks.windowed import Windowed
 from holdfast.chaos.sim.faults.schedule import Journal
-from holdfast.chaos.sim.jobs import oracle
+from holdfast.chaos.sim.jobs import evolving, oracle
 from holdfast.chaos.sim.jobs.arriving import batches_of
 from holdfast.chaos.sim.jobs.ledger import (
     ACCOUNTS,
@@ -58,6 +58,7 @@ from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest, decode
 from holdfast.errors import Damaged, ErrorReport, HoldfastError
 from holdfast.model import NO_EPOCH, Epoch, JobUuid, Tag, Timeline, WorkerId, Writer
+from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.contract import OP, Rewinding
@@ -77,12 +78,14 @@ class Checks:
     def __init__(
         self,
         scenario: Scenario,
-        plan: Plan,
+        versions: Sequence[Plan],
         tables: Mapping[str, SharedTable],
         lasts: ImmediateTable,
         journal: Journal,
     ) -> None:
+        plan = versions[0]
         self._scenario, self._plan, self._tables, self._journal = scenario, plan, tables, journal
+        self._versions = versions
         self.objects = MemoryObjects()
         self.violations: list[str] = []
         self.history = History(self.fail)
@@ -270,7 +273,7 @@ class Checks:
         if self._scenario.letters:
             for sink in LETTERED:
                 self._lettered.compare(sink, "at the end", everything, self._tables[sink].rows())
-        if self._scenario.at_once:
+        if self._scenario.immediate:
             self.lasts.at_end(everything, self._lasts)
         if self._fold is not None and self._fold.completed:
             for done in self._fold.retained:
@@ -314,7 +317,7 @@ class Checks:
             self._windowed.clocks.completed(body.epoch, body.follows, cut, record.owner)
             if not self.violations:
                 self._windowed.completed(self.objects.get(body.manifest.path))
-        if completed and self._scenario.at_once:
+        if completed and self._scenario.immediate:
             self.lasts.completed(self.history.cuts[self._fold.completed[-1].body.epoch])
         if (
             completed
@@ -362,11 +365,14 @@ class Checks:
         inspected = Inspected(manifest, self.objects)
         for sink in self._scenario.upserts:
             operator, by = self._plan.operator(operator_of(sink)).id, UPSERTS[sink]
-            found = {row[by]: row for row in _rows(stores, operator, TOTALS)}
+            version = evolving.version_of(manifest.operators) if self._scenario.evolves else 0
+            found = {row[by]: row for row in _rows(stores, operator, TOTALS | (evolving.RENAMED if version else {}))}
+            if version == evolving.LAST_VERSION:
+                self._compare_twins(manifest.epoch, _rows(stores, operator, evolving.TWINS))
             expected = oracle.totals(self._scenario.partitions, self.history.cuts[manifest.epoch], by)
             if found != expected:
                 self.fail("I9 state", f"epoch {manifest.epoch}, {sink}: restored {found}, expected {expected}")
-            read = {row[by]: row for row in inspected.rows(operator_of(sink))}
+            read = {row[by]: evolving.as_at_first(row) for row in inspected.rows(operator_of(sink))}
             if read != expected:
                 self.fail("I9 read", f"epoch {manifest.epoch}, {sink}: a reader gets {read}, expected {expected}")
         if self._ledger is not None:
@@ -375,6 +381,16 @@ class Checks:
             self._ledger.compare("I9 state", when, self.history.cuts[manifest.epoch], accounts)
         if self._windowed is not None:
             self._restored_windows(self._windowed, completed, stores, inspected.rows(operator_of(WINDOWS)))
+
+    def _compare_twins(self, epoch: Epoch, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            if row[evolving.ONE] != row[evolving.TWIN]:
+                self.fail("I9 evolution", f"epoch {epoch}: two aggregates added together differ: {row}")
+
+    def last_manifest(self) -> Manifest | None:
+        """Return the manifest of the last checkpoint, as a start reads it."""
+        last = self._fold_last()
+        return None if last is None else decode(self.objects.get(last.body.manifest.path), last.body.manifest)
 
     def _restored_windows(
         self, windowed: Windowed, completed: joblog.Completed, stores: Iterable[StateStore], read: Sequence[Any]
@@ -414,7 +430,10 @@ class Checks:
     def _store(self, manifest: Manifest, subtask: int) -> StateStore:
         handle = manifest.state[subtask]
         identity = Identity(manifest.job_uuid, manifest.generation, manifest.timeline, WorkerId("checker"))
-        specs = [spec.table for spec in self._plan.operators]
+        plan = self._plan
+        if self._scenario.evolves:
+            plan, _ = with_identities(self._versions[evolving.version_of(manifest.operators)], manifest.operators, ())
+        specs = [spec.table for spec in plan.operators]
         store = StateStore(identity, specs, manifest.key_groups, handle.key_groups)
         segments = [
             Piece(self.objects.get(each.object.path), each.key_groups or handle.key_groups) for each in pieces(handle)

@@ -87,9 +87,9 @@ class Functions:
         """Return whether this error of a failed run names the function, and that function did fail in this way."""
         if error is None or error.kind != JobFailed.kind:
             return False
-        told = {text for text in self._unexplained if f"raised FunctionFailed: {text} at " in error.what}
-        self._unexplained -= told
-        return bool(told) and str(error.operator).startswith(f"filter {passes.__name__}")
+        reported = {text for text in self._unexplained if f"raised FunctionFailed: {text} at " in error.what}
+        self._unexplained -= reported
+        return bool(reported) and str(error.operator).startswith(f"filter {passes.__name__}")
 
     def _aimed(self, at: Callable[[], Iterable[Point]]) -> bool:
         """Return whether an aim strikes at this call."""

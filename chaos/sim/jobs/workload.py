@@ -27,7 +27,7 @@ from holdfast.chaos.sim.faults import aims, faults
 from holdfast.chaos.sim.faults.aims import Aim
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
-from holdfast.chaos.sim.jobs import ledger, lettered
+from holdfast.chaos.sim.jobs import evolving, ledger, lettered
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource
 from holdfast.chaos.sim.jobs.functions import calling
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Input
@@ -136,7 +136,7 @@ class Scenario:
     merging: Thresholds
     retention: Retention
     savepoints: tuple[SavepointAsked, ...]
-    at_once: bool
+    immediate: bool
     """Whether a sink with immediate writes holds the last record of every place."""
     united: bool
     """Whether the partitions belong to two sources whose streams are united."""
@@ -160,6 +160,8 @@ class Scenario:
     """Whether there is a branch whose function fails on some records, and a DLQ."""
     once: tuple[bool, ...] = (False,)
     """Whether each driver, in turn, reads only up to the end of the sources at its start, and then stops."""
+    evolves: bool = False
+    """Whether each driver brings the next version of the code."""
     rests: tuple[int, ...] = ()
     """Ids of records that must be late: their partition was idle for so long before them while another was active."""
     appears: tuple[float, ...] = ()
@@ -256,7 +258,7 @@ def scenario(seed: int) -> Scenario:
         armed = {**armed, Fault.SINK_LATE: 0.3}  # late writes meet another timeline
     cut_short = _cut_short(backwards, rewinds)
     # Immediate writes cannot be undone, so such a job is never rewound.
-    at_once = not rewinds and random.Random(seed ^ 0xA70).random() < 0.5
+    immediate = not rewinds and random.Random(seed ^ 0xA70).random() < 0.5
     whole = Scenario(
         seed=seed,
         partitions=records,
@@ -276,8 +278,8 @@ def scenario(seed: int) -> Scenario:
         parallelisms=(parallelism, *rescaled),
         rewinds=rewinds,
         folders=rng.random() < 0.4,
-        at_once=at_once,
-        united=not at_once and partitions > 1 and random.Random(seed ^ 0x2011).random() < UNITED_SHARE,
+        immediate=immediate,
+        united=not immediate and partitions > 1 and random.Random(seed ^ 0x2011).random() < UNITED_SHARE,
         ledger=random.Random(f"{seed}/ledger").random() < LEDGER_SHARE,
         regroups=windowing is not None and random.Random(f"{seed}/regroups").random() < REGROUPED_SHARE,
         armed=armed,
@@ -362,7 +364,7 @@ def _growing(whole: Scenario, keys: int) -> Scenario:
     """In some seeds add partitions while the job runs, half of the time with faults that wait for that moment."""
     rng = random.Random(f"{whole.seed}/growing")
     # A job that is written immediately must not get partitions; one with a rest must be idle at its time.
-    if whole.at_once or whole.rests or rng.random() >= GROWING_SHARE:
+    if whole.immediate or whole.rests or rng.random() >= GROWING_SHARE:
         return whole
     first = len(whole.partitions)
     appears = [rng.uniform(0.1, whole.heal_at + 2.0) for _ in range(rng.randint(1, ADDED_MAX))]
@@ -393,7 +395,9 @@ def _with_ends(whole: Scenario) -> Scenario:
         asked = tuple(EndAsked(rng.uniform(0.3, 5.0), how) for how in hows)
     once = rng.choice(((True, False), (True, True, False))) if rng.random() < ONCE_SHARE else (False,)
     letters = random.Random(f"{whole.seed}/letters").random() < LETTERS_SHARE
-    return replace(whole, ends=tuple(sorted(asked, key=lambda end: end.at)), once=once, letters=letters)
+    evolves = random.Random(f"{whole.seed}/evolves").random() < evolving.EVOLVES_SHARE
+    ends = tuple(sorted(asked, key=lambda end: end.at))
+    return replace(whole, ends=ends, once=once, letters=letters, evolves=evolves)
 
 
 def _with_functions(whole: Scenario) -> Scenario:
@@ -482,14 +486,19 @@ def plan_of(
     upserts: tuple[str, ...],
     above: int | None,
     windowing: Windowing | None = None,
-    at_once: bool = False,
+    immediate: bool = False,
     with_ledger: bool = False,
     regroups: bool = False,
     united: bool = False,
     functions: bool = False,
     letters: bool = False,
+    version: int | None = None,
 ) -> Plan:
-    """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own."""
+    """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own.
+
+    Args:
+        version: Of the code of an evolving job.
+    """
     app = hf.App("simulated", key_groups=16, dlq=MemorySink() if letters else None)
     source = ArrivingSource((), (), None, random.Random(0), 1, SCHEMA if windowing is None else TIMED_SCHEMA)
     timed: dict[str, Any] = {}
@@ -509,15 +518,13 @@ def plan_of(
             ledger.regroup(counted)
     kept = records if above is None else records.filter(pl.col("value") > above)
     kept.sink(ADDED, MemorySink())
-    if at_once:
+    if immediate:
         kept.select("place", "id", "value").sink(LASTS, ImmediateTable(["place"]))
     for name in upserts:
         key = UPSERTS[name]
-        totals = (
-            calling(records, functions)
-            .key_by(key)
-            .agg(operator_of(name), n=hf.count(), total=hf.sum("value"), low=hf.min("value"), high=hf.max("value"))
-        )
+        totals = calling(records, functions).key_by(key).agg(operator_of(name), **evolving.aggregates(version or 0))
+        if version is not None:
+            totals = totals.select(key, "n", "total", low="lowest" if version else "low", high="high")
         totals.sink(name, MemorySink(key=[key]))
     if with_ledger:
         ledger.keep_ledger(records)

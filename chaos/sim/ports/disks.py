@@ -20,6 +20,7 @@ from holdfast.model import WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.local import Opened, identity_of
+from holdfast.state.evolution import declaration
 from holdfast.state.marker import read_marker, usable
 from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
@@ -94,23 +95,25 @@ class Disk:
     def take(self, plan: Plan, deploy: Deploy, worker: WorkerId, process: Process) -> Opened:
         """Open any usable folder, or else a new one."""
         lineage, owned, target = deploy.lineage, deploy.handle.key_groups, deploy.base_epoch
+        specs = [operator.table for operator in plan.operators]
+        declared = {spec.operator: declaration(spec) for spec in specs}
         found = []
         for folder in self._folders:
             marker = read_marker(folder.store) if folder.holder is None and self._is_of_now(folder) else None
-            if usable(marker, deploy.job_uuid, lineage, target, owned) is not None:
+            if usable(marker, deploy.job_uuid, lineage, target, owned, declared) is not None:
                 found.append(folder)
         folder = self._world.random.choice(found) if found else Folder(self._boot)
         if not found:
             self._folders.append(folder)
         folder.holder = process
         held, marker = HeldFolder(self._world, folder, process), read_marker(folder.store)
-        store = StateStore(identity_of(deploy, worker), [o.table for o in plan.operators], plan.key_groups, owned, held)
+        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, held)
         if marker is None:
             return Opened(store, None, None, held.close)
         self.reused += 1
         self._world.schedule.journal.say(process.name, f"adopts a folder of epoch {marker.applied}")
         self._world.checks.folder_taken(deploy.timeline, (marker.applied, marker.applying))
-        covered = usable(marker, deploy.job_uuid, lineage, target, owned)
+        covered = usable(marker, deploy.job_uuid, lineage, target, owned, declared)
         return Opened(store, marker.applied, covered, held.close)
 
     def unflushed(self, process: Process) -> int:

@@ -78,7 +78,7 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     run_began: int | None = None
     start: dict[str, Any] | None = None
-    for record in _told(stored.repository.records()):
+    for record in _reported(stored.repository.records()):
         event = _unknown_event(record)
         shown = True
         match record.body:
@@ -146,7 +146,7 @@ def _new(done: joblog.CheckpointCompleted) -> str:
     return f"new partitions: {'; '.join(some)}"
 
 
-def _told(records: Sequence[joblog.Record]) -> list[joblog.Record]:
+def _reported(records: Sequence[joblog.Record]) -> list[joblog.Record]:
     """Return the records, with pruned ones reconstructed from the `LogStart` in their place."""
     if not records or not isinstance(records[0].body, joblog.LogStart):
         return list(records)

@@ -198,8 +198,8 @@ def _apply(
     stored = open_job_for_writing(stored)
     store, asked = stored.store, RewindWanted(Epoch(base.body.epoch), True, tuple(accept))
 
-    def tell(told: Status) -> None:
-        store.put("live.json", json.dumps(msgspec.structs.replace(told, root=stored.folder).as_json()).encode())
+    def tell(reported: Status) -> None:
+        store.put("live.json", json.dumps(msgspec.structs.replace(reported, root=stored.folder).as_json()).encode())
 
     rewind_stopped(stored.repository, job, asked, plan.sinks, timeout_s, tell, adopted)
     advise(f"{job.name}: stopped at epoch {base.body.epoch}, on timeline {job.timeline + 1}; run it to resume")
@@ -385,12 +385,12 @@ def _refused(stored: Stored, reason: str, outdated: bool) -> ConfigError | Fence
 
 
 def _not_in_time(stored: Stored, now: Job, shown: Status, heard: bool, timeout: str) -> Unavailable:
-    told = "the driver has accepted the request" if heard else "no driver has answered the request"
+    reported = "the driver has accepted the request" if heard else "no driver has answered the request"
     if now.timeline > stored.job.timeline:
-        told = "the rewind is in the log, but its targets are not known to be repaired yet"
+        reported = "the rewind is in the log, but its targets are not known to be repaired yet"
     why = f"within {timeout}" if shown.state in RUNNING else f"before the run ended ({shown.state})"
     return Unavailable(
-        f"job {stored.name!r} has not completed the rewind {why}; {told}",
+        f"job {stored.name!r} has not completed the rewind {why}; {reported}",
         not_done="a request remains valid while the run lasts; a rewind in the log is completed first by the next run",
         next_step=f"see what delays it: holdfast explain {stored.name}",
         where=Where(job=stored.name),

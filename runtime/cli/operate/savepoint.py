@@ -110,9 +110,9 @@ def _ask(stored: Stored, name: str, generation: int, deadline: float, timeout: s
             )
         if shown.state not in RUNNING or time.monotonic() > deadline:
             why = f"within {timeout}" if shown.state in RUNNING else f"before the run ended ({shown.state})"
-            told = "the driver has accepted the request" if heard else "no driver has answered the request"
+            reported = "the driver has accepted the request" if heard else "no driver has answered the request"
             raise Unavailable(
-                f"job {stored.name!r} has not completed the savepoint {name!r} {why}; {told}",
+                f"job {stored.name!r} has not completed the savepoint {name!r} {why}; {reported}",
                 not_done="it is not in the log; the request remains valid as long as the run lasts",
                 next_step=f"see what delays it: holdfast explain {stored.name}; then try again",
                 where=Where(job=stored.name),

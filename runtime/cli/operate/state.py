@@ -14,6 +14,7 @@ from holdfast.runtime.cli.reporting import print_json
 from holdfast.runtime.inspect.comparison import differences, schema_of
 from holdfast.runtime.inspect.reading import At, at_checkpoint, objects_of, operator_in, parts_of, reading_of
 from holdfast.runtime.inspect.sizes import OperatorSize, Stock, size_of
+from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.job.stored import open_job
 
 _ACTIONS = (
@@ -92,7 +93,9 @@ def du(args: argparse.Namespace) -> int:
             chosen = [operator_in(manifest, args.operator, at)]
         span = (0, manifest.key_groups)
         objects = objects_of(stored, manifest, span)
-        return at, [size_of(o.name, parts_of(manifest, objects, o.id, span), manifest.key_groups) for o in chosen]
+        return at, [
+            size_of(o.name, parts_of(manifest, objects, view_of(o).spec, span), manifest.key_groups) for o in chosen
+        ]
 
     at, sizes = at_checkpoint(stored, args.epoch, read)
     if args.json:

@@ -54,8 +54,8 @@ def handle(args: argparse.Namespace) -> int:
     """Check everything. Exit status: 0 no check fails, 5 at least one does."""
     root = root_of(args)
     checks: list[Check] = []
-    told = spark_defaults(os.environ)
-    protection = partial(cluster, args.master, os.environ, told)
+    reported = spark_defaults(os.environ)
+    protection = partial(cluster, args.master, os.environ, reported)
     for group in (python, java, packages, lambda: storage(root), machine, protection):
         for check in group():
             checks.append(check)

@@ -33,7 +33,7 @@ class Check:
     next: str | None = None
 
 
-def cluster(master: str | None, environment: Mapping[str, str], told: Mapping[str, str]) -> Iterator[Check]:
+def cluster(master: str | None, environment: Mapping[str, str], reported: Mapping[str, str]) -> Iterator[Check]:
     """Check what protects the traffic of jobs on this master.
 
     Args:
@@ -41,14 +41,14 @@ def cluster(master: str | None, environment: Mapping[str, str], told: Mapping[st
         environment: The whole environment.
         told: From `spark_defaults`.
     """
-    keys = environment.get("HOLDFAST_MASTER"), told.get("spark.holdfast.master"), told.get("spark.master")
+    keys = environment.get("HOLDFAST_MASTER"), reported.get("spark.holdfast.master"), reported.get("spark.master")
     chosen = master or next((key for key in keys if key), None) or "local"
-    tls = environment.get("HOLDFAST_TLS") or told.get("spark.holdfast.tls") or "auto"
+    tls = environment.get("HOLDFAST_TLS") or reported.get("spark.holdfast.tls") or "auto"
     if chosen == "local" or chosen.startswith(("local[", "local-cluster[")):
         yield Check("spark traffic", "ok", f"master {chosen}: everything stays on this machine")
         return
     yield from _reached(chosen)
-    missing = [key for key in _PROTECTS if told.get(key, "false").lower() != "true"]
+    missing = [key for key in _PROTECTS if reported.get(key, "false").lower() != "true"]
     if missing:
         yield Check(
             "spark traffic",

@@ -15,10 +15,11 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import Settings
-from holdfast.runtime.execution.admission import check_sinks, left_operators, left_state
-from holdfast.runtime.execution.exposed import check_written_at_once
+from holdfast.runtime.execution.admission import check_sinks
+from holdfast.runtime.execution.uncommitted_writes import check_written_immediately
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan import identity, shape, shape_changes
+from holdfast.runtime.plan.kept_state import left_operators, left_state
 from holdfast.runtime.plan.model import Plan
 
 
@@ -123,7 +124,7 @@ def _compare(
     if manifest.parallelism != settings.parallelism:
         compared["parallelism"] = {"before": manifest.parallelism, "now": settings.parallelism}
     _compare_state(compared, plan, known)
-    for check in (lambda: check_sinks(plan, manifest, records), lambda: check_written_at_once(plan, manifest)):
+    for check in (lambda: check_sinks(plan, manifest, records), lambda: check_written_immediately(plan, manifest)):
         compared["refused"] += _refused(check)
 
 

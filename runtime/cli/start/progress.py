@@ -78,8 +78,8 @@ class Tally:
         self._seen |= lags.keys()
         # A checkpoint also knows partitions of sources that the job no longer has; no worker reports these.
         known = self._seen | {at for at in self._offsets if at[0] in {name for name, _ in lags}}
-        told = [lag for lag in lags.values() if lag is not None]
-        return sum(told) if lags and known <= lags.keys() and len(told) == len(lags) else None
+        reported = [lag for lag in lags.values() if lag is not None]
+        return sum(reported) if lags and known <= lags.keys() and len(reported) == len(lags) else None
 
     def _rate(self, now_s: float, *, grown: bool, known: bool) -> int | None:
         """Return records per second over the last seconds; a partition seen for the first time restarts the count."""

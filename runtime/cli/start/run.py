@@ -78,10 +78,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drop-state",
-        metavar="OP",
+        metavar="OP[.AGG]",
         action="append",
         default=[],
-        help="discard the state of an operator that was removed or has changed; may be given several times",
+        help="give up the state of an operator, or of one of its aggregates, that was removed or has changed; "
+        "may be given several times",
     )
     parser.add_argument(
         "--once", action="store_true", help="read up to the current ends of the sources, checkpoint, deliver, stop"
@@ -141,10 +142,13 @@ def _own_context() -> Iterator[None]:
     """Stop the Spark context that is started meanwhile, so that the next run may choose another size."""
     from pyspark import SparkContext
 
+    from holdfast.runtime.spark.jvm import finish_abandoned
+
     before = SparkContext._active_spark_context
     try:
         yield
     finally:
+        finish_abandoned()  # a context that is half created cannot be stopped
         context = SparkContext._active_spark_context
         if context is not None and context is not before:
             context.stop()

@@ -26,12 +26,16 @@ from holdfast.runtime.cli.reporting import advise
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
 # runtime/spark/launch.py silences the root logger, for users whose Spark logs to the terminal. Here Spark's logger has
-# its own level, so the file still gets its warnings.
+# its own level, so the file still gets its warnings, but not those of every start: a file that is named has news.
 _PROPERTIES = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
 logger.spark.name = org.apache.spark
 logger.spark.level = warn
+logger.host.name = org.apache.spark.util.Utils
+logger.host.level = error
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
 appender.file.type = File
 appender.file.name = file
 appender.file.fileName = {path}

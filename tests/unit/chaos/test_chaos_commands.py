@@ -42,9 +42,9 @@ class TestWrongNumbers:
         self, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
     ) -> None:
         assert main(["chaos", *arguments]) == 2
-        told = capsys.readouterr()
-        assert told.out == ""
-        what, not_done, next_step = told.err.splitlines()
+        reported = capsys.readouterr()
+        assert reported.out == ""
+        what, not_done, next_step = reported.err.splitlines()
         assert says in what and what.count("--") == 1
         assert (not_done, next_step) == (
             "Not done: nothing was played.",

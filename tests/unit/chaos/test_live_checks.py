@@ -87,7 +87,7 @@ class TestAudit:
         assert finding.detail == "object manifests/7 differs from what was written"
 
 
-def told(text: str, status: int = 0) -> list[Finding]:
+def reported(text: str, status: int = 0) -> list[Finding]:
     script = f"print({text!r}); raise SystemExit({status})"
     return list(resolve((sys.executable, "-c", script))(Context(".", ".", "job.py")))
 
@@ -122,12 +122,12 @@ class TestFinding:
 
 class TestCommand:
     def test_one_that_counts_a_loss_and_ends_with_0_has_not_held(self) -> None:
-        [finding] = told('{"lost": 3}')
+        [finding] = reported('{"lost": 3}')
         assert finding.lost == 3 and not finding.held
 
     @pytest.mark.parametrize("text", ['{"lost": "3"}', "{3 rows lost}"])
     def test_numbers_that_cannot_be_read_prove_nothing_and_excuse_nothing(self, text: str) -> None:
         with pytest.raises(HoldfastError, match="cannot be read"):
-            told(text)
-        [finding] = told(text, 4)
+            reported(text)
+        [finding] = reported(text, 4)
         assert not finding.held and finding.detail == text

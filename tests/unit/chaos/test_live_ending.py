@@ -15,10 +15,10 @@ import pytest
 from holdfast.chaos.live import ending as live_ending
 from holdfast.chaos.live.ending import let_end
 from holdfast.chaos.live.faults.scenario import parse
-from holdfast.chaos.live.field import Field
 from holdfast.chaos.live.job import LiveJob
 from holdfast.chaos.live.journal import Journal
 from holdfast.chaos.live.running import _Run
+from holdfast.chaos.live.testbed import Testbed
 from holdfast.chaos.live.watch import Watch
 
 RAW = {"duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1}, "wait": {"end": "1s"}}
@@ -33,7 +33,7 @@ class Job:
         (self.folder / "log").mkdir(parents=True)
         self.live.driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
         self.scenario = parse(RAW, "name", toxiproxy=False, checked_elsewhere=True)
-        self.field = Field(self.scenario, folder)
+        self.testbed = Testbed(self.scenario, folder)
         self.journal = Journal(folder / "journal.jsonl")
         self.running = _Run(self.scenario, (), folder / "job.py", folder, self.journal, print)
         self.running._job, self.running._watch = self.live, Watch(self.live, self.journal)
@@ -49,7 +49,7 @@ class Job:
         (self.folder / "live.json").write_text(json.dumps(live))
 
     def let_end(self, *, sealed: bool = False, whole: bool = True) -> str | None:
-        return let_end(self.live, self.field, at_once, 300.0, sealed=sealed, whole=whole)
+        return let_end(self.live, self.testbed, immediate, 300.0, sealed=sealed, whole=whole)
 
     def is_asked(self) -> bool:
         """Return whether the driver was asked to end, and ended."""
@@ -57,7 +57,7 @@ class Job:
         return self.live.asked_to_end and self.live.driver.wait(10) == -signal.SIGTERM
 
 
-def at_once(true: Callable[[], bool], limit_s: float) -> bool:
+def immediate(true: Callable[[], bool], limit_s: float) -> bool:
     """Do not wait: a condition that does not hold now counts as not met within the limit."""
     return true()
 

@@ -346,8 +346,8 @@ def checked(context: Context) -> Iterator[Finding]:
 class TestChecks:
     def test_a_command_that_ends_with_another_status_than_0_has_found_something(self, tmp_path: Path) -> None:
         context = Context(str(tmp_path), str(tmp_path), "job.py")
-        told = 'print(\'{"lost": 2, "duplicated": 0}\'); raise SystemExit(4)'
-        [finding] = resolve((sys.executable, "-c", told))(context)
+        reported = 'print(\'{"lost": 2, "duplicated": 0}\'); raise SystemExit(4)'
+        [finding] = resolve((sys.executable, "-c", reported))(context)
         assert (finding.passed, finding.lost, finding.duplicated, finding.reordered) == (False, 2, 0, None)
         [finding] = resolve((sys.executable, "-c", ""))(context)
         assert finding.passed and finding.lost is None

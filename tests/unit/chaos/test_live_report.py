@@ -265,8 +265,8 @@ class TestInABrowser:
         (tmp_path / "page.html").write_text(page_of(*records).replace("</body>", pointing))
         drawn = browsed(tmp_path, tmp_path / "page.html", "--dump-dom").decode()
         said = re.sub("<[^>]+>", " ", drawn[drawn.index('<p class="now">') :].partition("</p>")[0]).split()
-        told = "at 0:50 job running records/s 5,000 lag unknown epoch 7 checkpoint age unknown"
-        assert " ".join(said) == told
+        reported = "at 0:50 job running records/s 5,000 lag unknown epoch 7 checkpoint age unknown"
+        assert " ".join(said) == reported
 
 
 def browsed(folder: Path, html: Path, asked: str) -> bytes:
@@ -322,8 +322,8 @@ class TestCommand:
     ) -> None:
         (tmp_path / "journal.jsonl").write_bytes(data)
         assert main(["chaos", "report", str(tmp_path)]) == 2
-        told = capsys.readouterr().err
-        assert "is not the journal of a run" in told and "Not done: no report was made." in told
+        reported = capsys.readouterr().err
+        assert "is not the journal of a run" in reported and "Not done: no report was made." in reported
         assert [each.name for each in tmp_path.iterdir()] == ["journal.jsonl"]
 
     def test_it_says_when_it_writes_over_an_older_page(

@@ -17,26 +17,26 @@ HEADING = "\n## Wrong versions that are caught\n"
 
 
 @pytest.fixture(scope="module")
-def told() -> str:
+def reported() -> str:
     """Return the page's text below its heading."""
     return PAGE.read_text(encoding="utf-8").split(HEADING)[1].split("\n## ")[0]
 
 
 class TestTableOfWrongVersions:
-    def test_it_names_each_once_with_its_rules_and_what_it_does_and_no_other(self, told: str) -> None:
-        assert sorted(row[:3] for row in rows(told)) == sorted([m.name, m.rules, m.does] for m in MUTANTS)
+    def test_it_names_each_once_with_its_rules_and_what_it_does_and_no_other(self, reported: str) -> None:
+        assert sorted(row[:3] for row in rows(reported)) == sorted([m.name, m.rules, m.does] for m in MUTANTS)
 
-    def test_it_says_where_a_test_run_begins_to_play_each(self, told: str) -> None:
+    def test_it_says_where_a_test_run_begins_to_play_each(self, reported: str) -> None:
         begins = {m.name: f"from {m.first}" if m.first else "" for m in MUTANTS}
-        assert {name: re.sub(r"^[1-9]\d* seeds? ?", "", after) for name, _, _, after in rows(told)} == begins
+        assert {name: re.sub(r"^[1-9]\d* seeds? ?", "", after) for name, _, _, after in rows(reported)} == begins
 
-    def test_the_text_before_it_counts_them(self, told: str) -> None:
-        assert f"Each of these {len(MUTANTS)} versions" in told
+    def test_the_text_before_it_counts_them(self, reported: str) -> None:
+        assert f"Each of these {len(MUTANTS)} versions" in reported
 
 
-def rows(told: str) -> list[list[str]]:
+def rows(reported: str) -> list[list[str]]:
     """Return the cells of every row below the table's header."""
-    table = [line for line in told.splitlines() if line.startswith("|")]
+    table = [line for line in reported.splitlines() if line.startswith("|")]
     assert table[1] == "|---|---|---|---|"
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
     return [[name.strip("`"), *others] for name, *others in cells]

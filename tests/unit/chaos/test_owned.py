@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.chaos.live.faults.scenario import Scenario, parse
 from holdfast.chaos.live.faults.strikes import seen
-from holdfast.chaos.live.field import Field
 from holdfast.chaos.live.owned import JOB, SOURCE, end_all, living, marks
+from holdfast.chaos.live.testbed import Testbed
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.wire.processes import is_gone
 
@@ -60,7 +60,7 @@ def started(code: str, *arguments: str, part: str = JOB) -> psutil.Process:
     return psutil.Popen([sys.executable, "-c", code, *arguments], env={**os.environ, **marks("this run", part)})
 
 
-def told(pipe: Path) -> list[psutil.Process]:
+def reported(pipe: Path) -> list[psutil.Process]:
     return [psutil.Process(int(pid)) for pid in pipe.read_text().split()]
 
 
@@ -95,17 +95,17 @@ class TestGuard:
         own = subprocess.Popen(
             [sys.executable, str(harness), DETACHED, str(tmp_path / "out")], stderr=subprocess.DEVNULL
         )
-        begun = [*told(pipe), *psutil.Process(own.pid).children(recursive=True)]
+        begun = [*reported(pipe), *psutil.Process(own.pid).children(recursive=True)]
         own.send_signal(number)
         assert own.wait() != 0
         assert seen(lambda: all(map(is_gone, begun)))
         assert not is_gone(stranger)
 
 
-def field_of(out: Path, **more: object) -> Field:
+def field_of(out: Path, **more: object) -> Testbed:
     raw = {"duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1}, **more}
     scenario: Scenario = parse(raw, "name", toxiproxy=False, checked_elsewhere=True)
-    return Field(scenario, out)
+    return Testbed(scenario, out)
 
 
 class TestField:
@@ -114,42 +114,42 @@ class TestField:
     ) -> None:
         monkeypatch.setenv("LOAD_PASSWORD", "open sesame")
         fails = [sys.executable, "-c", "import sys; sys.exit(sys.argv[1:] != ['another'])", "u:$LOAD_PASSWORD@db"]
-        field = field_of(tmp_path, drive={"from": "a", "to": "b", "prepare": fails})
+        testbed = field_of(tmp_path, drive={"from": "a", "to": "b", "prepare": fails})
         with pytest.raises(ConfigError) as caught:
-            field.open()
+            testbed.open()
         assert "sesame" not in str(caught.value) and "u:$LOAD_PASSWORD@db" in str(caught.value)
-        field.close()
+        testbed.close()
 
     def test_a_source_that_is_not_there_is_refused_before_a_cluster_is_started(self, tmp_path: Path) -> None:
-        field = field_of(tmp_path, platform="standalone", drive={"from": "{out}/none", "to": "{out}/fed"})
+        testbed = field_of(tmp_path, platform="standalone", drive={"from": "{out}/none", "to": "{out}/fed"})
         with pytest.raises(HoldfastError):
-            field.open()
+            testbed.open()
         assert not (tmp_path / "cluster").exists()
-        field.close()
+        testbed.close()
 
     def test_a_command_that_still_writes_the_source_is_no_process_that_the_job_left_and_is_ended_with_its_own(
         self, tmp_path: Path, pipe: Path
     ) -> None:
-        field = field_of(tmp_path, drive={"command": [sys.executable, "-c", DETACHED, "{out}/pids"]})
-        field.open()
-        field.job(tmp_path / "job.py")
-        field.feed()
-        begun = told(pipe)
-        driven = [field.driven]
-        assert field.left() == []
-        field.end_command()
-        field.look()
-        driven.append(field.driven)
-        assert all(map(is_gone, begun)) and driven == [False, True] and field.error is None
-        field.close()
+        testbed = field_of(tmp_path, drive={"command": [sys.executable, "-c", DETACHED, "{out}/pids"]})
+        testbed.open()
+        testbed.job(tmp_path / "job.py")
+        testbed.feed()
+        begun = reported(pipe)
+        driven = [testbed.driven]
+        assert testbed.left() == []
+        testbed.end_command()
+        testbed.look()
+        driven.append(testbed.driven)
+        assert all(map(is_gone, begun)) and driven == [False, True] and testbed.error is None
+        testbed.close()
 
     def test_an_error_of_one_step_of_closing_keeps_no_other_from_being_done(self, tmp_path: Path, pipe: Path) -> None:
-        field = field_of(tmp_path, drive={"command": [sys.executable, "-c", DETACHED, "{out}/pids"]})
-        field.open()
-        job = field.job(tmp_path / "job.py")
-        field.closing.callback(Path.read_bytes, tmp_path / "nothing is here")
-        field.feed()
-        begun = [*told(pipe), *job.all()]
+        testbed = field_of(tmp_path, drive={"command": [sys.executable, "-c", DETACHED, "{out}/pids"]})
+        testbed.open()
+        job = testbed.job(tmp_path / "job.py")
+        testbed.closing.callback(Path.read_bytes, tmp_path / "nothing is here")
+        testbed.feed()
+        begun = [*reported(pipe), *job.all()]
         with pytest.raises(FileNotFoundError):
-            field.close()
-        assert all(map(is_gone, begun)) and not living(field.token)
+            testbed.close()
+        assert all(map(is_gone, begun)) and not living(testbed.token)

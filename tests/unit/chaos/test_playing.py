@@ -111,9 +111,9 @@ class TestInterrupt:
     ) -> None:
         monkeypatch.setattr(cli, "_telling", lambda seeds, began: interrupted_after(2))
         assert main(["chaos", "simulate", "--seeds", "9"]) == INTERRUPTED
-        told = capsys.readouterr()
-        assert told.out.startswith("INTERRUPTED after 2 of 9 seeds: nothing is known about the others\n2 seeds, ")
-        assert "next run" not in told.err
+        reported = capsys.readouterr()
+        assert reported.out.startswith("INTERRUPTED after 2 of 9 seeds: nothing is known about the others\n2 seeds, ")
+        assert "next run" not in reported.err
 
     @pytest.mark.parametrize("to", ["the command", "everybody"])
     def test_nobody_goes_on_playing(self, to: str) -> None:
@@ -124,8 +124,8 @@ class TestInterrupt:
                 process.send_signal(signal.SIGINT)
             out, err = process.communicate()
         assert process.returncode == INTERRUPTED
-        told = json.loads(out)
-        assert (told["interrupted"], told["passed"]) == (True, False)
+        reported = json.loads(out)
+        assert (reported["interrupted"], reported["passed"]) == (True, False)
         assert err == ""
         assert psutil.wait_procs(players, timeout=90)[1] == []
 

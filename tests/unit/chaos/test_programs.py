@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.chaos.live.faults.proxy import VARIABLE, find_server
 from holdfast.chaos.live.faults.scenario import Scenario, parse
-from holdfast.chaos.live.field import Field
 from holdfast.chaos.live.loading import prepared
+from holdfast.chaos.live.testbed import Testbed
 from holdfast.errors import ConfigError
 
 FAULTS = """
@@ -48,22 +48,22 @@ class TestProgramsOfTheDrive:
     def test_that_cannot_be_executed_are_told_as_such(self, tmp_path: Path) -> None:
         (tmp_path / "made").write_bytes(b"\\x00 is no program")
         (tmp_path / "made").chmod(0o755)
-        field = Field(scenario(f'{FEED} = ["{tmp_path / "made"}"]'), tmp_path / "out")
+        testbed = Testbed(scenario(f'{FEED} = ["{tmp_path / "made"}"]'), tmp_path / "out")
         (tmp_path / "out").mkdir()
         try:
             with pytest.raises(ConfigError, match="the command that prepares the source cannot be run: "):
-                field.open()
+                testbed.open()
         finally:
-            field.close()
+            testbed.close()
 
     def test_that_cannot_be_executed_while_the_job_runs_end_the_run(self, tmp_path: Path) -> None:
-        field = Field(scenario('command = ["/no/such/program"]'), tmp_path)
+        testbed = Testbed(scenario('command = ["/no/such/program"]'), tmp_path)
         try:
-            field.job(Path(__file__))
-            field.feed()
-            assert "the command that drives the source cannot be run: " in (field.error or "")
+            testbed.job(Path(__file__))
+            testbed.feed()
+            assert "the command that drives the source cannot be run: " in (testbed.error or "")
         finally:
-            field.close()
+            testbed.close()
 
 
 class TestServerOfToxiproxy:

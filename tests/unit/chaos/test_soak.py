@@ -314,8 +314,8 @@ class TestCommands:
         assert main(["chaos", "soak", *arguments]) == 0
         assert "0 violations, upper bound 3/" in capsys.readouterr().out
         assert main(["chaos", "statement", str(tmp_path / "s"), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["mixed"], told["versions"][0]["simulated_runs"]) == (False, 4)
+        reported = json.loads(capsys.readouterr().out)
+        assert (reported["mixed"], reported["versions"][0]["simulated_runs"]) == (False, 4)
 
     def test_without_a_log_nothing_is_stated(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["chaos", "statement", str(tmp_path)]) == ConfigError.exit_status

@@ -46,14 +46,16 @@ def gave(*parts: RowDigest, writer: Writer = OUT) -> SinkStaged:
     return SinkStaged(writer, parts)
 
 
-def manifest(epoch: int, follows: int, *taken: SourceTaken, told: bool = True, offset: int | None = None) -> Manifest:
+def manifest(
+    epoch: int, follows: int, *taken: SourceTaken, reported: bool = True, offset: int | None = None
+) -> Manifest:
     ends = {each.partition: each.end for each in taken}
     positions = tuple(SourcePosition("s", p, end if offset is None else offset) for p, end in ends.items())
     header = Manifest(
         JobUuid("job"), Generation(1), Timeline(1), Epoch(epoch), Epoch(follows), 1, 1, positions, (), (), (), ()
     )
     audit = Audit(taken, (), (), (), NO_EPOCH)
-    return msgspec.structs.replace(header, audit=audit) if told else header
+    return msgspec.structs.replace(header, audit=audit) if reported else header
 
 
 class TestEpochsThatDidNotComplete:
@@ -92,7 +94,7 @@ class TestManifest:
         assert manifest_audit(NO_EPOCH, None, [PartAudit(), None]) is None
 
     def test_it_is_left_out_of_the_json_where_it_is_unknown(self) -> None:
-        unknown = manifest(3, 0, told=False)
+        unknown = manifest(3, 0, reported=False)
         assert "audit" not in json.loads(encode(unknown))
         assert decode(encode(unknown), REF).audited is None
 
@@ -103,7 +105,7 @@ class TestManifest:
     def test_the_ack_of_a_worker_is_where_it_comes_from(self) -> None:
         handles = [SnapshotHandle(Subtask(0), (0, 1), (), NO_EPOCH, ())]
         part = SubtaskPart(Subtask(0), (SourcePosition("s", 0, 3),), None, {}, (), audit=PartAudit((took(0, 3),)))
-        made = follow(handles, (), (), {}, manifest(3, 0, told=False), [part])
+        made = follow(handles, (), (), {}, manifest(3, 0, reported=False), [part])
         assert made.audited == Audit((took(0, 3),), (), (), (), NO_EPOCH)
 
 
@@ -137,7 +139,7 @@ class TestChain:
         assert self.verdict(manifest(7, 3, took(5, 9)))[0] == "not provable"
 
     def test_an_epoch_without_digests_is_not_provable(self) -> None:
-        assert self.verdict(manifest(7, 0, told=False))[0] == "not provable"
+        assert self.verdict(manifest(7, 0, reported=False))[0] == "not provable"
 
     def test_a_partition_that_is_forgotten_differs_where_it_is_missing_and_where_it_is_read_again(self) -> None:
         both = manifest(3, 0, took(0, 5), took(0, 8, partition=1))

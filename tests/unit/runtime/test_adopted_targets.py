@@ -50,7 +50,7 @@ def go_back(site: Site, epoch: int) -> None:
     to = next(each for each in job.completed if each.body.epoch == epoch)
     check_adopted(repository, job, to, plan.sinks, found, ["copy"])
     adopted = adopted_from(job, plan.sinks, found, ["copy"])
-    rewind_stopped(repository, job, RewindWanted(Epoch(epoch), True), plan.sinks, 60.0, lambda _told: None, adopted)
+    rewind_stopped(repository, job, RewindWanted(Epoch(epoch), True), plan.sinks, 60.0, lambda _reported: None, adopted)
 
 
 class TestEpochThatBothHistoriesHave:

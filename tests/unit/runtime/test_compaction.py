@@ -64,7 +64,8 @@ class Stored:
 
     def base(self, epoch: int) -> SegmentRef:
         deploy = self.deploy(epoch, None, *self.segments)
-        return CompactJob(deploy, WorkerId("w"), Merge(Epoch(epoch), NO_EPOCH, self.segments[:epoch])).run(self.objects)
+        merge = Merge(Epoch(epoch), NO_EPOCH, self.segments[:epoch])
+        return CompactJob(deploy, WorkerId("w"), merge, (SPEC,)).run(self.objects)
 
     def restored(
         self, deploy: Deploy, folder: MemoryKeyValue, applied: int | None, groups: tuple[int, int] = WHOLE

@@ -33,7 +33,7 @@ from holdfast.model import (
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.plan.compiler import describe, render
 from holdfast.runtime.plan.source import OpenSource, Source
-from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, decode_row, encode_row, told
+from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, decode_row, encode_row, reported
 from holdfast.runtime.sources.reading import Throttle, open_readings
 from holdfast.runtime.testing.cluster import VirtualClock
 from holdfast.runtime.testing.driver import PushedSource
@@ -342,7 +342,7 @@ class TestARawRecord:
             decode_row(raw)
 
     def test_an_error_can_always_be_stored(self) -> None:
-        assert told("\ud800" + "x" * 5_000) == "?" + "x" * 1_999
+        assert reported("\ud800" + "x" * 5_000) == "?" + "x" * 1_999
 
 
 class TestALogAsDlq:

@@ -278,8 +278,8 @@ class TestPlans:
         one.fragment.on_watermark(us(20))
         batch = pa.RecordBatch.from_pylist([row(25), row(26), row(5)], SCHEMA).select(plan.edges[0].schema.names)
         one.fragment.on_batch(batch)
-        (told,) = one.fragment.progress()
-        assert (told.rows_in, told.rows_out, told.dropped, told.late) == (3, 1, 1, 1)
+        (reported,) = one.fragment.progress()
+        assert (reported.rows_in, reported.rows_out, reported.dropped, reported.late) == (3, 1, 1, 1)
 
 
 class TestRefusals:

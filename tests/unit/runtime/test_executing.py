@@ -18,7 +18,7 @@ from holdfast.runtime.job.requests import Inbox
 from holdfast.runtime.testing.cluster import Cluster
 
 
-class Told:
+class Reported:
     """What an execution reports to."""
 
     def __init__(self) -> None:
@@ -90,17 +90,17 @@ def prepared(app: hf.App) -> Prepared:
 
 class TestAnExecution:
     def test_runs_what_was_prepared_and_reports_to_its_ports(self, app: hf.App) -> None:
-        told, execution = Told(), InThisProcess()
+        reported, execution = Reported(), InThisProcess()
         job = prepared(app)
-        outcome = execute(job, execution, told)
+        outcome = execute(job, execution, reported)
         assert (outcome.kind, outcome.error, outcome.status.state) == ("finished", None, "finished")
-        assert told.notes == ["running here"]
-        assert [each.mode for each in told.statuses] == ["here"]
+        assert reported.notes == ["running here"]
+        assert [each.mode for each in reported.statuses] == ["here"]
         assert understood(job.store.get("live.json")) == outcome.status
 
     def test_is_not_reached_by_a_job_that_has_finished(self, app: hf.App) -> None:
-        execute(prepared(app), InThisProcess(), Told())
-        outcome = execute(prepared(app), Refusing(), Told())
+        execute(prepared(app), InThisProcess(), Reported())
+        outcome = execute(prepared(app), Refusing(), Reported())
         assert (outcome.kind, outcome.status.state) == ("already finished", "finished")
 
 

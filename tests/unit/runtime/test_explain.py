@@ -20,21 +20,21 @@ from tests.unit.runtime.test_master import A, B, Run, completed, opened, running
 def shown(run: Run, **changed: Any) -> dict[str, Any]:
     """Return the status in JSON, as `live.json` holds it."""
     driver = DriverProcess(host="here", pid=1, at=1_000_000)
-    told = status.of_run(run.state, "/data/job", "continuous", driver).as_json()
-    if told["checkpoint"] is not None:
-        told["checkpoint"]["age_ms"] = 400
-    found: dict[str, Any] = msgspec.to_builtins(told | changed)
+    reported = status.of_run(run.state, "/data/job", "continuous", driver).as_json()
+    if reported["checkpoint"] is not None:
+        reported["checkpoint"]["age_ms"] = 400
+    found: dict[str, Any] = msgspec.to_builtins(reported | changed)
     return found
 
 
-def codes(told: dict[str, Any]) -> list[str]:
-    found = findings(from_json(told))
+def codes(reported: dict[str, Any]) -> list[str]:
+    found = findings(from_json(reported))
     assert all(each.next for each in found if each.code not in GOOD), "a finding without a next step"
     return [each.code for each in found]
 
 
-def text(told: dict[str, Any], code: str) -> str:
-    return next(each.what for each in findings(from_json(told)) if each.code == code)
+def text(reported: dict[str, Any], code: str) -> str:
+    return next(each.what for each in findings(from_json(reported)) if each.code == code)
 
 
 class TestDeadLetters:
@@ -42,18 +42,18 @@ class TestDeadLetters:
         run = running()
         completed(run)
         rows = [{"name": "lines", "dlq": 2}, {"name": "map parse", "dlq": 1_000}, {"name": "counts", "dlq": None}]
-        told = shown(run, operators=rows)
-        assert codes(told) == ["progress", "dead_letters"]
-        assert "1,002 records became dead letters" in text(told, "dead_letters")
-        assert "2 at lines, 1,000 at map parse" in text(told, "dead_letters")
+        reported = shown(run, operators=rows)
+        assert codes(reported) == ["progress", "dead_letters"]
+        assert "1,002 records became dead letters" in text(reported, "dead_letters")
+        assert "2 at lines, 1,000 at map parse" in text(reported, "dead_letters")
 
 
 class TestARequestThatCannotBeRead:
     def test_is_named_with_its_object(self) -> None:
         refused = status.unreadable_requests("/data/job", {"requests/a.json": "reading it failed: Permission denied"})
-        told = shown(running(), problems=refused)
-        assert codes(told) == ["request_unreadable"]
-        assert "Permission denied" in text(told, "request_unreadable")
+        reported = shown(running(), problems=refused)
+        assert codes(reported) == ["request_unreadable"]
+        assert "Permission denied" in text(reported, "request_unreadable")
         assert "/data/job/requests/a.json" in str(refused[0].next)
 
 
@@ -62,10 +62,10 @@ class TestFinishing:
         run = running()
         completed(run)
         rows = [{"name": "s", "partition": p, "offset": 5, "lag": lag} for p, lag in ((0, 1_200), (1, None), (2, 0))]
-        told = shown(run, sources=rows, ending="finish")
-        assert codes(told) == ["progress", "draining"]
-        assert "up to 1,200 records" in text(told, "draining")
-        assert codes(told | {"ending": None}) == ["progress"]
+        reported = shown(run, sources=rows, ending="finish")
+        assert codes(reported) == ["progress", "draining"]
+        assert "up to 1,200 records" in text(reported, "draining")
+        assert codes(reported | {"ending": None}) == ["progress"]
 
 
 class TestOneLook:
@@ -83,9 +83,9 @@ class TestOneLook:
         assert codes(shown(running(), state=state, reason="so it is")) == [code]
 
     def test_a_target_that_is_not_repaired_after_a_rewind(self) -> None:
-        told = shown(running(), repairing=[{"sink": "out", "error": "database is locked"}])
-        assert codes(told) == ["repairing"]
-        assert "sink out is not repaired yet: database is locked" in text(told, "repairing")
+        reported = shown(running(), repairing=[{"sink": "out", "error": "database is locked"}])
+        assert codes(reported) == ["repairing"]
+        assert "sink out is not repaired yet: database is locked" in text(reported, "repairing")
 
     def test_workers_that_have_not_come_yet(self) -> None:
         run = opened()
@@ -122,9 +122,9 @@ class TestOneLook:
         assert codes(shown(run)) == ["progress"]  # three intervals are not over
         run.pass_time(24.0)
         run.pass_time(0.9)
-        told = shown(run, checkpoint_every_ms=1_000)
-        assert codes(told) == ["not_acked"]
-        assert "epoch 1 has been open for 29.9 s: subtask 1 (worker b)" in text(told, "not_acked")
+        reported = shown(run, checkpoint_every_ms=1_000)
+        assert codes(reported) == ["not_acked"]
+        assert "epoch 1 has been open for 29.9 s: subtask 1 (worker b)" in text(reported, "not_acked")
 
     def test_an_epoch_that_is_being_written(self) -> None:
         run = running()
@@ -164,21 +164,21 @@ class TestOneLook:
         ],
     )
     def test_what_keeps_sources_from_being_read(self, reason: str, code: str) -> None:
-        told = shown(running())
-        told["waiting"][0]["held_by"] = [reason]
-        assert codes(told) == [code]
+        reported = shown(running())
+        reported["waiting"][0]["held_by"] = [reason]
+        assert codes(reported) == [code]
 
     def test_a_throttle_counts_only_while_there_is_something_to_read(self) -> None:
         row = {"name": "s", "partition": 0, "offset": 5, "end_offset": 9, "lag": 4}
-        told = shown(running(), sources=[row])
-        told["waiting"][0]["held_by"] = ["throttle"]
-        assert codes(told) == ["throttled"]
-        assert codes(told | {"sources": [row | {"lag": 0}]}) == ["progress", "caught_up"]
+        reported = shown(running(), sources=[row])
+        reported["waiting"][0]["held_by"] = ["throttle"]
+        assert codes(reported) == ["throttled"]
+        assert codes(reported | {"sources": [row | {"lag": 0}]}) == ["progress", "caught_up"]
 
     def test_sources_that_are_read_to_their_end(self) -> None:
         row = {"name": "s", "partition": 0, "offset": 9, "end_offset": 9, "lag": 0}
-        told = shown(running(), sources=[row], ended=[{"source": "s", "partition": 0}])
-        assert text(told, "caught_up") == "every source is read to its end"
+        reported = shown(running(), sources=[row], ended=[{"source": "s", "partition": 0}])
+        assert text(reported, "caught_up") == "every source is read to its end"
 
     def test_a_status_of_a_driver_that_tells_less_is_read_too(self) -> None:
         run = running()
@@ -195,23 +195,23 @@ def source(partition: int, watermark: int | None, holds: bool | None = True, **m
 
 
 class TestEventTimeThatAPartitionHoldsBack:
-    def told(self, *rows: dict[str, Any], state: str = "running") -> dict[str, Any]:
+    def reported(self, *rows: dict[str, Any], state: str = "running") -> dict[str, Any]:
         run = running()
         completed(run)
         return shown(run, sources=list(rows), state=state)
 
     def test_is_named_with_its_partition_and_how_far_the_others_are(self) -> None:
-        told = self.told(source(0, 90 * MINUTE_US), source(3, 30 * MINUTE_US))
-        assert codes(told) == ["event_time_held", "caught_up"]
-        assert text(told, "event_time_held") == (
+        reported = self.reported(source(0, 90 * MINUTE_US), source(3, 30 * MINUTE_US))
+        assert codes(reported) == ["event_time_held", "caught_up"]
+        assert text(reported, "event_time_held") == (
             "event time of source bids is at 1970-01-01 00:30:00Z: partition 3 holds it back and has had no records "
             "for 12.0 s; another partition is at 1970-01-01 01:30:00Z"
         )
 
     def test_a_partition_that_never_had_a_record_is_said_to_have_none(self) -> None:
-        told = self.told(source(0, 90 * MINUTE_US), source(3, None))
-        assert "has not begun: partition 3 holds it back" in text(told, "event_time_held")
-        assert "idle_after" in str(findings(from_json(told))[0].next)
+        reported = self.reported(source(0, 90 * MINUTE_US), source(3, None))
+        assert "has not begun: partition 3 holds it back" in text(reported, "event_time_held")
+        assert "idle_after" in str(findings(from_json(reported))[0].next)
 
     @pytest.mark.parametrize(
         "rows",
@@ -225,18 +225,18 @@ class TestEventTimeThatAPartitionHoldsBack:
         ids=["idle", "being read", "level", "nothing yet", "no event time"],
     )
     def test_is_not_said_where_nothing_holds_it(self, rows: list[dict[str, Any]]) -> None:
-        assert "event_time_held" not in codes(self.told(*rows))
+        assert "event_time_held" not in codes(self.reported(*rows))
 
     def test_is_named_too_when_a_run_to_the_found_ends_is_over(self) -> None:
-        told = self.told(
+        reported = self.reported(
             source(0, 90 * MINUTE_US, None), source(3, 30 * MINUTE_US, None), source(1, None, None), state="stopped"
         )
-        assert codes(told) == ["stopped", "event_time_held"]
-        assert "partition 3 holds it back" in text(told, "event_time_held")
+        assert codes(reported) == ["stopped", "event_time_held"]
+        assert "partition 3 holds it back" in text(reported, "event_time_held")
 
     def test_the_table_of_status_marks_it(self) -> None:
-        told = self.told(source(0, 90 * MINUTE_US), source(3, 30 * MINUTE_US))
-        lines = [line for line in render(from_json(told)).splitlines() if line.startswith("  bids")]
+        reported = self.reported(source(0, 90 * MINUTE_US), source(3, 30 * MINUTE_US))
+        lines = [line for line in render(from_json(reported)).splitlines() if line.startswith("  bids")]
         assert "01:30:00Z" in lines[0] and "holds" not in lines[0]
         assert "00:30:00Z, holds time back" in lines[1]
 
@@ -249,18 +249,18 @@ class TestFullDisks:
         full, advice = "SQLite /out.db: the disk of the file is full", "free space on the disk of this file"
         progress = m.Progress(sink_errors={"out": full}, sink_advice={"out": advice})
         run.hear(m.Heartbeat(A, run.generation, False, False, (), progress))
-        told = shown(run)
-        assert told["problems"] == [
+        reported = shown(run)
+        assert reported["problems"] == [
             {"code": "sink_refused", "what": f"sink out cannot deliver: {full}", "next": advice}
         ]
-        (found,) = [each for each in findings(from_json(told)) if each.code == "sink_error"]
+        (found,) = [each for each in findings(from_json(reported)) if each.code == "sink_error"]
         assert full in found.what and found.next == advice
 
     def test_a_root_that_is_full_is_reported_by_the_driver(self) -> None:
         error = hf.Unavailable("the disk of /root is full: writing it failed", next_step="free space on it")
-        told = shown(running(), problems=[status.root_refused(error)])
-        assert "root_refused" in codes(told)
-        assert "the disk of /root is full" in text(told, "root_refused")
+        reported = shown(running(), problems=[status.root_refused(error)])
+        assert "root_refused" in codes(reported)
+        assert "the disk of /root is full" in text(reported, "root_refused")
 
     def test_a_driver_that_cannot_report_to_a_full_root_is_not_called_silent(self) -> None:
         problem = {"code": status.ROOT_REFUSED, "what": "the disk of /root is full", "next": "free space on it"}

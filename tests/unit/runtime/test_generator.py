@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, JobFailed
 from holdfast.runtime.plan.source import Source
-from holdfast.runtime.rows.dead_letters import ERROR, RAW, Refused, told, with_refused
+from holdfast.runtime.rows.dead_letters import ERROR, RAW, Refused, reported, with_refused
 from holdfast.runtime.sources.generator import Generator, OpenGenerator
 from holdfast.runtime.worker.digests import records_digested
 
@@ -173,7 +173,7 @@ class TestAWrongFunction:
         assert batch is not None and again is not None
         raw, error = batch.column(RAW)[1].as_py(), batch.column(ERROR)[1].as_py()
         assert b"Unnamed object at 0x...>" in raw
-        assert (raw, told(error)) == (again.column(RAW)[1].as_py(), told(again.column(ERROR)[1].as_py()))
+        assert (raw, reported(error)) == (again.column(RAW)[1].as_py(), reported(again.column(ERROR)[1].as_py()))
 
     def test_a_record_that_is_text_is_kept_letter_by_letter(self) -> None:
         opened = Generator(Point, lambda i: "died at 0x1234", count=1).open()

@@ -13,10 +13,10 @@ from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.checkpoint.manifest import OperatorState
-from holdfast.runtime.execution.admission import with_identities
 from holdfast.runtime.plan import identity
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.identity import check_against, describe_operators, differences
+from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.shape import chain_of, shape_of
 from holdfast.sinks.memory import MemorySink
 
@@ -230,7 +230,7 @@ class TestColumnsOfTheState:
         now = plan_of(sums("v"))
         before = kept(now)
         before["totals"]["columns"][0][1] = "float64"
-        with pytest.raises(hf.ConfigError, match="had the state columns"):
+        with pytest.raises(hf.ConfigError, match="had the state column"):
             check_against(now, before)
 
 

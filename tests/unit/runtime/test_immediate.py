@@ -46,14 +46,14 @@ class Hostile:
         self.open, self.written = inner.open, inner.written
         self.where, self.traits = inner.where, inner.traits
 
-    def open_at_once(self, owner: Owner) -> ImmediateTarget:
+    def open_immediate(self, owner: Owner) -> ImmediateTarget:
         return HostileTarget(self, owner)
 
 
 class HostileTarget:
     def __init__(self, sink: Hostile, owner: Owner) -> None:
         self._sink, self._owner = sink, owner
-        self._target = sink.inner.open_at_once(owner)
+        self._target = sink.inner.open_immediate(owner)
         self.forget, self.close = self._target.forget, self._target.close
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
@@ -63,7 +63,7 @@ class HostileTarget:
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
         def zombie() -> None:
-            with closing(self._sink.inner.open_at_once(self._owner)) as target:
+            with closing(self._sink.inner.open_immediate(self._owner)) as target:
                 target.write(origin, offset, batches)
 
         self._lose("request")

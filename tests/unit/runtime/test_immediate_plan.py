@@ -36,13 +36,13 @@ class Built:
         self.app = hf.App("sensors")
         self.readings = self.app.source("readings", source or hf.Generator(Reading, reading), partitioned_by=by)
 
-    def at_once(self, stream: Stream, *key: str, delivery: str = "idempotent") -> bool:
+    def immediate(self, stream: Stream, *key: str, delivery: str = "idempotent") -> bool:
         stream.sink("out", hf.SQLite("/data/out.db", "out", list(key), delivery=delivery))
         [spec] = self.app.plan().sinks
         return is_immediate(spec)
 
     def path(self, stream: Stream) -> str:
-        assert self.at_once(stream, "sensor")
+        assert self.immediate(stream, "sensor")
         path = self.app.plan().sinks[0].path
         assert path is not None
         return path
@@ -51,48 +51,48 @@ class Built:
 class TestTheRule:
     def test_a_key_by_which_the_source_is_partitioned_is_written_at_once(self) -> None:
         built = Built(["sensor"])
-        assert built.at_once(built.readings, "sensor")
+        assert built.immediate(built.readings, "sensor")
 
     def test_so_is_a_key_with_further_columns(self) -> None:
         built = Built(["sensor"])
-        assert built.at_once(built.readings, "room", "sensor")
+        assert built.immediate(built.readings, "room", "sensor")
 
     def test_a_key_without_one_of_the_columns_is_written_at_the_commit(self) -> None:
         built = Built(["sensor", "room"])
-        assert not built.at_once(built.readings, "sensor")
+        assert not built.immediate(built.readings, "sensor")
 
     def test_without_a_word_about_partitions_it_is_written_at_the_commit(self) -> None:
         built = Built()
-        assert not built.at_once(built.readings, "sensor")
+        assert not built.immediate(built.readings, "sensor")
 
     def test_transactional_delivery_is_at_the_commit(self) -> None:
         built = Built(["sensor"])
-        assert not built.at_once(built.readings, "sensor", delivery="transactional")
+        assert not built.immediate(built.readings, "sensor", delivery="transactional")
 
     def test_a_log_with_a_key_says_so_itself(self, tmp_path: Path) -> None:
         built = Built(source=hf.Log(tmp_path / "log", Reading, key=["sensor"]))
-        assert built.at_once(built.readings, "sensor")
+        assert built.immediate(built.readings, "sensor")
 
     def test_behind_a_shuffle_it_is_written_at_the_commit(self) -> None:
         built = Built(["sensor"])
-        assert not built.at_once(built.readings.key_by("sensor").agg("totals", n=hf.count()), "sensor")
+        assert not built.immediate(built.readings.key_by("sensor").agg("totals", n=hf.count()), "sensor")
 
     def test_a_column_may_be_renamed_and_rows_left_out(self) -> None:
         built = Built(["sensor"])
         stream = built.readings.filter(pl.col("value") > 0).select("value", id="sensor").filter(lambda r: r.id > 0)
-        assert built.at_once(stream, "id")
+        assert built.immediate(stream, "id")
 
     def test_a_column_that_was_computed_is_not_the_sources(self) -> None:
         built = Built(["sensor"])
-        assert not built.at_once(built.readings.with_columns(sensor=pl.col("sensor") % 2), "sensor")
+        assert not built.immediate(built.readings.with_columns(sensor=pl.col("sensor") % 2), "sensor")
 
     def test_neither_is_one_that_a_function_gave(self) -> None:
         built = Built(["sensor"])
-        assert not built.at_once(built.readings.map(lambda r: r, to=Reading), "sensor")
+        assert not built.immediate(built.readings.map(lambda r: r, to=Reading), "sensor")
 
     def test_streams_that_were_united_have_no_order(self) -> None:
         built = Built(["sensor"])
-        assert not built.at_once(built.readings.union(built.readings.filter(pl.col("value") > 0)), "sensor")
+        assert not built.immediate(built.readings.union(built.readings.filter(pl.col("value") > 0)), "sensor")
 
     def test_an_unknown_column_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="'senor'"):

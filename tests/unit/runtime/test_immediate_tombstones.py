@@ -102,8 +102,8 @@ class Writes:
 class UnheardSink(ImmediateTable):
     """A sink of whose first write in each generation nobody hears that it is done."""
 
-    def open_at_once(self, owner: Owner) -> ImmediateTarget:
-        return Unheard(super().open_at_once(owner))
+    def open_immediate(self, owner: Owner) -> ImmediateTarget:
+        return Unheard(super().open_immediate(owner))
 
 
 class Unheard:

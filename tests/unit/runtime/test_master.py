@@ -360,11 +360,11 @@ class TestGathering:
         handle = SnapshotHandle(Subtask(1), (64, 128), (), Epoch(0), ())
         assert isinstance(first.message, m.Deploy) and isinstance(second.message, m.Deploy)
         assert (first.worker, second.worker) == (A, B)
-        told = second.message
-        assert (told.job_uuid, told.generation, told.timeline) == (UUID, 1, 1)
-        assert (told.base_epoch, told.first_epoch) == (0, 1)
-        assert (told.subtask, told.peers, told.handle) == (1, peers, handle)
-        assert (told.positions, told.pending, told.confirmed) == ((SourcePosition("s", 1, -1),), (), ())
+        reported = second.message
+        assert (reported.job_uuid, reported.generation, reported.timeline) == (UUID, 1, 1)
+        assert (reported.base_epoch, reported.first_epoch) == (0, 1)
+        assert (reported.subtask, reported.peers, reported.handle) == (1, peers, handle)
+        assert (reported.positions, reported.pending, reported.confirmed) == ((SourcePosition("s", 1, -1),), (), ())
         assert first.message.positions == (SourcePosition("s", 0, -1), SourcePosition("s", 2, -1))
 
     def test_a_worker_that_registers_twice_is_one(self) -> None:
@@ -587,10 +587,10 @@ class TestRecovery:
         completed(run)
         run.lose(A)
         replaced(run)
-        told = [e for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)][-2:]
+        reported = [e for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)][-2:]
         assert [
             (e.worker, e.message.subtask, e.message.base_epoch, e.message.first_epoch)
-            for e in told
+            for e in reported
             if isinstance(e.message, m.Deploy)
         ] == [(B, 1, 1, 102), (C, 0, 1, 102)]
 
@@ -946,10 +946,10 @@ class TestRescale:
 
     def test_the_output_of_a_writer_that_is_gone_is_handed_on_under_its_own_tag(self) -> None:
         run = self.narrower()
-        (told,) = run.register(A)
-        assert isinstance(told, Send) and isinstance(told.message, m.Deploy)
-        assert told.message.pending == (Pending(Writer("out", Subtask(1)), tag(1), staged("y")),)
-        assert told.message.handle.key_groups == (0, 128)
+        (reported,) = run.register(A)
+        assert isinstance(reported, Send) and isinstance(reported.message, m.Deploy)
+        assert reported.message.pending == (Pending(Writer("out", Subtask(1)), tag(1), staged("y")),)
+        assert reported.message.handle.key_groups == (0, 128)
 
     def test_no_epoch_is_triggered_before_it_is_in(self) -> None:
         run = self.narrower()
@@ -964,6 +964,6 @@ class TestRescale:
         """P24: its target may have been restored from a backup."""
         run = self.narrower()
         run.state = replace(run.state, confirmed={Writer("out", Subtask(1)): tag(1)})
-        (told,) = run.register(A)
-        assert isinstance(told, Send) and isinstance(told.message, m.Deploy)
-        assert told.message.confirmed == (Confirmed(Writer("out", Subtask(1)), tag(1)),)
+        (reported,) = run.register(A)
+        assert isinstance(reported, Send) and isinstance(reported.message, m.Deploy)
+        assert reported.message.confirmed == (Confirmed(Writer("out", Subtask(1)), tag(1)),)

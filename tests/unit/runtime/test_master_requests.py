@@ -240,10 +240,10 @@ class TestFinish:
         run.beat(A, ended=True)
         run.lose(B)
         replaced(run)
-        told = m.EndInput(Generation(2))
-        assert [e for e in master.pulse(run.state) if e in (Send(A, told), Send(C, told))] == [
-            Send(A, told),
-            Send(C, told),
+        reported = m.EndInput(Generation(2))
+        assert [e for e in master.pulse(run.state) if e in (Send(A, reported), Send(C, reported))] == [
+            Send(A, reported),
+            Send(C, reported),
         ]
 
     def test_a_stop_after_it_does_not_take_it_back(self) -> None:
@@ -315,9 +315,9 @@ class TestOnce:
 
     def test_the_workers_are_told_how_far_to_read(self) -> None:
         run = running(replace(RULES, until=UNTIL))
-        told = [e.message.until for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)]
-        assert told[0] == (SourcePosition("s", 0, 5), SourcePosition("s", 2, 0))
-        assert told[1] == (SourcePosition("s", 1, 7),)
+        reported = [e.message.until for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)]
+        assert reported[0] == (SourcePosition("s", 0, 5), SourcePosition("s", 2, 0))
+        assert reported[1] == (SourcePosition("s", 1, 7),)
 
     def test_when_all_have_read_so_far_the_run_stops_and_can_be_resumed(self) -> None:
         run = running(replace(RULES, until=UNTIL))

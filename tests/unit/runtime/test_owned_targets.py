@@ -98,7 +98,7 @@ class Site:
         job, plan, repository = self.prepare_for_rewind()
         adopted = adopted_from(job, plan.sinks, read_holdings(job, plan.sinks), ["copy"])
         rewind_stopped(
-            repository, job, RewindWanted(job.base_epoch, True), plan.sinks, 60.0, lambda _told: None, adopted
+            repository, job, RewindWanted(job.base_epoch, True), plan.sinks, 60.0, lambda _reported: None, adopted
         )
 
     def numbers(self) -> list[int]:

@@ -74,7 +74,7 @@ class TestWhetherAllIsDelivered:
     def completed(self, epoch: int) -> joblog.CheckpointCompleted:
         return joblog.CheckpointCompleted(Epoch(epoch), Epoch(0), ObjectRef("m", 1, "0"), 1, 1, 1)
 
-    def told(self, *bodies: joblog.Body) -> bool:
+    def reported(self, *bodies: joblog.Body) -> bool:
         records = [
             joblog.Record(seq, JobUuid("job"), Generation(1), Timeline(1), "owner", 0, body)
             for seq, body in enumerate(bodies, 1)
@@ -82,15 +82,15 @@ class TestWhetherAllIsDelivered:
         return admission.delivered_through(records, Epoch(7))
 
     def test_after_a_stop_at_the_checkpoint_it_is(self) -> None:
-        assert self.told(self.START, self.completed(7), self.STOP)
-        assert self.told(self.START, self.completed(7), self.STOP, self.START)
+        assert self.reported(self.START, self.completed(7), self.STOP)
+        assert self.reported(self.START, self.completed(7), self.STOP, self.START)
 
     def test_without_a_stop_it_is_not_known(self) -> None:
-        assert not self.told(self.START, self.completed(7))
-        assert not self.told(self.START, self.completed(6), joblog.Stopped(Epoch(6)), self.START, self.completed(7))
+        assert not self.reported(self.START, self.completed(7))
+        assert not self.reported(self.START, self.completed(6), joblog.Stopped(Epoch(6)), self.START, self.completed(7))
 
     def test_the_end_of_a_rewind_does_not_say_so(self) -> None:
         rewound = joblog.Rewound(Epoch(7), Epoch(200), "host", "rewound")
-        assert not self.told(self.START, self.completed(7), self.STOP, rewound)
-        assert not self.told(self.START, self.completed(7), self.STOP, rewound, self.STOP)
-        assert not self.told(self.START, self.completed(7), rewound, self.STOP, self.START)
+        assert not self.reported(self.START, self.completed(7), self.STOP, rewound)
+        assert not self.reported(self.START, self.completed(7), self.STOP, rewound, self.STOP)
+        assert not self.reported(self.START, self.completed(7), rewound, self.STOP, self.START)

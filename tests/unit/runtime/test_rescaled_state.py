@@ -100,7 +100,7 @@ class Life:
         """Merge everything of a subtask into a base."""
         handle = self.handles[subtask]
         merge = Merge(self.epoch, NO_EPOCH, pieces(handle))
-        merged = CompactJob(self.deploy(handle), WorkerId(f"w{subtask}"), merge).run(self.objects)
+        merged = CompactJob(self.deploy(handle), WorkerId(f"w{subtask}"), merge, (SPEC,)).run(self.objects)
         self._advance(subtask, advanced(handle, None, merged))
 
     def _advance(self, subtask: int, handle: SnapshotHandle) -> None:

@@ -14,7 +14,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import JobFailed
 from holdfast.runtime.api.stream import Stream
-from holdfast.runtime.operators.turns import LONG_S, ROWS_FIRST, Pace
+from holdfast.runtime.operators.time_slice import LONG_S, ROWS_FIRST, Pace
 from holdfast.runtime.spark.host import Session, WorkerTask
 from holdfast.runtime.spark.tls import make_credentials
 from holdfast.runtime.testing.cluster import Cluster
@@ -232,7 +232,7 @@ class TestADeadLetter:
 
 class TestAFunctionThatHangs:
     def test_is_named_by_heartbeats_then_by_the_failure_and_then_nothing_comes(self) -> None:
-        told: list[m.FromWorker] = []
+        reported: list[m.FromWorker] = []
 
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
             def wait(row: Row) -> Row:
@@ -240,15 +240,15 @@ class TestAFunctionThatHangs:
                 session = Session(task(played), member.loop, Mailbox(), played.cluster.clock)
                 for seconds in (1, 2, 118, 1):
                     takes(seconds)
-                    session.show_life(told.append)  # as the thread does that shows signs of life
+                    session.show_life(reported.append)  # as the thread does that shows signs of life
                 return row
 
             return app.source("s", numbers(1)).map(wait, to=Row)
 
         played = Played(build)
-        while not told:
+        while not reported:
             played.cluster.step()
-        alive, busy, failed = told
+        alive, busy, failed = reported
         assert isinstance(alive, m.Heartbeat) and alive.progress.held_by == ()
         assert isinstance(busy, m.Heartbeat) and busy.progress.held_by == ("function: map wait",)
         assert isinstance(failed, m.Failed) and not failed.permanent

@@ -23,6 +23,7 @@ from holdfast.runtime.inspect.comparison import differences
 from holdfast.runtime.inspect.reading import Reading, at_checkpoint, objects_of, parts_of, reading_of
 from holdfast.runtime.inspect.sizes import size_of
 from holdfast.runtime.inspect.view import view_of
+from holdfast.state.tables.spec import TableSpec
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import MemoryObjects
 from holdfast.testing import TestDriver
@@ -274,7 +275,7 @@ class TestSizes:
             None,
             lambda at, manifest: size_of(
                 "places",
-                parts_of(manifest, objects_of(history, manifest, whole), number(manifest.operators, "places"), whole),
+                parts_of(manifest, objects_of(history, manifest, whole), spec_of(manifest.operators, "places"), whole),
                 128,
             ),
         )
@@ -341,5 +342,5 @@ def expire(driver: TestDriver) -> None:
         driver.checkpoint()
 
 
-def number(operators: tuple[OperatorState, ...], name: str) -> int:
-    return next(each.id for each in operators if each.name == name)
+def spec_of(operators: tuple[OperatorState, ...], name: str) -> TableSpec:
+    return view_of(next(each for each in operators if each.name == name)).spec

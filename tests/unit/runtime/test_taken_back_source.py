@@ -32,8 +32,8 @@ class TestRecordsTakenBack:
     def test_end_the_run_when_a_heartbeat_learns_of_it(self, words: Words) -> None:
         for member in words.cluster.members.values():
             member.loop.take_stock()
-        told = [member.loop.heartbeat() for member in words.cluster.members.values()]
-        assert any(beat.broken and beat.generation == words.job.generation for beat in told)
+        reported = [member.loop.heartbeat() for member in words.cluster.members.values()]
+        assert any(beat.broken and beat.generation == words.job.generation for beat in reported)
         self.ends_with_the_cause(words)
 
     def test_end_the_run_when_a_read_learns_of_it(self, words: Words) -> None:

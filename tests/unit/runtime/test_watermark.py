@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.model import SourcePosition
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import OpenSource
-from holdfast.runtime.rows.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, told
+from holdfast.runtime.rows.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, reported
 from holdfast.runtime.sources.event_time import EventTime
 from holdfast.runtime.testing.cluster import VirtualClock
 from holdfast.runtime.wire.messages import PartitionTime
@@ -23,7 +23,7 @@ from holdfast.traits import SourceTraits
 def after(*said: tuple[str, int, bool], parts: str = "ab") -> Minimum[str]:
     state = begin(parts)
     for part, at_us, idle in said:
-        state, _ = told(state, part, Watermark(at_us, idle))
+        state, _ = reported(state, part, Watermark(at_us, idle))
     return state
 
 
@@ -50,39 +50,39 @@ class TestMinimum:
     def test_parts_that_become_idle_together_move_nothing_in_any_order(self, first: list[str], then: list[str]) -> None:
         state = after(("a", 5, False), ("b", 3, False), ("c", 9, False), parts="abc")
         for part in first:
-            state, _ = told(state, part, Watermark(NEVER_US, quiet=True))
+            state, _ = reported(state, part, Watermark(NEVER_US, quiet=True))
             assert state.now.at_us == 3
         for part in then:
-            state, _ = told(state, part, Watermark(NEVER_US, idle=True))
+            state, _ = reported(state, part, Watermark(NEVER_US, idle=True))
             assert state.now.at_us == 3
         assert state.now == Watermark(3, idle=True)
 
     def test_an_idle_part_holds_back_until_another_one_shows_life(self) -> None:
         state = after(("a", 5, False), ("b", 3, False))
-        state, _ = told(state, "a", Watermark(5, quiet=True))
-        state, _ = told(state, "b", Watermark(3, idle=True))
+        state, _ = reported(state, "a", Watermark(5, quiet=True))
+        state, _ = reported(state, "b", Watermark(3, idle=True))
         assert state.now == Watermark(3, quiet=True)
-        assert told(state, "a", Watermark(5))[0].now == Watermark(5)
+        assert reported(state, "a", Watermark(5))[0].now == Watermark(5)
 
     def test_a_part_that_is_over_leaves_also_where_all_others_are_idle(self) -> None:
         over = Watermark(3, idle=True, over=True)
         one = after(("a", 5, False), ("b", 3, False), ("a", 5, True))
         other = after(("a", 5, False), ("b", 3, False))
-        other, _ = told(told(other, "b", over)[0], "a", Watermark(5, idle=True))
-        assert told(one, "b", over)[0].now == other.now == Watermark(5, idle=True)
+        other, _ = reported(reported(other, "b", over)[0], "a", Watermark(5, idle=True))
+        assert reported(one, "b", over)[0].now == other.now == Watermark(5, idle=True)
 
     def test_it_is_over_when_every_part_is(self) -> None:
         state = after(("a", 5, False), ("b", 3, False))
         for part in "ab":
-            state, _ = told(state, part, Watermark(4, idle=True, over=True))
+            state, _ = reported(state, part, Watermark(4, idle=True, over=True))
         assert state.now == Watermark(5, idle=True, over=True)
 
     @given(st.permutations("abc"))
     def test_once_all_are_over_it_is_the_largest_whichever_was_over_last(self, order: list[str]) -> None:
         state, reached = begin("abc"), {"a": NEVER_US, "b": 3, "c": 9}
         for part in order:
-            state, _ = told(state, part, Watermark(reached[part]))
-            state, _ = told(state, part, Watermark(reached[part], idle=True, over=True))
+            state, _ = reported(state, part, Watermark(reached[part]))
+            state, _ = reported(state, part, Watermark(reached[part], idle=True, over=True))
         assert state.now == Watermark(9, idle=True, over=True)
 
     def test_a_part_that_tells_less_than_before_keeps_what_it_told(self) -> None:
@@ -94,8 +94,8 @@ class TestMinimum:
 
     def test_a_change_is_told_from_none(self) -> None:
         state = after(("a", 5, False), ("b", 3, False))
-        assert told(state, "a", Watermark(7))[1] is False
-        assert told(state, "b", Watermark(4))[1] is True
+        assert reported(state, "a", Watermark(7))[1] is False
+        assert reported(state, "b", Watermark(4))[1] is True
 
     @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-9, 9), st.booleans())))
     def test_it_never_goes_back_and_never_passes_a_part_that_is_not_idle(
@@ -103,7 +103,7 @@ class TestMinimum:
     ) -> None:
         state = begin("abc")
         for part, at_us, idle in said:
-            following, changed = told(state, part, Watermark(at_us, idle))
+            following, changed = reported(state, part, Watermark(at_us, idle))
             assert all(following.parts[each].at_us >= state.parts[each].at_us for each in "abc")
             assert following.now.at_us >= state.now.at_us
             assert changed == (following.now != state.now)
@@ -199,8 +199,8 @@ class TestEventTimeOfASource:
         reading.quiet(5, 0, 1)
         reading.quiet(5, 0, 1)
         assert reading.time.woke(1)
-        told = [Watermark(us(7), quiet=True), Watermark(us(7), idle=True), Watermark(us(7))]
-        assert reading.sent[2:] == told
+        reported = [Watermark(us(7), quiet=True), Watermark(us(7), idle=True), Watermark(us(7))]
+        assert reading.sent[2:] == reported
 
     @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
     def test_partitions_that_fall_silent_together_move_nothing_whichever_is_looked_at_first(

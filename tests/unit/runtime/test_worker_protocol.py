@@ -239,9 +239,9 @@ class TestCommit:
         assert play(*steps)[1] == [Commit(FIRST), closes, Resume(frozenset({LEFT}))]
 
     def test_an_announcement_is_only_earlier_news(self) -> None:
-        told = (*closed(7), seal(7, output="7"), commit(7))
-        assert [type(effect) for effect in play(*told)[1]] == [Commit, Deliver]
-        assert play(*told, trigger(8, through=7))[1] == [CloseFragment(SOURCE, barrier(8, through=7))]
+        reported = (*closed(7), seal(7, output="7"), commit(7))
+        assert [type(effect) for effect in play(*reported)[1]] == [Commit, Deliver]
+        assert play(*reported, trigger(8, through=7))[1] == [CloseFragment(SOURCE, barrier(8, through=7))]
 
     def test_old_news_and_the_base_itself_change_nothing(self) -> None:
         assert play(commit(BASE))[1] == []
@@ -313,7 +313,7 @@ class TestDigests:
         made = Sealed(None, {"out": staged(f"part {epoch}")}, {"out": RowDigest(rows)})
         return lambda state: output_sealed(state, Epoch(epoch), made)
 
-    def told(self, effects: list[Effect]) -> list[PartAudit | None]:
+    def reported(self, effects: list[Effect]) -> list[PartAudit | None]:
         return [effect.audit for effect in effects if isinstance(effect, SendAck)]
 
     def part(self, first: int, end: int, *rows: int) -> PartAudit:
@@ -322,17 +322,17 @@ class TestDigests:
 
     def test_an_epoch_that_was_given_up_is_told_with_the_next(self) -> None:
         steps = [*closed(7), self.took(7, 0, 4), self.sealed(7, 2)]
-        assert self.told(play(*steps)[1]) == [self.part(0, 4, 2)]
+        assert self.reported(play(*steps)[1]) == [self.part(0, 4, 2)]
         more = [*closed(8), self.took(8, 4, 9), self.sealed(8, 3)]
-        assert self.told(play(*steps, *more)[1]) == [self.part(0, 9, 2, 3)]
+        assert self.reported(play(*steps, *more)[1]) == [self.part(0, 9, 2, 3)]
 
     def test_what_is_committed_is_not_told_again(self) -> None:
         steps = [*closed(7), self.took(7, 0, 4), self.sealed(7, 2), commit(7)]
         more = [*closed(8, through=7), self.took(8, 4, 9), self.sealed(8, 3)]
-        assert self.told(play(*steps, *more)[1]) == [self.part(4, 9, 3)]
+        assert self.reported(play(*steps, *more)[1]) == [self.part(4, 9, 3)]
 
     def test_where_nothing_is_digested_nothing_is_told(self) -> None:
-        assert self.told(play(*closed(7), seal(7))[1]) == [None]
+        assert self.reported(play(*closed(7), seal(7))[1]) == [None]
 
 
 def given(partition: int, subtask: int = 1) -> Assigned:

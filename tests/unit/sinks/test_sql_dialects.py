@@ -113,12 +113,12 @@ class TestWhatADialectDecides:
         sink = OtherTable(tmp_path / "out.db", "users", KEY)
         sink.prepare(SCHEMA, KEY)
         os.remove(tmp_path / "out.db")
-        with closing(sink.open(JOB, WRITER)) as target, pytest.raises(ConfigError, match="the database is not there"):
+        with closing(sink.open(JOB, WRITER)) as target, pytest.raises(ConfigError, match="the database is missing"):
             target.delivered()
-        with pytest.raises(ConfigError, match="the database is not there"):
+        with pytest.raises(ConfigError, match="the database is missing"):
             sink.plan_repair(Rewinding(JOB, "out", tag(1, 2), (WRITER,)), SCHEMA, KEY)
-        with pytest.raises(Gone, match="the database is not there"):
-            sink.shown(cast(Any, None))
+        with pytest.raises(Gone, match="the database is missing"):
+            sink.contents(cast(Any, None))
 
 
 class TestWhatNoDialectChanges:

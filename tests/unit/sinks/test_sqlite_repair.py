@@ -219,19 +219,19 @@ class TestOlderFiles:
 class TestRefusals:
     def test_a_missing_file_is_not_created(self, added: SQLite) -> None:
         os.remove(added.path)
-        with pytest.raises(ConfigError, match="the file is not there"):
+        with pytest.raises(ConfigError, match="the file is missing"):
             plan(added, 1)
         assert not os.path.exists(added.path)
 
     def test_a_dropped_table_is_named(self, added: SQLite) -> None:
         ask(added, "DROP TABLE t")
-        with pytest.raises(ConfigError, match="the table is not there"):
+        with pytest.raises(ConfigError, match="the table is missing"):
             repair(added, 1)
 
     def test_a_file_that_no_job_wrote_is_named(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "out.db")) as db:
             db.execute("CREATE TABLE t (user INT, real REAL, raw BLOB)")
-        with pytest.raises(ConfigError, match="no job ever delivered"):
+        with pytest.raises(ConfigError, match="the file has no tables of Holdfast"):
             plan(SQLite(tmp_path / "out.db", "t"), 1)
 
     def test_other_columns_are_refused(self, added: SQLite) -> None:

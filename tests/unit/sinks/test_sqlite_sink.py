@@ -369,14 +369,14 @@ class TestRefusals:
 
     def test_a_missing_file_is_not_created_by_a_delivery(self, keyed: SQLite, target: SqlTarget) -> None:
         os.remove(keyed.path)
-        with pytest.raises(ConfigError, match="the file is not there"):
+        with pytest.raises(ConfigError, match="the file is missing"):
             target.deliver(tag(1), [])
         assert not os.path.exists(keyed.path)
 
     def test_a_dropped_table_is_named(self, keyed: SQLite, target: SqlTarget) -> None:
         with closing(sqlite3.connect(keyed.path)) as db:
             db.execute("DROP TABLE users")
-        with pytest.raises(ConfigError, match="the table is not there"):
+        with pytest.raises(ConfigError, match="the table is missing"):
             target.deliver(tag(1), [batch(SCHEMA, (1, "ann"))])
 
     def test_a_file_replaced_under_an_open_target_is_noticed(

@@ -19,10 +19,10 @@ from other_dialect import OtherTable
 import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.audited import Asked, Gone, Shown
+from holdfast.sinks.audited import AuditQuery, Gone, TargetContents
 from holdfast.sinks.contract import Rewinding
-from holdfast.sinks.log_audit import shown
-from holdfast.sinks.sql.audit import shown as table_shown
+from holdfast.sinks.log_audit import contents
+from holdfast.sinks.sql.audit import contents as table_shown
 from holdfast.sinks.staging import Part, Stage, decode
 from holdfast.storage.digests import NOTHING
 from holdfast.storage.local import LocalObjects
@@ -78,9 +78,9 @@ def staged(rows: list[tuple[dict[str, Any], bool]], upsert: bool) -> Part | None
     return stage.seal(hashed=True)
 
 
-def ask(sink: Any, upsert: bool = False, after: int = 0, job: str = JOB) -> Shown:
-    shown: Shown = sink.shown(Asked(job, "out", SCHEMA, KEY if upsert else None, Epoch(after)))
-    return shown
+def ask(sink: Any, upsert: bool = False, after: int = 0, job: str = JOB) -> TargetContents:
+    contents: TargetContents = sink.contents(AuditQuery(job, "out", SCHEMA, KEY if upsert else None, Epoch(after)))
+    return contents
 
 
 class TestWhatIsReadBack:
@@ -112,10 +112,10 @@ class TestWhatIsReadBack:
                     target.deliver(tag(epoch), [] if part is None else decode(part.data))
                 if part is not None:
                     wanted[writer.subtask, tag(epoch)] = part.digest
-            shown = ask(sink, upsert)
-            assert {at: digest for at, digest in shown.rows.items() if digest.rows} == wanted
-            assert not shown.wrong and not shown.untagged
-            assert shown.others is None or len(shown.others.hashes) == 0
+            contents = ask(sink, upsert)
+            assert {at: digest for at, digest in contents.rows.items() if digest.rows} == wanted
+            assert not contents.wrong and not contents.untagged
+            assert contents.others is None or len(contents.others.hashes) == 0
 
 
 class TestATableThatIsWrittenMeanwhile:
@@ -157,8 +157,8 @@ class TestATableThatIsWrittenMeanwhile:
             if next(free, True):
                 deliver()
 
-        asked = Asked(JOB, "out", SCHEMA, KEY if keyed else None, Epoch(0))
-        found = table_shown(sink, asked, between, 1 + seed % 3)
+        query = AuditQuery(JOB, "out", SCHEMA, KEY if keyed else None, Epoch(0))
+        found = table_shown(sink, query, between, 1 + seed % 3)
         assert next(epochs, 12) > 8
         assert found.standing == {0: tag(6), 1: tag(5)} and not found.wrong
         known = {at: digest for at, digest in wanted.items() if at[0] not in found.lost or at[1] > found.lost[at[0]]}
@@ -185,8 +185,8 @@ class TestATableThatIsWrittenMeanwhile:
                 lambda: deliver(4, k1=False, k8=False),
             )
         )
-        asked = Asked(JOB, "out", SCHEMA, KEY, Epoch(1))
-        found = table_shown(sink, asked, lambda: next(between, lambda: None)())
+        query = AuditQuery(JOB, "out", SCHEMA, KEY, Epoch(1))
+        found = table_shown(sink, query, lambda: next(between, lambda: None)())
         assert next(between, None) is None and found.standing == {0: tag(2)}
         assert found.unseen == 3  # 1, 2 and 3
 
@@ -206,7 +206,7 @@ class TestATableThatIsWrittenMeanwhile:
             if len(pieces) == 2:
                 sink.repair(Rewinding(JOB, "out", tag(1, 2), (Writer("out", Subtask(0)),)), SCHEMA, None)
 
-        found = table_shown(sink, Asked(JOB, "out", SCHEMA, None, Epoch(0)), between, 1)
+        found = table_shown(sink, AuditQuery(JOB, "out", SCHEMA, None, Epoch(0)), between, 1)
         assert found.standing == {0: tag(1, 2)}
         assert [at for at, digest in found.rows.items() if digest.rows] == [(0, tag(1))]
 
@@ -219,7 +219,7 @@ class TestATableThatIsWrittenMeanwhile:
                 db.execute("VACUUM")
 
         with pytest.raises(Unavailable, match="3 times"):
-            table_shown(sink, Asked(JOB, "out", SCHEMA, KEY, Epoch(0)), between)
+            table_shown(sink, AuditQuery(JOB, "out", SCHEMA, KEY, Epoch(0)), between)
 
 
 class TestWhatATableCannotTell:
@@ -240,9 +240,9 @@ class TestWhatATableCannotTell:
         sink = self.sink(tmp_path)
         with closing(sink.open(JOB, Writer("out", Subtask(0)))) as target:
             target.forget(tag(2))
-        shown = ask(sink)
-        assert (shown.lost, list(shown.rows)) == ({0: tag(2)}, [(0, tag(3))])
-        assert shown.others is not None and (len(shown.others.hashes), shown.others.older) == (2, 2)
+        contents = ask(sink)
+        assert (contents.lost, list(contents.rows)) == ({0: tag(2)}, [(0, tag(3))])
+        assert contents.others is not None and (len(contents.others.hashes), contents.others.older) == (2, 2)
 
     def test_what_a_rewind_took_back_is_not_shown(self, tmp_path: Path) -> None:
         for key in (None, KEY):
@@ -257,10 +257,10 @@ class TestWhatATableCannotTell:
         sink = self.sink(tmp_path)
         with closing(sqlite3.connect(tmp_path / "out.db")) as db, db:
             db.execute("DROP TABLE out")
-        with pytest.raises(Gone, match="are not there"):
+        with pytest.raises(Gone, match="are missing"):
             ask(sink)
         (tmp_path / "out.db").unlink()
-        with pytest.raises(Gone, match="the file is not there"):
+        with pytest.raises(Gone, match="the file is missing"):
             ask(sink)
 
     def test_other_jobs_deliveries_are_not_shown(self, tmp_path: Path) -> None:
@@ -297,11 +297,11 @@ class TestALogThatIsCompactedMeanwhile:
 
     def test_has_lost_the_deliveries_and_is_not_damaged(self, tmp_path: Path) -> None:
         self.log(tmp_path)
-        found = shown("log", Compacted(tmp_path, "data/"), Asked(JOB, "out", KEYED, None, Epoch(0)))
+        found = contents("log", Compacted(tmp_path, "data/"), AuditQuery(JOB, "out", KEYED, None, Epoch(0)))
         assert (found.rows, found.lost, found.wrong) == ({}, {0: tag(3)}, {})
 
     def test_whose_segment_is_gone_otherwise_is_damaged(self, tmp_path: Path) -> None:
         self.log(tmp_path)
         next((tmp_path / "data" / "0").iterdir()).unlink()
-        found = shown("log", LocalObjects(tmp_path), Asked(JOB, "out", KEYED, None, Epoch(0)))
+        found = contents("log", LocalObjects(tmp_path), AuditQuery(JOB, "out", KEYED, None, Epoch(0)))
         assert len(found.wrong) == 1 and len(found.rows) == 2

@@ -41,10 +41,12 @@ def sealed(epoch: int, written: list[Write]) -> bytes:
     return seal(header(epoch, epoch - 1), deltas)
 
 
+SPECS = [TableSpec(o, f"op{o}", kind, (ColumnSpec("value", np.dtype(np.int64)),)) for o, kind in KINDS.items()]
+
+
 def rows(pieces: list[bytes | Piece], through: int) -> dict[int, dict[object, int]]:
-    specs = [TableSpec(o, f"op{o}", kind, (ColumnSpec("value", np.dtype(np.int64)),)) for o, kind in KINDS.items()]
     identity = Identity(JOB, Generation(1), Timeline(1), WorkerId("w"))
-    store = StateStore(identity, specs, GROUPS, (0, GROUPS))
+    store = StateStore(identity, SPECS, GROUPS, (0, GROUPS))
     store.restore(Epoch(through), pieces, None)
     found: dict[int, dict[object, int]] = {}
     for operator in KINDS:
@@ -62,14 +64,14 @@ class TestMergedSegments:
         pieces = [sealed(i + 1, written) for i, written in enumerate(epochs)]
         first = data.draw(st.integers(0, len(pieces) - 1))
         whole = (0, GROUPS)
-        merged = compact(header(len(pieces), first), [(piece, whole) for piece in pieces[first:]])
+        merged = compact(header(len(pieces), first), [(piece, whole) for piece in pieces[first:]], SPECS)
         assert rows([*pieces[:first], merged], len(pieces)) == rows([*pieces], len(pieces))
 
     @settings(deadline=None, max_examples=60)
     @given(st.lists(writes, min_size=1, max_size=5))
     def test_a_base_has_no_tombstones(self, epochs: list[list[Write]]) -> None:
         pieces = [(sealed(i + 1, written), (0, GROUPS)) for i, written in enumerate(epochs)]
-        assert all(delta.puts.all() for delta in unseal(compact(header(len(pieces), 0), pieces))[1])
+        assert all(delta.puts.all() for delta in unseal(compact(header(len(pieces), 0), pieces, SPECS))[1])
 
     @settings(deadline=None, max_examples=60)
     @given(st.lists(writes, min_size=2, max_size=6), st.integers(1, GROUPS - 1), st.data())
@@ -80,9 +82,9 @@ class TestMergedSegments:
         sources = [sealed(i + 1, written) for i, written in enumerate(epochs)]
         at = data.draw(st.integers(1, len(sources)))
         low, high = (0, cut), (cut, GROUPS)
-        base = Piece(compact(header(at, 0), [(piece, low) for piece in sources[:at]]), low)
+        base = Piece(compact(header(at, 0), [(piece, low) for piece in sources[:at]], SPECS), low)
         mixed = [base, *(Piece(piece, low) for piece in sources[at:]), *(Piece(piece, high) for piece in sources)]
         assert rows([*mixed], len(sources)) == rows([*sources], len(sources))
         everything = [(p.data, p.key_groups) for p in sorted(mixed, key=lambda p: unseal(p.data)[0].epoch)]
-        again = compact(header(len(sources), 0), everything)
+        again = compact(header(len(sources), 0), everything, SPECS)
         assert rows([again], len(sources)) == rows([*sources], len(sources))

@@ -247,7 +247,7 @@ class TestMerging:
         worker.put(2, (30, 1))
         worker.barrier(3)
         pieces = [(worker.segments[epoch], (0, GROUPS)) for epoch in (2, 3)]
-        merged = compact(header(3, 1), pieces)
+        merged = compact(header(3, 1), pieces, [SPEC])
         assert restored(3, worker.segments[1], merged) == {(20, 1): 1, (30, 1): 2}
 
     def test_into_a_base_leaves_no_range(self, worker: Worker) -> None:
@@ -255,7 +255,7 @@ class TestMerging:
         worker.barrier(1)
         worker.expire(10)
         worker.barrier(2)
-        base = compact(header(2, 0), [(data, (0, GROUPS)) for data in worker.segments.values()])
+        base = compact(header(2, 0), [(data, (0, GROUPS)) for data in worker.segments.values()], [SPEC])
         assert all(delta.through is None for delta in unseal(base)[1])
         assert restored(2, base) == {(20, 1): 1}
 

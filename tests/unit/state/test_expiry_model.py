@@ -16,6 +16,7 @@ from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.compact import compact
+from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.marker import read_marker, usable
 from holdfast.state.store import Identity, Piece, StateStore
@@ -167,7 +168,7 @@ class ExpiringWorker(KilledWorker):
         last = data.draw(st.integers(first + 1, len(self.segments) - 1))
         parts = self.segments[first : last + 1]
         epoch, follows = parts[-1].epoch, parts[0].follows
-        merged = compact(header(epoch, follows), [(part.data, WHOLE) for part in parts])
+        merged = compact(header(epoch, follows), [(part.data, WHOLE) for part in parts], [SPEC])
         self.segments[first : last + 1] = [Stored(epoch, follows, merged)]
         self.restore_from_segments()
 
@@ -197,7 +198,7 @@ class ExpiringWorker(KilledWorker):
         """Restore as runtime/worker/compaction.py does: no folder below a base that is newer."""
         marker = None if cold is None else read_marker(cold)
         lineage = {epoch: cut(epoch).manifest for epoch in self.completed}
-        base = usable(marker, JOB, lineage, self.head, owned)
+        base = usable(marker, JOB, lineage, self.head, owned, {SPEC.operator: declaration(SPEC)})
         applied = marker.applied if base is not None and marker is not None else None
         if applied is not None and any(not part.follows and part.epoch > applied for part in self.segments):
             applied = None

@@ -171,3 +171,40 @@ class TestKeyType:
     def test_refuses_a_null_that_its_schema_forbids(self) -> None:
         with pytest.raises(AssertionError, match="forbids nulls"):
             KeyType(("k",), (pa.int64(),)).encode([pa.array([None], pa.int64())])
+
+
+class TestCompiledHashes:
+    @given(st.data())
+    @settings(deadline=None, max_examples=200)
+    def test_are_those_of_the_canonical_bytes(self, data: st.DataObject) -> None:
+        kinds = data.draw(
+            st.lists(st.sampled_from([pa.int64(), pa.uint64(), pa.bool_(), pa.int8()]), min_size=1, max_size=13)
+        )
+        nullable = data.draw(st.lists(st.booleans(), min_size=len(kinds), max_size=len(kinds)))
+        values = {
+            pa.int64(): st.integers(-(1 << 63), (1 << 63) - 1),
+            pa.uint64(): st.integers(0, (1 << 64) - 1),
+            pa.bool_(): st.booleans(),
+            pa.int8(): st.integers(-128, 127),
+        }
+        arrays = []
+        for kind, null in zip(kinds, nullable, strict=True):
+            value = st.none() | values[kind] if null else values[kind]
+            arrays.append(pa.array(data.draw(st.lists(value, min_size=4, max_size=4)), kind))
+        names = tuple(f"c{i}" for i in range(len(kinds)))
+        keys = KeyType(names, tuple(kinds), tuple(nullable)).encode(arrays)
+        if len(kinds) == 1 and kinds[0] != pa.bool_():
+            return
+        expected = [xxhash.xxh3_64_intdigest(key) for key in keys.canonical().to_pylist()]
+        assert keys.hashes.tolist() == expected
+        words = keys.type.from_words(np.ascontiguousarray(keys.words()))
+        assert words.hashes.tolist() == expected
+
+    @pytest.mark.parametrize("columns", range(2, 17))
+    @pytest.mark.parametrize("flags", range(3))
+    def test_of_every_width_are_those_of_the_canonical_bytes(self, columns: int, flags: int) -> None:
+        kinds = [pa.int64()] * columns + [pa.bool_()] * flags
+        numbers = [[(i + 1) * 1_234_567_891_234 - n for n in range(3)] for i in range(columns)]
+        arrays = [*(pa.array(each) for each in numbers), *([pa.array([True, False, True])] * flags)]
+        keys = KeyType(tuple(f"c{i}" for i in range(len(kinds))), tuple(kinds)).encode(arrays)
+        assert keys.hashes.tolist() == [xxhash.xxh3_64_intdigest(key) for key in keys.canonical().to_pylist()]

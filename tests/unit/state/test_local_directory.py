@@ -37,7 +37,7 @@ def left_behind(root: Path, applied: int, key_groups: tuple[int, int], job: str 
 
 
 def claimed(root: Path, target: int = 50) -> LocalDirectory:
-    directory = claim(root, JOB, LINEAGE, Epoch(target), (0, 64))
+    directory = claim(root, JOB, LINEAGE, Epoch(target), (0, 64), {})
     directory.store.close()
     return directory
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -13,7 +15,7 @@ REWOUND = {Epoch(number): f"manifest of {number}" for number in (40, 45, 50, 57,
 """The job went on to epoch 80, was rewound to 57 and went on from 181."""
 
 
-def marker(applied: int, applying: int, job: str = "job", said: str = "manifest of {}") -> Marker:
+def marker(applied: int, applying: int, job: str = "job", said: str = "manifest of {}", **more: Any) -> Marker:
     named = [said.format(number) if number else "" for number in (applied, applying)]
     return Marker(
         JobUuid(job),
@@ -25,11 +27,12 @@ def marker(applied: int, applying: int, job: str = "job", said: str = "manifest 
         (1,),
         applied_manifest=named[0],
         applying_manifest=named[1],
+        **{"declared": {1: "a"}, **more},
     )
 
 
 def base(found: Marker | None, target: int = 200, owned: tuple[int, int] = (32, 96)) -> tuple[int, int] | None:
-    return usable(found, JOB, REWOUND, Epoch(target), owned)
+    return usable(found, JOB, REWOUND, Epoch(target), owned, {1: "a", 2: "b"})
 
 
 class TestUsableState:
@@ -43,6 +46,9 @@ class TestUsableState:
         [
             None,
             marker(50, 57, job="another"),
+            marker(50, 57, declared={1: "another"}),
+            marker(50, 57, declared={1: "a", 2: "another"}),
+            marker(50, 57, version=2, declared={}),
             marker(60, 60),
             marker(50, 60),
             marker(190, 201),
@@ -55,6 +61,9 @@ class TestUsableState:
         ids=[
             "no marker",
             "another job",
+            "another declaration",
+            "one of several declarations",
+            "earlier version",
             "undone epoch",
             "undone epoch in part",
             "beyond",
@@ -79,7 +88,7 @@ class TestUsableState:
         assert base(marker(0, 0)) == (32, 64)
 
     def test_is_nothing_of_an_unknown_epoch_where_the_target_does_not_know_it_either(self) -> None:
-        assert usable(marker(50, 50, said=""), JOB, {Epoch(50): ""}, Epoch(50), (0, 64)) is None
+        assert usable(marker(50, 50, said=""), JOB, {Epoch(50): ""}, Epoch(50), (0, 64), {}) is None
 
 
 class TestMarker:

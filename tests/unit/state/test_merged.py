@@ -22,6 +22,7 @@ from holdfast.state.keys.batch import KeyType
 from holdfast.state.merged import Chained, compared, merged
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
 
 GROUPS, WHOLE = 8, (0, 8)
 TIME = pa.timestamp("us", "UTC")
@@ -87,6 +88,11 @@ def sealed(kind: str, number: int, wrote: Wrote) -> bytes:
     return seal(header(number, number - 1), [delta])
 
 
+def spec_of(kind: str) -> TableSpec:
+    types = {"n": np.int64, "level": np.float64, "flag": np.bool_}
+    return TableSpec(7, "state", KINDS[kind], tuple(ColumnSpec(name, np.dtype(each)) for name, each in types.items()))
+
+
 def header(epoch: int, follows: int) -> SegmentHeader:
     return SegmentHeader(JobUuid("1" * 32), Generation(1), Timeline(1), Epoch(epoch), Epoch(follows), WorkerId("w"))
 
@@ -148,7 +154,7 @@ class TestMerge:
         written = data.draw(epochs(kind))
         pieces = [(sealed(kind, number, wrote), WHOLE) for number, wrote in enumerate(written, 1)]
         until = data.draw(st.integers(1, len(pieces)))
-        base = compact(header(until, 0), pieces[:until])
+        base = compact(header(until, 0), pieces[:until], [spec_of(kind)])
         assert state_of(merged(readers([(base, WHOLE), *pieces[until:]]))) == model(kind, written)
 
     @pytest.mark.parametrize("kind", ["text", "window"])
@@ -159,7 +165,7 @@ class TestMerge:
         written = data.draw(epochs(kind))
         cut, until = data.draw(st.integers(1, GROUPS - 1)), data.draw(st.integers(1, len(written)))
         pieces = [sealed(kind, number, wrote) for number, wrote in enumerate(written, 1)]
-        base = compact(header(until, 0), [(piece, (0, cut)) for piece in pieces[:until]])
+        base = compact(header(until, 0), [(piece, (0, cut)) for piece in pieces[:until]], [spec_of(kind)])
         left = [(base, (0, cut)), *((piece, (0, cut)) for piece in pieces[until:])]
         right = [(piece, (cut, GROUPS)) for piece in pieces]
         # One subtask that owns all key groups again reads the pieces of both.

@@ -1,23 +1,16 @@
-"""Columns that grow without moving."""
+"""Arrays that grow without moving."""
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
+import pytest
 
 from holdfast.state.tables.slab import Slab
 
 
 class TestSlab:
-    def test_a_type_that_travelled_to_a_worker_gives_numpys_own_type_again(self) -> None:
-        travelled = pickle.loads(pickle.dumps(np.dtype(np.int64)))  # noqa: S301 - what Spark does with a plan
-        assert travelled is not np.dtype(np.int64)
-
-        assert Slab(travelled).array.dtype is np.dtype(np.int64)
-
     def test_growing_beyond_the_reservation_keeps_the_values(self) -> None:
-        slab = Slab(np.int64, reserved=4)
+        slab = Slab(np.int64, reserved=4, first=4)
         slab.array[:4] = [1, 2, 3, 4]
 
         slab.hold(5)
@@ -25,7 +18,15 @@ class TestSlab:
         assert slab.array[:4].tolist() == [1, 2, 3, 4]
         assert slab.array.size >= 5
 
-    def test_room_is_reserved_once_a_few_rows_are_not_enough_and_values_move_once(self) -> None:
+    def test_growing_copies_only_what_is_used(self) -> None:
+        slab = Slab(np.int64, reserved=0, first=4)
+        slab.array[:4] = [1, 2, 3, 4]
+
+        slab.hold(8, used=2)
+
+        assert slab.array[:2].tolist() == [1, 2]
+
+    def test_room_is_reserved_once_a_few_elements_are_not_enough_and_values_move_once(self) -> None:
         slab = Slab(np.int64, reserved=1 << 20)
         first = slab.array.size
         assert first < 1 << 13
@@ -45,3 +46,8 @@ class TestSlab:
         slab.hold(first + 1)
 
         assert slab.array.size == 2 * first
+
+    @pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+    def test_begins_at_a_cache_line(self, dtype: type) -> None:
+        slabs = [Slab(dtype, first=size) for size in (1, 9, 100, 10_000)]
+        assert {slab.array.ctypes.data % 64 for slab in slabs} == {0}

@@ -15,6 +15,7 @@ from killed_worker import KilledWorker, OnRocks
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
+from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.marker import read_marker, usable
 from holdfast.state.store import Identity, StateStore
@@ -39,6 +40,7 @@ Rows = dict[tuple[Any, ...], int]
 State = dict[int, Rows]
 
 picks = st.lists(st.integers(0, 19), min_size=1, max_size=12)
+DECLARED = {number: declaration(spec) for number, spec in SPECS.items()}
 operators = st.sampled_from(sorted(SPECS))
 
 
@@ -171,7 +173,7 @@ class OneWorker(KilledWorker):
 
     def restart(self, target: Epoch) -> None:
         marker = None if self.cold is None else read_marker(self.cold)
-        base = usable(marker, JOB, self.lineage, target, (0, GROUPS))
+        base = usable(marker, JOB, self.lineage, target, (0, GROUPS), DECLARED)
         self.store = StateStore(self.identity, SPECS.values(), GROUPS, (0, GROUPS), self.cold)
         applied = marker.applied if base is not None and marker is not None else None
         segments = [data for epoch, data in self.segments.items() if applied is None or epoch > applied]

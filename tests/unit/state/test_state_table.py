@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from holdfast.errors import ConfigError
 from holdfast.model import Epoch
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.delta import Delta
-from holdfast.state.tables.index import Rows
+from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.table import Columns, ColumnSpec, Table, TableSpec
 
 KEY = KeyType(("k",), (pa.int64(),))
@@ -110,11 +112,14 @@ class TestTable:
 
     def test_keeps_its_values_beyond_the_room_reserved_for_it(self) -> None:
         table = Table(SPEC, 128)
-        for slab in (table._flags, table._claims, *table._working.values(), *table._committed.values()):
-            slab.array = slab.array[:4].copy()
-        count(table, *range(3))
-        count(table, *range(100))
-        assert counts(table, *range(4)) == [2, 2, 2, 1]
+        for slab in (table._records, table._committed_values, table._opened):
+            slab._reserved = 0
+        count(table, *range(300))
+        table.freeze(ONE, NONE)
+        count(table, *range(3_000))
+        table.freeze(TWO, ONE)
+        assert counts(table, *range(298, 302)) == [2, 2, 1, 1]
+        assert [table.get_committed((number,)) for number in (299, 300)] == [{"count": 1, "low": 9.5}, None]
 
     def test_of_long_and_similar_texts_tells_them_apart(self) -> None:
         kind = KeyType(("k",), (pa.utf8(),))
@@ -307,3 +312,46 @@ class TestTableSpec:
     def test_that_cannot_be_kept_is_refused(self, column: tuple[str, np.dtype[Any]]) -> None:
         with pytest.raises(ConfigError, match="cannot be stored"):
             ColumnSpec(*column)
+
+
+MEASURE = """
+import sys
+import numpy as np, pyarrow as pa
+from holdfast.model import Epoch
+from holdfast.state.keys.batch import KeyType
+from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+text = sys.argv[1] == "text"
+kind = KeyType(("k",), (pa.utf8() if text else pa.int64(),))
+columns = tuple(ColumnSpec(name, np.dtype(np.int64)) for name in ("n", "total"))
+table = Table(TableSpec(1, "t", kind, columns), 1)
+
+def put(first, end):
+    numbers = np.arange(first, end)
+    column = pa.array([f"user-{n}" for n in numbers.tolist()]) if text else pa.array(numbers)
+    table.touch(table.slots(kind.encode([column])))
+
+put(0, 1_000)
+table.freeze(Epoch(1), Epoch(0))
+table.commit(Epoch(1))
+before, counted = resident(), table.nbytes
+for first in range(0, 700_000, 10_000):
+    put(first, first + 10_000)
+    # Committed and forgotten, so that what is measured is the table, not what an epoch keeps.
+    epoch = first // 10_000 + 2
+    table.freeze(Epoch(epoch), Epoch(epoch - 1))
+    table.commit(Epoch(epoch))
+pa.default_memory_pool().release_unused()
+print(resident() - before, table.nbytes - counted)
+"""
+
+
+class TestBytes:
+    @pytest.mark.parametrize("kind", ["integer", "text"])
+    def test_are_those_that_the_process_grows_by(self, kind: str) -> None:
+        said = subprocess.run([sys.executable, "-c", MEASURE, kind], capture_output=True, text=True, check=True)
+        grown, counted = map(int, said.stdout.split())
+        assert counted == pytest.approx(grown, rel=0.1)

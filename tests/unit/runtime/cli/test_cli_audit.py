@@ -22,7 +22,7 @@ from holdfast.runtime.cli.operate.audit import audited
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.audited import Asked, Shown
+from holdfast.sinks.audited import AuditQuery, TargetContents
 from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.log.commits import Commits
@@ -118,9 +118,9 @@ class Overtaken(hf.SQLite):
         super().__init__(sink.path, sink.table, sink.key, sink.delivery)
         object.__setattr__(self, "before", before)
 
-    def shown(self, asked: Asked) -> Shown:
+    def contents(self, asked: AuditQuery) -> TargetContents:
         self.before()  # type: ignore[attr-defined]
-        return super().shown(asked)
+        return super().contents(asked)
 
 
 class Refusing(LocalObjects):
@@ -192,20 +192,20 @@ class Job:
 
     def audit(self, *arguments: str) -> dict[str, Any]:
         ended = self._holdfast("audit", str(self.file), "--json", *arguments)
-        shown: dict[str, Any] = ended.json
-        assert ended.status == (4 if shown["verdict"] == "differs" else 0), shown
-        return shown
+        contents: dict[str, Any] = ended.json
+        assert ended.status == (4 if contents["verdict"] == "differs" else 0), contents
+        return contents
 
     def differing(self) -> set[tuple[str, int | None]]:
         """Return name and writer or partition of everything that the audit finds changed."""
-        shown = self.audit()
+        contents = self.audit()
         found = [
             (each.get("sink", each.get("source")), each.get("writer", each.get("partition")))
             for kind in ("sources", "sinks")
-            for each in shown[kind]
+            for each in contents[kind]
             if each["verdict"] == "differs"
         ]
-        assert bool(found) == (shown["verdict"] == "differs")
+        assert bool(found) == (contents["verdict"] == "differs")
         return set(found)
 
     def sql(self, statement: str) -> None:
@@ -231,8 +231,8 @@ def job(tmp_path: Path, holdfast: Callable[..., Any]) -> Job:
     return Job(tmp_path, holdfast)
 
 
-def verdicts(shown: dict[str, Any], kind: str) -> set[str]:
-    return {each["verdict"] for each in shown[kind]}
+def verdicts(contents: dict[str, Any], kind: str) -> set[str]:
+    return {each["verdict"] for each in contents[kind]}
 
 
 def longer(rows: pa.Table) -> pa.Table:
@@ -248,21 +248,25 @@ def doubled(rows: pa.Table) -> pa.Table:
 class TestAuditOfWhatIsAsItWasLeft:
     def test_sources_and_targets_of_every_kept_epoch_are_proven(self, job: Job) -> None:
         job.run(20, 31, 7)
-        shown = job.audit()
-        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
-        assert sum(each["rows"] for each in shown["sources"]) == 58
-        assert {each["sink"] for each in shown["sinks"]} == {"copy", "added", "all", "some", "dlq"}
-        assert (verdicts(shown, "operators"), shown["verdict"]) == ({"proven"}, "proven")
+        contents = job.audit()
+        assert (
+            verdicts(contents, "epochs") == verdicts(contents, "sources") == verdicts(contents, "sinks") == {"proven"}
+        )
+        assert sum(each["rows"] for each in contents["sources"]) == 58
+        assert {each["sink"] for each in contents["sinks"]} == {"copy", "added", "all", "some", "dlq"}
+        assert (verdicts(contents, "operators"), contents["verdict"]) == ({"proven"}, "proven")
 
     def test_a_job_that_was_rewound_is_proven_on_its_new_timeline(self, job: Job) -> None:
         job.run(20, 31, 7)
         job.rewind(2)
         job.run(13)
-        shown = job.audit()
-        assert shown["verdict"] == "proven"
-        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
-        assert {each["timeline"] for each in shown["epochs"]} == {1, 2}
-        assert sum(each["rows"] for each in shown["sources"]) == 71
+        contents = job.audit()
+        assert contents["verdict"] == "proven"
+        assert (
+            verdicts(contents, "epochs") == verdicts(contents, "sources") == verdicts(contents, "sinks") == {"proven"}
+        )
+        assert {each["timeline"] for each in contents["epochs"]} == {1, 2}
+        assert sum(each["rows"] for each in contents["sources"]) == 71
 
     def test_a_job_with_another_parallelism_is_proven_over_the_change(self, job: Job) -> None:
         job.run(20, 31)
@@ -270,26 +274,30 @@ class TestAuditOfWhatIsAsItWasLeft:
         job.run(17)
         job.start_again(1)
         job.run(9)
-        shown = job.audit()
-        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
-        assert {each["writer"] for each in shown["sinks"] if each["sink"] == "all"} >= {0, 1}
+        contents = job.audit()
+        assert (
+            verdicts(contents, "epochs") == verdicts(contents, "sources") == verdicts(contents, "sinks") == {"proven"}
+        )
+        assert {each["writer"] for each in contents["sinks"] if each["sink"] == "all"} >= {0, 1}
 
     def test_workers_that_are_killed_leave_no_gap_and_nothing_twice(self, job: Job) -> None:
         for _ in range(4):
             job.run(23)
             job.cluster.crash(min(job.cluster.members))
             job.cluster.pass_time(1.0)
-        shown = job.audit()
-        assert verdicts(shown, "epochs") == verdicts(shown, "sources") == verdicts(shown, "sinks") == {"proven"}
-        assert sum(each["rows"] for each in shown["sources"]) == 92
+        contents = job.audit()
+        assert (
+            verdicts(contents, "epochs") == verdicts(contents, "sources") == verdicts(contents, "sinks") == {"proven"}
+        )
+        assert sum(each["rows"] for each in contents["sources"]) == 92
 
     def test_epochs_that_were_given_up_are_in_the_next_one(self, job: Job) -> None:
         job.run(20)
         job.give_up_epochs(31, 7)
         job.run(12)
-        shown = job.audit()
-        assert shown["verdict"] == "proven"
-        assert sum(each["rows"] for each in shown["sources"]) == 70
+        contents = job.audit()
+        assert contents["verdict"] == "proven"
+        assert sum(each["rows"] for each in contents["sources"]) == 70
 
     @pytest.mark.parametrize("seed", range(4))
     def test_whatever_happens_to_a_job_nothing_differs(
@@ -311,17 +319,17 @@ class TestAuditOfWhatIsAsItWasLeft:
             job.run(rng.randrange(1, 20))
             if rng.random() < 0.3:
                 job.audit()
-        shown = job.audit()
-        assert shown["verdict"] in ("proven", "proven in part")
-        assert verdicts(shown, "sources") == verdicts(shown, "operators") == {"proven"}
+        contents = job.audit()
+        assert contents["verdict"] in ("proven", "proven in part")
+        assert verdicts(contents, "sources") == verdicts(contents, "operators") == {"proven"}
 
     def test_what_is_kept_of_a_longer_life_is_proven_with_all_rows_that_were_added(self, job: Job) -> None:
         job.start_again(2, retention=Retention(2, 0, 100))
         job.run(20, 31, 7, 12, 5, 3)
-        shown = job.audit()
-        assert shown["epochs"][0]["verdict"] == "not provable"
-        assert "is no longer kept" in shown["epochs"][0]["reason"]
-        older = [each for each in shown["sinks"] if each["sink"] == "added" and each["epoch"] is None]
+        contents = job.audit()
+        assert contents["epochs"][0]["verdict"] == "not provable"
+        assert "is no longer kept" in contents["epochs"][0]["reason"]
+        older = [each for each in contents["sinks"] if each["sink"] == "added" and each["epoch"] is None]
         assert [(each["verdict"], each["writer"]) for each in older] == [("proven", None)]
         assert 0 < older[0]["rows"] < 78
         job.age()  # now all rows are of checkpoints that are not kept
@@ -333,8 +341,8 @@ class TestAuditOfWhatIsAsItWasLeft:
         with closing(sqlite3.connect(job.folder / "out.db")) as db, db:
             db.execute("INSERT INTO added VALUES (7, 'seven')")
         job.run(20)
-        shown = job.audit()
-        (whole,) = [each for each in shown["sinks"] if each["sink"] == "added" and each["epoch"] is None]
+        contents = job.audit()
+        (whole,) = [each for each in contents["sinks"] if each["sink"] == "added" and each["epoch"] is None]
         assert (whole["verdict"], whole["reason"]) == ("proven", "rows of older checkpoints; 1 rows existed before")
 
     def test_one_epoch_or_some_can_be_chosen(self, job: Job) -> None:
@@ -365,20 +373,20 @@ class TestAuditOfWhatIsAsItWasLeft:
     def test_a_log_that_is_gone_is_not_readable_any_more(self, job: Job) -> None:
         job.run(20)
         (job.folder / "input").rename(job.folder / "elsewhere")
-        shown = job.audit()
-        assert verdicts(shown, "sources") == {"not provable"}
-        assert verdicts(shown, "sinks") == {"proven"}
+        contents = job.audit()
+        assert verdicts(contents, "sources") == {"not provable"}
+        assert verdicts(contents, "sinks") == {"proven"}
 
     def test_sinks_that_are_written_at_once_are_counted_and_said_to_be_not_provable(
         self, tmp_path: Path, holdfast: Callable[..., Any]
     ) -> None:
         job = Job(tmp_path, holdfast, AT_ONCE, partitions=1)
         job.cluster.pass_time(5.0)
-        shown = job.audit()
-        assert sum(each["rows"] for each in shown["sources"]) == 40
-        assert verdicts(shown, "sources") == {"proven"}
-        assert {each["verdict"] for each in shown["sinks"] if each["sink"] == "even"} == {"proven"}
-        last = [each for each in shown["sinks"] if each["sink"] == "last"]
+        contents = job.audit()
+        assert sum(each["rows"] for each in contents["sources"]) == 40
+        assert verdicts(contents, "sources") == {"proven"}
+        assert {each["verdict"] for each in contents["sinks"] if each["sink"] == "even"} == {"proven"}
+        last = [each for each in contents["sinks"] if each["sink"] == "last"]
         assert sum(each["rows"] for each in last) == 40
         assert {each["verdict"] for each in last} == {"not provable"}
         assert all("written immediately" in each["reason"] for each in last)
@@ -396,9 +404,9 @@ class TestAuditOfWhatIsAsItWasLeft:
     ) -> None:
         job = Job(tmp_path, holdfast, UNDECODABLE, partitions=1)
         job.cluster.pass_time(5.0)
-        shown = job.audit()
-        assert shown["verdict"] == "proven"
-        source = [each for each in shown["operators"] if each["kind"] == "source"]
+        contents = job.audit()
+        assert contents["verdict"] == "proven"
+        source = [each for each in contents["operators"] if each["kind"] == "source"]
         assert [sum(each[way] for each in source) for way in ("rows_in", "rows_out", "dlq")] == [40, 30, 10]
 
 
@@ -408,10 +416,10 @@ class TestAuditWithoutDigests:
         job.run(20)
         job.start_again(2, audit="rows")
         job.run(10)
-        shown = job.audit()
-        assert shown["epochs"][0]["verdict"] == "not provable"
-        assert "proven" in verdicts(shown, "sources")
-        (whole,) = [each for each in shown["sinks"] if each["sink"] == "added" and each["epoch"] is None]
+        contents = job.audit()
+        assert contents["epochs"][0]["verdict"] == "not provable"
+        assert "proven" in verdicts(contents, "sources")
+        (whole,) = [each for each in contents["sinks"] if each["sink"] == "added" and each["epoch"] is None]
         assert whole["verdict"] == "not provable" and "was not counted" in whole["reason"]
 
     def test_counts_alone_prove_counts_and_say_so(self, job: Job) -> None:
@@ -586,9 +594,11 @@ class TestAuditOfWhatNoKeptCheckpointWrote:
 
     def unseen(self, job: Job, *arguments: str) -> dict[str, tuple[int | None, int | None]]:
         """Return what the checkpoints say of such rows and what was found, per sink that has a line of them."""
-        shown = [each for each in job.audit(*arguments)["sinks"] if each["epoch"] is None and each["sink"] != "added"]
-        assert {each["verdict"] for each in shown} <= {"not provable"}
-        return {each["sink"]: (each["rows"], each["found"]) for each in shown}
+        contents = [
+            each for each in job.audit(*arguments)["sinks"] if each["epoch"] is None and each["sink"] != "added"
+        ]
+        assert {each["verdict"] for each in contents} <= {"not provable"}
+        return {each["sink"]: (each["rows"], each["found"]) for each in contents}
 
     def test_is_said_of_every_table_with_a_key_and_every_log(self, job: Job) -> None:
         job.run(20, 31, 7)

@@ -81,8 +81,8 @@ class TestEvents:
         job.stop()
         holdfast("savepoint", "hot", "v1")
         shown = holdfast("events", "hot", "--json").json
-        told = [(each["event"], each["epoch"], each["cause"], each["savepoint"]) for each in shown]
-        assert told == [
+        reported = [(each["event"], each["epoch"], each["cause"], each["savepoint"]) for each in shown]
+        assert reported == [
             ("created", None, None, None),
             ("started", None, "started", None),
             ("restarted", 5, "worker w1 was killed", None),
@@ -265,16 +265,16 @@ class TestSavepoint:
         job = history("hot")
         job.checkpoint(5)
         stored = open_job(str(root), "hot")
-        create, told = stored.store.create, [Unavailable("reply lost", next_step="again")]
+        create, reported = stored.store.create, [Unavailable("reply lost", next_step="again")]
 
         def lossy(path: str, data: bytes) -> None:
             try:
                 create(path, data)
             except AlreadyExists:
-                assert not told
+                assert not reported
                 raise
-            if told:
-                raise told.pop()
+            if reported:
+                raise reported.pop()
 
         monkeypatch.setattr(stored.store, "create", lossy)
         assert name_last(stored, "v1", "me", 1).savepoints == (joblog.Savepoint("v1", job._epochs[-1]),)

@@ -86,8 +86,8 @@ class TestCluster:
         """No name is looked up; tests/unit/runtime/spark/test_reach.py connects."""
         monkeypatch.setattr(doctor_cluster, "unreached", lambda master: None)
 
-    def states(self, master: str | None, environment: dict[str, str], told: dict[str, str]) -> dict[str, str]:
-        return {check.name: check.state for check in doctor_cluster.cluster(master, environment, told)}
+    def states(self, master: str | None, environment: dict[str, str], reported: dict[str, str]) -> dict[str, str]:
+        return {check.name: check.state for check in doctor_cluster.cluster(master, environment, reported)}
 
     def test_nothing_is_asked_of_a_job_on_this_machine(self) -> None:
         assert self.states(None, {}, {}) == {"spark traffic": "ok"}

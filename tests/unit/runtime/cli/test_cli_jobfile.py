@@ -108,7 +108,7 @@ class TestLoad:
             load("")
 
     def test_an_error_of_the_apps_own_keeps_its_words(self, write: Write) -> None:
-        with pytest.raises(ConfigError, match="cannot be the name of a app"):
+        with pytest.raises(ConfigError, match="cannot be the name of an app"):
             load(write('import holdfast as hf\napp = hf.App("NOT A NAME")'))
 
     def test_an_unknown_app_lists_those_of_the_file(self, write: Write) -> None:

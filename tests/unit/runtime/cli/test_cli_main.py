@@ -163,6 +163,15 @@ class TestLoading:
         said = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
         assert said.stdout.splitlines()[-1] == "0 []"
 
+    @pytest.mark.parametrize("module", ["plan.compiler", "operators.window", "execution.prepare", "worker.routing"])
+    def test_planning_a_job_loads_no_compiler(self, module: str) -> None:
+        code = (
+            f"import sys, holdfast, holdfast.runtime.cli.main, holdfast.runtime.{module}; "
+            "print(sorted({'numba', 'llvmlite'} & set(sys.modules)))"
+        )
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert said.stdout == "[]\n"
+
     def test_importing_the_command_line_loads_no_arrow_either(self) -> None:
         heavy = "{'pyspark', 'polars', 'pyarrow'}"
         code = f"import sys, holdfast.runtime.cli.main; print(sorted({heavy} & set(sys.modules)))"

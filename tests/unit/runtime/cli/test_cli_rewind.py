@@ -86,16 +86,16 @@ class TestPlan:
     ) -> None:
         words.stop()
         assert words.rewind("words", "--root", words.root, "--to-epoch", str(words.epochs[0])) == 3
-        told = capsys.readouterr().err
-        assert "--apply" not in told
-        assert f"Give the file instead of the name: holdfast rewind JOB.py --to-epoch {words.epochs[0]}" in told
+        reported = capsys.readouterr().err
+        assert "--apply" not in reported
+        assert f"Give the file instead of the name: holdfast rewind JOB.py --to-epoch {words.epochs[0]}" in reported
 
     def test_people_get_tables_and_the_next_command(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         words.stop()
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0])) == 3
-        told = capsys.readouterr()
-        assert "would be rewound" in told.out and "overwrite" in told.out
-        assert "--apply --plan" in told.err
+        reported = capsys.readouterr()
+        assert "would be rewound" in reported.out and "overwrite" in reported.out
+        assert "--apply --plan" in reported.err
 
     def test_the_next_command_finds_the_same_job(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         words.stop()
@@ -112,8 +112,8 @@ class TestPlan:
     ) -> None:
         words.stop()
         assert words.rewind(words.file, "--to-epoch", "1000") == 2
-        told = capsys.readouterr().err
-        assert "no checkpoint of epoch 1000 exists" in told and str(words.job.base_epoch) in told
+        reported = capsys.readouterr().err
+        assert "no checkpoint of epoch 1000 exists" in reported and str(words.job.base_epoch) in reported
 
     def test_an_app_is_chosen_from_a_file_only(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         arguments = ("words", "--root", words.root, "--to-epoch", str(words.epochs[0]), "--app", "nope")
@@ -227,8 +227,8 @@ class TestTargetOfAnotherHistory:
     ) -> None:
         self.taken_over(words)
         assert words.rewind(words.file, "--to-epoch", str(words.epochs[0]), "--apply") == 2
-        told = capsys.readouterr().err
-        assert "does not know" in told and words.table() == {"a": 11, "b": 2, "c": 3}
+        reported = capsys.readouterr().err
+        assert "does not know" in reported and words.table() == {"a": 11, "b": 2, "c": 3}
         assert words.job.timeline == 1
 
     def test_it_is_taken_back_and_over_where_the_user_names_its_sink(self, words: Words) -> None:

@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.plan.shape import shape_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.log import LogWriter, create_log
@@ -68,12 +68,21 @@ class Orders:
 
     def start(self, *drop_state: str) -> None:
         """Start the job as `holdfast run` does, with workers in this process."""
+        self.begin(self.checked(*drop_state))
+
+    def checked(self, *drop_state: str) -> Prepared:
+        """Run the checks of a start."""
         self.write()
         app = load(self.file)
-        prepared = prepare(app.plan(), resolve(app), drop_state)
+        return prepare(app.plan(), resolve(app), drop_state)
+
+    def begin(self, prepared: Prepared) -> None:
         self.cluster = Cluster(prepared.plan, 2, 0, self.store, 1.0, {"orders": (0, 1, 2, 3)})
         self.cluster.change_rules(
-            operators=prepared.operators, shape=shape_of(prepared.plan), gone_sinks=prepared.gone_sinks
+            operators=prepared.operators,
+            shape=shape_of(prepared.plan),
+            gone_sinks=prepared.gone_sinks,
+            checked=prepared.checked,
         )
         self.cluster.begin()
 
@@ -229,6 +238,125 @@ class TestDroppedState:
         orders.order(a=1)
         orders.stop()
         assert orders.totals() == {"a": 10, "b": 2}
+
+
+class TestChangedAggregates:
+    """The table is altered by its owner; Holdfast alters none."""
+
+    ADDED = 'total=hf.sum("v"), n=hf.count()'
+
+    def alter(self, orders: Orders, change: str) -> None:
+        with closing(sqlite3.connect(orders.folder / "out.db")) as db:
+            db.execute(f"ALTER TABLE totals {change}")
+
+    def rows(self, orders: Orders, columns: str) -> dict[str, tuple[Any, ...]]:
+        with closing(sqlite3.connect(orders.folder / "out.db")) as db:
+            return {row[0]: row[1:] for row in db.execute(f"SELECT word, {columns} FROM totals")}
+
+    def test_one_that_is_added_starts_from_now(self, orders: Orders, capsys: Capture) -> None:
+        orders.change('total=hf.sum("v")', self.ADDED)
+        changes, text = orders.plan(capsys)
+        assert {
+            "kind": "operator",
+            "name": "totals",
+            "what": "operator 'totals' has the new aggregate 'n' = count()",
+            "effect": "it starts from now: it covers only the records after the checkpoint",
+        } in changes["changed"]
+        assert "has the new aggregate 'n' = count()\n    it starts from now" in text and not changes["refused"]
+        self.alter(orders, "ADD COLUMN n INTEGER")
+        orders.start()
+        orders.order(a=5, c=7)
+        orders.stop()
+        assert self.rows(orders, "total, n") == {"a": (6, 1), "b": (2, None), "c": (7, 1)}
+        assert orders.plan(capsys)[1].strip().startswith("none against the checkpoint")
+
+    def test_one_that_is_renamed_keeps_its_state(self, orders: Orders, capsys: Capture) -> None:
+        orders.change('total=hf.sum("v")', 'sales=hf.sum("v").was("total")')
+        changes, _ = orders.plan(capsys)
+        shown = {each["what"]: each["effect"] for each in changes["changed"]}
+        assert shown["operator 'totals' has the aggregate 'total' under the name 'sales' now"] == "its state is kept"
+        self.alter(orders, "RENAME COLUMN total TO sales")
+        orders.start()
+        orders.order(a=5)
+        orders.stop()
+        assert self.rows(orders, "sales") == {"a": (6,), "b": (2,)}
+
+    def test_one_that_is_removed_is_refused_until_its_state_is_given_up(self, orders: Orders, capsys: Capture) -> None:
+        orders.change('total=hf.sum("v")', self.ADDED)
+        self.alter(orders, "ADD COLUMN n INTEGER")
+        orders.start()
+        orders.order(a=5)
+        orders.stop()
+        orders.change(self.ADDED, "n=hf.count()")
+        (refused,) = orders.plan(capsys)[0]["refused"]
+        assert refused["what"].startswith("operator 'totals' no longer has the aggregate 'total' = sum('v')")
+        assert "--drop-state totals.total" in refused["next"]
+        with pytest.raises(ConfigError, match="no longer has the aggregate 'total'"):
+            orders.start()
+        self.alter(orders, "DROP COLUMN total")
+        orders.start("totals.total")
+        orders.order(a=5)
+        orders.stop()
+        assert self.rows(orders, "n") == {"a": (2,), "b": (None,)}
+        assert orders.manifest().operators[0].schema["fields"] == {
+            "ids": {"n.count": "n.count"},
+            "late": ["n.count"],
+            "past": ["total.sum"],
+        }
+
+    def test_are_refused_while_output_with_the_former_columns_may_be_undelivered(
+        self, orders: Orders, capsys: Capture
+    ) -> None:
+        orders.start()
+        orders.append(c=3)
+        while not orders.manifest().pending:
+            orders.cluster.pass_time(0.25)
+        # Here the process dies.
+        orders.change('total=hf.sum("v")', self.ADDED)
+        what = "sink 'out' has other columns now, but output with the former ones"
+        assert any(what in each["what"] for each in orders.plan(capsys)[0]["refused"])
+        with pytest.raises(ConfigError, match=what) as refused:
+            orders.start()
+        assert "end it with holdfast stop" in refused.value.next_step
+
+    def test_are_not_applied_to_a_checkpoint_of_yet_another_code(self, orders: Orders) -> None:
+        """Both runs call the new column of state alike, and mean different inputs."""
+        orders.change('total=hf.sum("v")', 'total=hf.sum("v"), more=hf.sum("u")')
+        self.alter(orders, "ADD COLUMN more INTEGER")
+        mine = orders.checked()
+        orders.change('more=hf.sum("u")', 'more=hf.sum("v")')
+        orders.start()
+        orders.order(a=5)
+        orders.stop()
+        orders.begin(mine)
+        orders.cluster.pass_time(2.0)
+        outcome = orders.cluster.driver.outcome
+        assert outcome is not None and outcome[0] == "failed" and outcome[1] is not None
+        assert "another run with other code completed epoch" in outcome[1].what
+
+    def test_are_applied_to_a_later_checkpoint_of_the_code_they_were_compared_with(self, orders: Orders) -> None:
+        orders.change('total=hf.sum("v")', self.ADDED)
+        self.alter(orders, "ADD COLUMN n INTEGER")
+        mine = orders.checked()
+        orders.code = CODE
+        self.alter(orders, "DROP COLUMN n")
+        orders.start()
+        orders.order(a=5)
+        orders.stop()
+        self.alter(orders, "ADD COLUMN n INTEGER")
+        orders.begin(mine)
+        orders.order(a=1)
+        assert self.rows(orders, "total, n")["a"] == (7, 1)
+
+    def test_take_effect_if_the_last_checkpoint_names_output_that_is_delivered(self, orders: Orders) -> None:
+        orders.start()
+        orders.append_and_stop(a=2)
+        assert "out" in {item.writer.sink for item in orders.manifest().pending}
+        orders.change('total=hf.sum("v")', self.ADDED)
+        self.alter(orders, "ADD COLUMN n INTEGER")
+        orders.start()
+        orders.order(a=5)
+        assert self.rows(orders, "total, n") == {"a": (8, 1), "b": (2, None)}
 
 
 class TestASinkThatIsRemoved:

@@ -30,8 +30,8 @@ class Live:
     def __init__(self) -> None:
         self.said: list[tuple[str, threading.Thread]] = []
 
-    def tell(self, told: Status) -> None:
-        self.said.append((told.state, threading.current_thread()))
+    def tell(self, reported: Status) -> None:
+        self.said.append((reported.state, threading.current_thread()))
 
     def ends_as(self, state: str) -> bool:
         """Return whether this is what remains, after more was said by the same thread."""

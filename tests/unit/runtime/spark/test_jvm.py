@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 
-from holdfast.runtime.spark.jvm import NOISE, Quieter, start_jvm
+from holdfast.runtime.spark import jvm
+from holdfast.runtime.spark.jvm import NOISE, Quieter, finish_abandoned, start_jvm, uninterrupted
 
 [INCUBATOR] = NOISE
 
@@ -64,3 +68,35 @@ class TestStart:
         with pytest.raises(KeyboardInterrupt):
             start_jvm()
         assert (tmp_path / "could-report").exists()
+
+
+class TestUninterrupted:
+    def test_gives_the_result_or_raises_the_error(self) -> None:
+        assert uninterrupted(lambda: 7) == 7
+        with pytest.raises(ZeroDivisionError):
+            uninterrupted(lambda: 1 // 0)
+
+    def test_lets_a_second_interrupt_through_and_the_work_be_finished_later(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waits, may_end, ended = threading.Semaphore(0), threading.Event(), threading.Event()
+        wait_for = jvm._wait_for
+
+        def waited(thread: threading.Thread) -> None:
+            waits.release()
+            wait_for(thread)
+
+        def work() -> None:
+            for _ in range(2):
+                waits.acquire()
+                os.kill(os.getpid(), signal.SIGINT)
+            may_end.wait()
+            ended.set()
+
+        monkeypatch.setattr(jvm, "_wait_for", waited)
+        with pytest.raises(KeyboardInterrupt):
+            uninterrupted(work)
+        assert not ended.is_set()
+        may_end.set()
+        finish_abandoned()
+        assert ended.is_set()

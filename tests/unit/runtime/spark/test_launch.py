@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 
+from holdfast.errors import Unavailable
+from holdfast.runtime.spark import launch
 from holdfast.runtime.spark.host import WorkerTask
 from holdfast.runtime.spark.launch import SparkHost, executor_path
 
@@ -71,3 +74,55 @@ class TestWarmUp:
         host.warm_up(1)
         self.wait()
         assert cluster.asked_by == ["warm-up", "warm-up"]
+
+
+class NoJvm(SparkConf):
+    """A configuration that needs no JVM."""
+
+    def __init__(self) -> None:
+        super().__init__(loadDefaults=False)
+
+
+class TestContext:
+    @pytest.fixture(autouse=True)
+    def no_jvm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+        monkeypatch.setattr(launch, "start_jvm", lambda: None)
+        monkeypatch.setattr(launch, "SparkConf", NoJvm)
+
+    def test_whose_creation_is_interrupted_exists_before_the_interrupt_is_raised(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Half created, it would live in the JVM alone, and every later run of the process would be refused."""
+        waiting, created = threading.Event(), threading.Event()
+
+        def create(conf: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+            waiting.wait(0.2)  # the main thread handles the signal meanwhile
+            created.set()
+
+        monkeypatch.setattr(SparkContext, "getOrCreate", create)
+        with pytest.raises(KeyboardInterrupt):
+            launch.start_context("hot", "local[2]", 2)
+        assert created.is_set()
+
+    @pytest.mark.parametrize(
+        ("cause", "advice"),
+        [
+            ("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.", "install Java 17"),
+            (
+                "calling None.org.apache.spark.api.java.JavaSparkContext: memory must be at least",
+                "see the mess",
+            ),
+        ],
+    )
+    def test_that_cannot_be_created_is_put_down_to_java_only_if_no_jvm_started(
+        self, cause: str, advice: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(conf: Any) -> None:
+            raise RuntimeError(cause)
+
+        monkeypatch.setattr(SparkContext, "getOrCreate", fail)
+        with pytest.raises(Unavailable, match="Spark did not start") as refused:
+            launch.start_context("hot", "local[2]", 2)
+        assert refused.value.next_step.startswith(advice)

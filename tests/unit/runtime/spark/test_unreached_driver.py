@@ -43,9 +43,9 @@ class TestAWorkerThatCannotReachItsDriver:
                 list(host_worker(task, [1]))
         assert bound == [True]
         report = SPARK + "".join(traceback.format_exception(caught.value))
-        told = _first_line(RuntimeError(report))
-        assert told.startswith(f"Unavailable: no stream to 127.0.0.1:{address[1]}: [Errno 111] Connection refused")
-        assert told.endswith("holdfast doctor")
+        reported = _first_line(RuntimeError(report))
+        assert reported.startswith(f"Unavailable: no stream to 127.0.0.1:{address[1]}: [Errno 111] Connection refused")
+        assert reported.endswith("holdfast doctor")
 
 
 class TestAWorkersProcess:

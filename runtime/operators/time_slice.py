@@ -42,7 +42,7 @@ def unmarked(_: str | None) -> None:
     """Record nothing."""
 
 
-class Turn:
+class TimeSlice:
     """The current turn. Without a clock, time does not pass and no turn is ever over."""
 
     def __init__(self, clock: Clock | None = None, mark: Mark = unmarked) -> None:

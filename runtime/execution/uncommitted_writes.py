@@ -17,7 +17,7 @@ from holdfast.runtime.plan.immediate import immediate_sink
 from holdfast.sinks.immediate import Origin
 
 
-def check_written_at_once(plan: Plan, before: Manifest) -> None:
+def check_written_immediately(plan: Plan, before: Manifest) -> None:
     """Refuse to write a sink immediately if its output was delivered at the commit until now.
 
     Raises:
@@ -36,15 +36,15 @@ def check_written_at_once(plan: Plan, before: Manifest) -> None:
             )
 
 
-def exposed(plan: Plan, job: joblog.Job | None, before: Manifest | None) -> tuple[str, ...]:
+def uncommitted_writes(plan: Plan, job: joblog.Job | None, before: Manifest | None) -> tuple[str, ...]:
     """Return a warning for every partition of which other code wrote rows beyond the checkpoint."""
     if job is None:
         return ()
     starts = {Origin(at.source, at.partition): at.offset for at in (before.positions if before is not None else ())}
-    return tuple(warning for spec in plan.sinks for warning in _exposed(spec, job, starts))
+    return tuple(warning for spec in plan.sinks for warning in _uncommitted_writes(spec, job, starts))
 
 
-def _exposed(spec: SinkSpec, job: joblog.Job, starts: dict[Origin, int]) -> list[str]:
+def _uncommitted_writes(spec: SinkSpec, job: joblog.Job, starts: dict[Origin, int]) -> list[str]:
     if (sink := immediate_sink(spec)) is None:
         return []
     try:

@@ -51,8 +51,8 @@ class ProcessTable(PlannedTable[ImmediateTable]):
         """See Sink.open; nothing is ever staged for this sink."""
         return self._table.open(job_uuid, writer, claim)
 
-    def open_at_once(self, owner: Owner) -> ProcessWrites:
-        """See ImmediateSink.open_at_once."""
+    def open_immediate(self, owner: Owner) -> ProcessWrites:
+        """See ImmediateSink.open_immediate."""
         return ProcessWrites(self._world, self._process, owner)
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:

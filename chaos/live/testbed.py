@@ -36,7 +36,7 @@ DEFAULTS = {"HOLDFAST_RESTART_FAILURES_MAX": "1000000"}
 """Settings for the job's environment: faults are intended, so their number must not end the job."""
 
 
-class Field:
+class Testbed:
     """The surroundings of one run."""
 
     def __init__(self, scenario: Scenario, out: Path) -> None:
@@ -140,13 +140,13 @@ class Field:
         assert job is not None
         if kind.plane is not None:
             assert self._toxiproxy is not None
-            return of_connections(fault, kind, self._toxiproxy, job.prey("worker"), job.ours)
+            return of_connections(fault, kind, self._toxiproxy, job.victim("worker"), job.ours)
         if kind.does == "corrupt":
-            return self._flip(fault, kill=kind.prey == "driver")
-        if kind.prey == "host":
+            return self._flip(fault, kill=kind.victim == "driver")
+        if kind.victim == "host":
             assert self._cluster is not None
             return strikes.of_processes(fault, kind.does, self._cluster.hosts(), job.written, self._cluster.revive)
-        return strikes.of_processes(fault, kind.does, job.prey(kind.prey), job.written)
+        return strikes.of_processes(fault, kind.does, job.victim(kind.victim), job.written)
 
     def left(self) -> list[int]:
         """Return the live processes of the job, without the cluster's daemons."""
@@ -182,7 +182,7 @@ class Field:
 
     def _flip(self, fault: Planned, kill: bool) -> Strike | None:
         assert self._job is not None
-        folder, drivers = self._job.folder(), self._job.prey("driver")
+        folder, drivers = self._job.folder(), self._job.victim("driver")
         return None if folder is None or not drivers else Flip(folder, fault.rank, drivers[0] if kill else None)
 
     def _prepare(self, command: tuple[str, ...]) -> None:

@@ -1,0 +1,27 @@
+"""Wrong versions of reading state that other code wrote; chaos/mutants/mutants.py says which rule each negates.
+
+Source: docs/design/0038-schema-evolution.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Right = Callable[..., Any]
+"""The function that a mutant replaces."""
+
+
+def reuses_ids(_: Right) -> Right:
+    """A column that comes back gets the id, and with it the values, of the one that was removed."""
+    return lambda name, used: name
+
+
+def reads_any_folder(_: Right) -> Right:
+    """Rows of a local folder are read as the present columns, whatever columns wrote them."""
+    return lambda marker, declared: True
+
+
+def takes_any_base(_: Right) -> Right:
+    """A checkpoint that other code completed after this run's check is read with this run's ids."""
+    return lambda state, base: None

@@ -1,0 +1,136 @@
+"""Keeps compiled kernels on disk, so that only the first process of an installation compiles.
+
+The folder is `__pycache__` beside this module. Where that cannot be written (a read-only installation, a zip),
+it is a folder of the user below XDG_CACHE_HOME, or else below the folder for temporary files. If none is safe, kernels
+are compiled in memory.
+
+A file's name holds a hash of everything that its content depends on: the sources of all kernels, the versions of
+Python and Numba, the signature, the processor. Its content begins with its own hash.
+
+Invariants
+    - Machine code is never loaded from a folder that another user can write, except from beside the source code, where
+      that user could also replace the source.
+    - A file is replaced as a whole: processes that compile at the same time write equal files.
+    - A damaged file is compiled again and replaced.
+
+Source: numba.core.caching, whose index files neither notice damage nor changes of functions in other modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import stat
+import sys
+import tempfile
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import serialize
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+
+_PACKAGES = ("holdfast.state.compiled", "holdfast.state.keys", "holdfast.state.tables.kernels")
+_DIGEST_BYTES = 32
+
+
+class KernelCache(NullCache):
+    """The cache of one kernel, as Numba's dispatcher calls it."""
+
+    def __init__(self, function: Any) -> None:
+        self._name = f"{function.__module__}.{function.__qualname__}"
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Return the compiled kernel; None if it is not cached."""
+        folder = cache_folder()
+        if folder is None:
+            return None
+        target.refresh()
+        try:
+            data = (folder / self._file(signature, target)).read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
+            return None
+        rebuild: Any = CompileResult._rebuild
+        return rebuild(target, *pickle.loads(data[_DIGEST_BYTES:]))  # noqa: S301 - from a safe folder
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Store a kernel that was compiled now; without space or permission it stays in memory."""
+        folder = cache_folder()
+        if folder is None:
+            return
+        dumps: Any = serialize.dumps
+        body = dumps(compiled._reduce())
+        file = folder / self._file(signature, compiled.target_context)
+        try:
+            handle, name = tempfile.mkstemp(dir=folder, prefix=f"{file.name}.")
+            try:
+                with os.fdopen(handle, "wb") as written:
+                    written.write(hashlib.sha256(body).digest() + body)
+                os.replace(name, file)
+            except OSError:
+                os.unlink(name)
+        except OSError:
+            return
+
+    def _file(self, signature: Any, target: Any) -> str:
+        depends = (
+            self._name,
+            str(signature),
+            target.codegen().magic_tuple(),
+            _sources(),
+            numba.__version__,
+            sys.version,
+        )
+        return f"{self._name}.{hashlib.sha256(repr(depends).encode()).hexdigest()[:32]}.kernel"
+
+
+@cache
+def cache_folder() -> Path | None:
+    """Return where kernels are cached; None if there is no safe folder."""
+    beside = Path(__file__).parent / "__pycache__"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if _writable(beside):
+        return beside
+    own = (Path(home) / "holdfast-kernels", Path(tempfile.gettempdir()) / f"holdfast-kernels-{os.geteuid()}")
+    return next((folder for folder in own if _own(folder)), None)
+
+
+def _writable(folder: Path) -> bool:
+    """Return whether files can be created in a folder beside source files."""
+    if not folder.parent.is_dir():  # a module in a zip
+        return False
+    try:
+        folder.mkdir(exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
+def _own(folder: Path) -> bool:
+    """Create a folder that only this user can read and write; return whether it is one."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = os.lstat(folder)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+@cache
+def _sources() -> str:
+    """Return a hash of the source of every module that kernels are compiled from."""
+    hashed = hashlib.sha256()
+    for package in _PACKAGES:
+        for file in sorted(resources.files(package).iterdir(), key=lambda file: file.name):
+            if file.name.endswith(".py"):
+                hashed.update(file.name.encode() + file.read_bytes())
+    return hashed.hexdigest()

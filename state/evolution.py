@@ -1,0 +1,144 @@
+"""Adapts what an earlier declaration of an operator wrote to its present declaration.
+
+Segments name the columns of state by *field id*, which a column keeps for the operator's life, whatever its name in
+the code. A table names them by name. Everything that leaves a table for a segment, or comes from one, passes here.
+
+Invariants
+    - A value is read by the column that wrote it, or by none: ids are never reused.
+    - Only differences that the declaration explains are adapted: a column added later may be missing, a retired one
+      present, a narrower type cast. All others are refused.
+    - A row without values has none afterwards: its extreme is the default of the present type.
+    - A wider key has the same canonical bytes, hash and key group.
+
+Pure: no clock, thread or I/O.
+Source: docs/design/0038-schema-evolution.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError
+from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.spec import ColumnSpec, TableSpec
+
+
+def declaration(spec: TableSpec) -> str:
+    """Return a hash of what decides how rows of a table are packed; names of columns do not."""
+    key = [f"{kind}{'?' if null else ''}" for kind, null in zip(spec.key.types, spec.key.nullable, strict=True)]
+    columns = [f"{column.id}:{column.dtype.name}" for column in spec.columns]
+    return xxhash.xxh3_64_hexdigest("\0".join([str(spec.key.unrouted), *key, "", *columns]).encode())
+
+
+def by_id(delta: Delta, spec: TableSpec) -> Delta:
+    """Return a table's delta with its columns under their ids, as segments hold them."""
+    return _renamed(delta, {column.name: column.id for column in spec.columns})
+
+
+def by_name(delta: Delta, spec: TableSpec) -> Delta:
+    """Return a segment's delta as the table of the present declaration takes it.
+
+    Raises:
+        ConfigError: the declaration does not explain a difference.
+    """
+    return _renamed(adapted(delta, spec), {column.id: column.name for column in spec.columns})
+
+
+def adapted(delta: Delta, spec: TableSpec) -> Delta:
+    """Return a segment's delta with the columns and key of the present declaration, under their ids.
+
+    Raises:
+        ConfigError: the declaration does not explain a difference.
+    """
+    assert delta.operator == spec.operator
+    if delta.keys.type == spec.key and _types_of(delta) == {column.id: column.dtype for column in spec.columns}:
+        return delta
+    named = columns_by_name(delta.columns, len(delta.keys), spec)
+    columns = {column.id: named[column.name] for column in spec.columns}
+    return replace(delta, keys=_keys(delta.keys, spec), columns=columns)
+
+
+def widens(narrow: np.dtype[Any], wide: np.dtype[Any]) -> bool:
+    """Return whether every value of one type of integers or floats is one of the other; equal types do not widen."""
+    same = (narrow.kind in "iu" and wide.kind in "iu") or narrow.kind == wide.kind == "f"
+    return same and narrow != wide and np.can_cast(narrow, wide, "safe")
+
+
+def widens_key(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Return whether a key column of one type of integers may become another with the same canonical bytes."""
+    if not (pa.types.is_integer(narrow) and pa.types.is_integer(wide)) or wide == pa.uint64():
+        return False
+    return widens(np.dtype(narrow.to_pandas_dtype()), np.dtype(wide.to_pandas_dtype()))
+
+
+def _types_of(delta: Delta) -> dict[str, np.dtype[Any]]:
+    return {name: values.dtype for name, values in delta.columns.items()}
+
+
+def _renamed(delta: Delta, names: dict[str, str]) -> Delta:
+    if all(old == new for old, new in names.items()):
+        return delta
+    return replace(delta, columns={names[name]: values for name, values in delta.columns.items()})
+
+
+def columns_by_name(columns: Mapping[str, NDArray[Any]], rows: int, spec: TableSpec) -> dict[str, NDArray[Any]]:
+    """Return a segment's columns as the present declaration names and types them.
+
+    Raises:
+        ConfigError: the declaration does not explain a difference.
+    """
+    if not columns.keys() <= {column.id for column in spec.columns} | set(spec.past):
+        raise unreadable(spec)
+    return {column.name: _values(columns, rows, spec, column) for column in spec.columns}
+
+
+def _values(columns: Mapping[str, NDArray[Any]], rows: int, spec: TableSpec, column: ColumnSpec) -> NDArray[Any]:
+    kept = columns.get(column.id)
+    if kept is None:
+        if not column.late:
+            raise unreadable(spec)
+        return np.full(rows, column.default, column.dtype)
+    if kept.dtype == column.dtype:
+        return kept
+    if not widens(kept.dtype, column.dtype):
+        raise unreadable(spec)
+    values = kept.astype(column.dtype)
+    if column.counter:
+        counter = next(each for each in spec.columns if each.name == column.counter)
+        values[_values(columns, rows, spec, counter) == 0] = column.default
+    return values
+
+
+def present_key(written: KeyType, spec: TableSpec) -> KeyType:
+    """Return the key type in which keys of a segment are decoded: the present one if it is wider."""
+    return spec.key if written.types != spec.key.types and _reads_keys(written, spec.key) else written
+
+
+def _keys(keys: Keys, spec: TableSpec) -> Keys:
+    if keys.type == spec.key:
+        return keys
+    if not _reads_keys(keys.type, spec.key):
+        raise unreadable(spec)
+    return spec.key.from_ints(keys.ints) if keys.ints is not None else spec.key.from_canonical(keys.canonical())
+
+
+def _reads_keys(old: KeyType, new: KeyType) -> bool:
+    fixed = (old.names, old.nullable, old.unrouted) == (new.names, new.nullable, new.unrouted)
+    return fixed and all(a == b or widens_key(a, b) for a, b in zip(old.types, new.types, strict=True))
+
+
+def unreadable(spec: TableSpec) -> ConfigError:
+    """Return the refusal of state that the present declaration does not explain."""
+    return ConfigError(
+        f"the state of operator {spec.name!r} was written with different columns, keys or key groups",
+        not_done="nothing was restored",
+        next_step="restore the previous declaration, give the operator a new name, or drop its state",
+    )

@@ -1,0 +1,132 @@
+"""xxh3-64 of keys of fixed width, from their words: the hash of the canonical bytes, which are built a row at a time.
+
+Importing this module imports Numba.
+
+Source: xxHash specification, XXH3 for inputs of 1 to 128 bytes, seed 0; canonical.py for the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from holdfast.state.compiled.jit import inner, kernel
+from holdfast.state.compiled.memory import address_of, byte_swapped, fold_product, get, put, put_u8, word_at
+from holdfast.state.compiled.sources import addresses_of
+
+BYTES_MAX = 128
+_SIGNED, _UNSIGNED, _BOOL = range(3)
+_SECRET = np.frombuffer(
+    bytes.fromhex(
+        "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
+        "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
+        "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364"
+    ),
+    np.int64,
+).copy()
+"""The first 128 bytes of the default secret."""
+_PRIME_1, _PRIME_2, _PRIME_3 = (
+    np.uint64(prime) for prime in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+)
+_AVALANCHE, _SHORT = np.uint64(0x165667919E3779F9), np.uint64(0x9FB21C651E98DF25)
+_15, _24, _25, _28, _29, _32, _33, _35, _37, _40, _49 = map(np.uint64, (15, 24, 25, 28, 29, 32, 33, 35, 37, 40, 49))
+_LOW, _SIGN = np.uint64(0xFFFFFFFF), np.uint64(1 << 63)
+
+
+def hashes_of(columns: Sequence[NDArray[np.int64]], kinds: Sequence[pa.DataType], rows: int) -> NDArray[np.uint64]:
+    """Return the xxh3-64 of the canonical bytes of keys.
+
+    Args:
+        columns: Words, shape (rows,) each; null bits may follow (Keys.word_columns).
+        kinds: The types of the columns; their canonical bytes must not exceed BYTES_MAX.
+    """
+    hashes = np.empty(rows, np.uint64)
+    forms = [_BOOL if pa.types.is_boolean(kind) else int(pa.types.is_uint64(kind)) for kind in kinds]
+    scratch = np.empty(BYTES_MAX // 8 + 2, np.int64)
+    hash_words(addresses_of(columns), np.array(forms, np.int64), _SECRET, scratch, hashes)
+    return hashes
+
+
+@inner
+def _avalanched(mixed: Any) -> Any:
+    mixed ^= mixed >> _37
+    mixed *= _AVALANCHE
+    return mixed ^ (mixed >> _32)
+
+
+@inner
+def _mixed(data: int, secret: int, at: int, of: int) -> Any:
+    """Mix 16 bytes at `at` with the secret's at `of`."""
+    return fold_product(word_at(data, at) ^ word_at(secret, of), word_at(data, at + 8) ^ word_at(secret, of + 8))
+
+
+@inner
+def _hash_tiny(data: int, length: int, secret: int) -> Any:
+    """Hash 1 to 8 bytes; those behind them must be readable."""
+    first = word_at(data, 0)
+    size = np.uint64(length)
+    if length < 4:
+        byte = np.uint64(0xFF)
+        last, middle = np.uint64(8 * (length - 1)), np.uint64(8 * (length >> 1))
+        combined = ((first & byte) << np.uint64(16)) | (((first >> middle) & byte) << _24)
+        combined |= ((first >> last) & byte) | (size << np.uint64(8))
+        flip = word_at(secret, 0)
+        mixed = combined ^ ((flip & _LOW) ^ (flip >> _32))
+        mixed ^= mixed >> _33
+        mixed *= _PRIME_2
+        mixed ^= mixed >> _29
+        mixed *= _PRIME_3
+        return mixed ^ (mixed >> _32)
+    last = word_at(data, length - 4) & _LOW
+    mixed = (last + ((first & _LOW) << _32)) ^ (word_at(secret, 8) ^ word_at(secret, 16))
+    mixed ^= ((mixed << _49) | (mixed >> _15)) ^ ((mixed << _24) | (mixed >> _40))
+    mixed *= _SHORT
+    mixed ^= (mixed >> _35) + size
+    mixed *= _SHORT
+    return mixed ^ (mixed >> _28)
+
+
+@inner
+def _hash(data: int, length: int, secret: int) -> Any:
+    """Hash 1 to 128 bytes."""
+    if length <= 8:
+        return _hash_tiny(data, length, secret)
+    if length <= 16:
+        low = word_at(data, 0) ^ (word_at(secret, 24) ^ word_at(secret, 32))
+        high = word_at(data, length - 8) ^ (word_at(secret, 40) ^ word_at(secret, 48))
+        return _avalanched(np.uint64(length) + byte_swapped(low) + high + fold_product(low, high))
+    mixed = np.uint64(length) * _PRIME_1
+    for step in range((length - 1) >> 5, -1, -1):
+        mixed += _mixed(data, secret, 16 * step, 32 * step)
+        mixed += _mixed(data, secret, length - 16 * (step + 1), 32 * step + 16)
+    return _avalanched(mixed)
+
+
+@kernel("none", "words", "words", "words", "words", "hashes")
+def hash_words(columns_: Any, forms_: Any, secret_: Any, scratch_: Any, hashes_: Any) -> None:
+    """Hash rows of words; see hashes_of."""
+    columns, forms, data, count = address_of(columns_), address_of(forms_), address_of(scratch_), forms_.size
+    nulls = get(columns, count) if columns_.size > count else 0
+    hashes = address_of(hashes_)
+    for row in range(hashes_.size):
+        at = data
+        for column in range(count):
+            word, form = np.uint64(get(get(columns, column), row)), get(forms, column)
+            null = nulls != 0 and (get(nulls, row) >> column) & 1 != 0
+            put_u8(at, 0, np.uint8(0 if null else 1))
+            if form == _BOOL:
+                put_u8(at, 1, np.uint8(word))
+                at += 2
+            else:
+                if form == _SIGNED and not null:
+                    word ^= _SIGN
+                put(at + 1, 0, np.int64(byte_swapped(word)))
+                at += 9
+        put(hashes, row, np.int64(_hash(data, at - data, address_of(secret_))))
+
+
+__all__ = ["BYTES_MAX", "hash_words", "hashes_of"]

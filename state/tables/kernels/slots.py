@@ -1,0 +1,217 @@
+"""Kernels over lists of slots: gather, freeze, commit, roll back, scan; and the bytes of text keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.state.compiled.jit import kernel
+from holdfast.state.compiled.memory import address_of, prefetch
+from holdfast.state.tables.kernels.layout import FLAGS, ROUND_SHIFT, Control, Flag
+
+_OPENED, _ROUND, _WORDS, _KEY, _HIGH = (
+    int(each) for each in (Control.OPENED, Control.ROUND, Control.WORDS, Control.KEY, Control.HIGH)
+)
+_WORKING, _COMMITTED, _DIRTY, _UNAPPLIED, _ERASED = (
+    int(each) for each in (Flag.WORKING, Flag.COMMITTED, Flag.DIRTY, Flag.UNAPPLIED, Flag.ERASED)
+)
+_AHEAD = 16
+"""Records that are prefetched before they are read."""
+
+
+@kernel("none", "words", "number", "number", "words", "matrix")
+def gather(records: Any, width: int, first: int, slots: Any, out: Any) -> None:
+    """Copy words first, first + 1, ... of every slot's record into the rows of `out`, shape (words, slots)."""
+    for i in range(slots.size):
+        prefetch(address_of(records), slots[min(i + _AHEAD, slots.size - 1)] * width + first)
+        base = slots[i] * width + first
+        for word in range(out.shape[0]):
+            out[word, i] = records[base + word]
+
+
+@kernel("none", "words", "number", "number", "words", "matrix")
+def scatter(records: Any, width: int, first: int, slots: Any, given: Any) -> None:
+    """Copy the rows of `given`, shape (words, slots), into words first, first + 1, ... of every slot's record."""
+    for i in range(slots.size):
+        prefetch(address_of(records), slots[min(i + _AHEAD, slots.size - 1)] * width + first)
+        base = slots[i] * width + first
+        for word in range(given.shape[0]):
+            records[base + word] = given[word, i]
+
+
+@kernel("none", "words", "words", "words", "number", "number")
+def set_flags(records: Any, control: Any, slots: Any, clear: int, add: int) -> None:
+    """Clear and set flags of slots."""
+    width, key = control[_WORDS], control[_KEY]
+    for i in range(slots.size):
+        at = slots[i] * width + key
+        records[at] = (records[at] & ~clear) | add
+
+
+@kernel("none", "words", "words", "words", "words", "number", "number")
+def reset(records: Any, control: Any, slots: Any, defaults: Any, clear: int, add: int) -> None:
+    """Clear and set flags of slots, and give them the default values."""
+    width, key = control[_WORDS], control[_KEY]
+    for i in range(slots.size):
+        at = slots[i] * width + key
+        records[at] = (records[at] & ~clear) | add
+        for word in range(defaults.size):
+            records[at + 1 + word] = defaults[word]
+
+
+@kernel("none", "words", "words", "words", "words", "words")
+def delete(records: Any, control: Any, opened: Any, slots: Any, defaults: Any) -> None:
+    """Make the keys of slots absent and dirty, with default values; list those that were not dirty."""
+    width, key, count, stamp = control[_WORDS], control[_KEY], control[_OPENED], control[_ROUND] << ROUND_SHIFT
+    for i in range(slots.size):
+        at = slots[i] * width + key
+        state = records[at]
+        if state & _DIRTY == 0:
+            opened[count] = slots[i]
+            count += 1
+        records[at] = ((state & FLAGS) | _DIRTY) & ~(_WORKING | _ERASED) | stamp
+        for word in range(defaults.size):
+            records[at + 1 + word] = defaults[word]
+    control[_OPENED] = count
+
+
+@kernel("number", "words", "words", "words", "number", "number", "number", "words", "flags", "matrix")
+def freeze(
+    records: Any, control: Any, slots: Any, clear: int, known: int, without: int, kept: Any, puts: Any, out: Any
+) -> int:
+    """Clear flags of slots, and gather those that a delta must name.
+
+    Args:
+        slots: Sorted.
+        clear: Flags to clear.
+        known: A slot with none of these flags is left out; 0 keeps all.
+        without: A slot with one of these flags is left out.
+        kept, puts, out: Become the slots, whether they exist, and all words of their records.
+
+    Returns:
+        How many slots were kept.
+    """
+    width, key, count = control[_WORDS], control[_KEY], 0
+    for i in range(slots.size):
+        slot = slots[i]
+        prefetch(address_of(records), slots[min(i + _AHEAD, slots.size - 1)] * width)
+        base = slot * width
+        state = records[base + key] & ~clear
+        records[base + key] = state
+        if state & without != 0 or (known != 0 and state & known == 0):
+            continue
+        kept[count], puts[count] = slot, state & _WORKING != 0
+        for word in range(width):
+            out[word, count] = records[base + word]
+        count += 1
+    return count
+
+
+@kernel("number", "words", "words", "words", "words", "flags", "matrix", "number", "words")
+def commit(
+    records: Any, committed: Any, control: Any, slots: Any, puts: Any, values: Any, keep: int, fresh: Any
+) -> int:
+    """Copy frozen values to the committed side.
+
+    Args:
+        values: Shape (words, slots).
+        keep: 1: mark the slots as unapplied.
+        fresh: Becomes the slots that were not unapplied before.
+
+    Returns:
+        How many slots are in `fresh`.
+    """
+    width, key, columns, count = control[_WORDS], control[_KEY], values.shape[0], 0
+    for i in range(slots.size):
+        slot = slots[i]
+        ahead = slots[min(i + _AHEAD, slots.size - 1)]
+        prefetch(address_of(records), ahead * width + key)
+        prefetch(address_of(committed), ahead * columns)
+        at = slot * width + key
+        state = records[at]
+        if puts[i]:
+            state |= _COMMITTED
+            for word in range(columns):
+                committed[slot * columns + word] = values[word, i]
+        else:
+            state &= ~_COMMITTED
+        if keep != 0 and state & _UNAPPLIED == 0:
+            state |= _UNAPPLIED
+            fresh[count] = slot
+            count += 1
+        records[at] = state
+    return count
+
+
+@kernel("none", "words", "words", "words", "words", "words")
+def roll_back(records: Any, committed: Any, control: Any, defaults: Any, slots: Any) -> None:
+    """Give slots their committed values, or the defaults if their keys are not committed."""
+    width, key, columns = control[_WORDS], control[_KEY], defaults.size
+    for i in range(slots.size):
+        slot = slots[i]
+        at = slot * width + key
+        state = records[at] & ~(_DIRTY | _WORKING | _ERASED)
+        if state & _COMMITTED != 0:
+            state |= _WORKING
+            for word in range(columns):
+                records[at + 1 + word] = committed[slot * columns + word]
+        else:
+            for word in range(columns):
+                records[at + 1 + word] = defaults[word]
+        records[at] = state
+
+
+@kernel("number", "words", "words", "number", "number", "number", "words")
+def scan(records: Any, control: Any, wanted: int, without: int, rounds: int, out: Any) -> int:
+    """List used slots that have one of the flags `wanted` (any slot if 0), none of `without`, and an older round.
+
+    Args:
+        rounds: Only slots last touched in an earlier round than this; 0: all.
+    """
+    width, key, count = control[_WORDS], control[_KEY], 0
+    for slot in range(control[_HIGH]):
+        state = records[slot * width + key]
+        if state == 0 or state & without != 0 or (wanted != 0 and state & wanted == 0):
+            continue
+        if rounds == 0 or state >> ROUND_SHIFT < rounds:
+            out[count] = slot
+            count += 1
+    return count
+
+
+@kernel("none", "bytes", "words", "words", "words", "bytes")
+def copy_bytes(arena: Any, starts: Any, lengths: Any, to: Any, out: Any) -> None:
+    """Copy byte strings of the arena to out[to[i]], ..."""
+    for i in range(starts.size):
+        start, first = starts[i], to[i]
+        for byte in range(lengths[i]):
+            out[first + byte] = arena[start + byte]
+
+
+@kernel("number", "words", "words", "bytes", "bytes")
+def compact_arena(records: Any, control: Any, arena: Any, out: Any) -> int:
+    """Copy the bytes of all keys to another arena; return how many bytes it uses."""
+    width, key, used = control[_WORDS], control[_KEY], 0
+    for slot in range(control[_HIGH]):
+        base = slot * width
+        if records[base + key] != 0:
+            start, length = records[base + 1], records[base + 2]
+            for byte in range(length):
+                out[used + byte] = arena[start + byte]
+            records[base + 1] = used
+            used += length
+    return used
+
+
+__all__ = [
+    "commit",
+    "compact_arena",
+    "copy_bytes",
+    "delete",
+    "freeze",
+    "gather",
+    "reset",
+    "roll_back",
+    "scan",
+    "scatter",
+    "set_flags",
+]

@@ -1,0 +1,73 @@
+"""The job whose checkpoints are golden files: aggregates, windows and deduplication, and how its code changed.
+
+python tests/shared/checkpoint_job.py FOLDER [evolved]      writes the objects of its root into FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import holdfast as hf
+from holdfast.sinks.memory import MemorySink
+
+SCHEMA = pa.schema(
+    [
+        pa.field("shop", pa.string(), nullable=False),
+        pa.field("item", pa.int32(), nullable=False),
+        pa.field("pieces", pa.int32(), nullable=False),
+        pa.field("price", pa.float64()),
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+    ]
+)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+FIRST: dict[str, Any] = {"n": hf.count(), "least": hf.min("pieces"), "top": hf.max("price"), "mean": hf.mean("price")}
+
+
+def app_of(totals: dict[str, Any], hours: dict[str, Any], schema: pa.Schema = SCHEMA) -> hf.App:
+    app = hf.App("golden", key_groups=4)
+    sales = app.source("sales", hf.Log("unused", schema), event_time="at", out_of_orderness="1h")
+    sales.key_by("shop", "item").agg("totals", **totals).sink("totals-out", MemorySink(key=["shop", "item"]))
+    windows = sales.key_by("item").window(hf.tumbling("1h")).agg("hours", emit="final", **hours)
+    windows.sink("hours-out", MemorySink())
+    sales.key_by("item").dedup("first", within="1d").sink("first-out", MemorySink())
+    return app
+
+
+def sale(n: int) -> dict[str, Any]:
+    """Record n."""
+    price = None if n % 3 == 0 else n / 4
+    shop = ("east", "north", "süd")[n % 3]
+    return {"shop": shop, "item": n % 4, "pieces": n, "price": price, "at": START + timedelta(minutes=10 * n)}
+
+
+def write(folder: Path, evolved: bool) -> None:
+    """Write the objects of the job after 20 records in two checkpoints; evolved: in four, with a changed app."""
+    with hf.testing.TestDriver(app_of(FIRST, {"n": hf.count()}), parallelism=2, seed=0) as t:
+        t.push("sales", [sale(n) for n in range(10)])
+        t.checkpoint()
+        t.push("sales", [sale(n) for n in range(10, 20)])
+        t.checkpoint()
+        if evolved:
+            fewer = {name: each for name, each in FIRST.items() if name != "n"}
+            t.upgrade(app_of(fewer, {"sales": hf.count().was("n")}), drop_state=["totals.n"])
+            t.push("sales", [sale(n) for n in range(20, 25)])
+            t.checkpoint()
+            again = {"highest": hf.max("price").was("top"), "n": hf.count(), "mean": hf.mean("price")}
+            again["least"] = hf.min("pieces")
+            t.upgrade(app_of(again, {"sales": hf.count(), "top": hf.max("price")}))
+            t.push("sales", [sale(n) for n in range(25, 30)])
+            t.checkpoint()
+        store = t.cluster._store
+        for path in store.list(""):
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(store.get(path))
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), "evolved" in sys.argv)

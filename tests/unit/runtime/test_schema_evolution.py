@@ -1,0 +1,223 @@
+"""Which changes of an operator's aggregates its state survives: what a run accepts, refuses, and says about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from planned_source import PlannedSource
+
+import holdfast as hf
+from holdfast.checkpoint.manifest import OperatorState
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.identity import describe_operators, differences
+from holdfast.runtime.plan.kept_state import lost_since, with_identities
+from holdfast.sinks.memory import MemorySink
+
+FIELDS = [("k", pa.int32()), ("v", pa.int32()), ("u", pa.int64()), ("f", pa.float32())]
+SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in FIELDS])
+TIMED = SCHEMA.append(pa.field("at", pa.timestamp("us", "UTC"), nullable=False))
+
+
+def widened(**types: pa.DataType) -> pa.Schema:
+    return pa.schema([f.with_type(types.get(f.name, f.type)) for f in TIMED])
+
+
+def plan_of(schema: pa.Schema = TIMED, window: Any = None, **aggregates: Any) -> Plan:
+    app = hf.App("evolving")
+    keyed = app.source("orders", PlannedSource(schema), event_time="at").key_by("k")
+    stream = keyed.agg("totals", **aggregates) if window is None else keyed.window(window).agg("totals", **aggregates)
+    stream.sink("out", MemorySink(key=stream.upsert_key))
+    return app.plan()
+
+
+def states(plan: Plan) -> list[OperatorState]:
+    """What a checkpoint of this plan keeps, as JSON."""
+    described = json.loads(json.dumps(describe_operators(plan)))
+    return [OperatorState(o.name, o.id, described[o.name]) for o in plan.operators]
+
+
+def evolved(*plans: Plan, drop: Sequence[str] = ()) -> Plan:
+    """The last of these plans, each started from a checkpoint of the one before; `drop` belongs to the last start."""
+    known: Sequence[OperatorState] = ()
+    for plan in plans:
+        plan, known = with_identities(plan, known, drop if plan is plans[-1] else ())
+        known = [OperatorState(o.name, o.id, json.loads(json.dumps(o.schema)), o.dropped) for o in known]
+    return plan
+
+
+def ids(plan: Plan) -> dict[str, str]:
+    return {column.name: column.id for column in plan.operator("totals").table.columns}
+
+
+def said(before: Plan, now: Plan) -> list[tuple[str, str | None]]:
+    found = differences(now, {each.name: each.schema for each in states(before)})
+    return [(each.what.removeprefix("operator 'totals' "), each.effect) for each in found]
+
+
+def refusal(*plans: Plan, drop: Sequence[str] = ()) -> hf.ConfigError:
+    with pytest.raises(hf.ConfigError) as refused:
+        evolved(*plans, drop=drop)
+    return refused.value
+
+
+N, TOTAL = plan_of(n=hf.count()), plan_of(n=hf.count(), total=hf.sum("v"))
+
+
+class TestAnAddedAggregate:
+    def test_starts_from_now_and_plan_says_so(self) -> None:
+        ((what, effect),) = said(N, TOTAL)
+        assert what == "has the new aggregate 'total' = sum('v')"
+        assert effect is not None and "starts from now" in effect
+        plan = evolved(N, TOTAL)
+        assert [column.late for column in plan.operator("totals").table.columns] == [False, True]
+
+    def test_to_windows_may_be_a_count_or_null(self) -> None:
+        window, maybe = hf.tumbling("1h"), TIMED.set(1, TIMED.field("v").with_nullable(True))
+        before = plan_of(maybe, window, n=hf.count())
+        ((_, effect),) = said(before, plan_of(maybe, window, n=hf.count(), m=hf.count("v")))
+        assert effect is not None and "windows that are open" in effect
+        evolved(before, plan_of(maybe, window, n=hf.count(), low=hf.min("v")))
+
+    @pytest.mark.parametrize("function", [hf.sum, hf.min, hf.max, hf.mean])
+    def test_to_windows_that_cannot_be_null_is_refused(self, function: Any) -> None:
+        window = hf.tumbling("1h")
+        error = refusal(plan_of(window=window, n=hf.count()), plan_of(window=window, n=hf.count(), x=function("v")))
+        assert "operator 'totals' has the new aggregate 'x'" in error.what and "cannot be null" in error.what
+
+    def test_to_windows_is_accepted_by_the_way_out_that_the_refusal_names(self) -> None:
+        def built(**aggregates: Any) -> Plan:
+            app = hf.App("evolving")
+            rows = app.source("orders", PlannedSource(TIMED), event_time="at")
+            rows = rows.with_columns(v=pl.coalesce(pl.col("v")))
+            stream = rows.key_by("k").window(hf.tumbling("1h")).agg("totals", **aggregates)
+            stream.sink("out", MemorySink(key=stream.upsert_key))
+            return app.plan()
+
+        assert built(low=hf.min("v")).sinks[0].schema.field("low").nullable
+        evolved(built(n=hf.count()), built(n=hf.count(), low=hf.min("v")))
+
+
+class TestARemovedAggregate:
+    def test_is_refused_and_both_ways_out_are_named(self) -> None:
+        error = refusal(TOTAL, N)
+        assert "operator 'totals' no longer has the aggregate 'total' = sum('v')" in error.what
+        assert "NEW=hf.sum('v').was('total')" in error.next_step and "--drop-state totals.total" in error.next_step
+
+    def test_goes_once_its_state_is_given_up(self) -> None:
+        plan = evolved(TOTAL, N, drop=["totals.total"])
+        assert ids(plan) == {"n.count": "n.count"} and plan.operator("totals").table.past == ("total.sum",)
+
+    def test_that_comes_back_does_not_read_what_it_left(self) -> None:
+        known = with_identities(TOTAL, (), ())[1]
+        known = with_identities(N, known, ["totals.total"])[1]
+        plan, known = with_identities(TOTAL, known, ())
+        assert ids(plan)["total.sum"] == "total.sum#2"
+        known = with_identities(N, known, ["totals.total"])[1]
+        assert ids(with_identities(TOTAL, known, ())[0])["total.sum"] == "total.sum#3"
+
+    def test_is_not_one_that_the_checkpoint_lacks(self) -> None:
+        error = refusal(TOTAL, N, drop=["totals.totle"])
+        assert "no state is kept for totals.totle" in error.what
+        assert "totals has state for n, total" in error.next_step
+
+    def test_of_a_whole_operator_is_given_up_as_before(self) -> None:
+        assert evolved(TOTAL, N, drop=["totals"]).operator("totals").id == 2
+
+
+class TestARenamedAggregate:
+    def test_keeps_its_state_by_its_id(self) -> None:
+        now = plan_of(n=hf.count(), turnover=hf.sum("v").was("total"))
+        assert ("has the aggregate 'total' under the name 'turnover' now", "its state is kept") in said(TOTAL, now)
+        assert ids(evolved(TOTAL, now)) == {"n.count": "n.count", "turnover.sum": "total.sum"}
+
+    def test_may_keep_saying_so(self) -> None:
+        now = plan_of(n=hf.count(), turnover=hf.sum("v").was("total"))
+        assert ids(evolved(TOTAL, now, now))["turnover.sum"] == "total.sum"
+        assert said(evolved(TOTAL, now), now) == []
+
+    def test_twice_is_still_the_same(self) -> None:
+        first, second = plan_of(a=hf.count()), plan_of(b=hf.count().was("a"))
+        third = plan_of(c=hf.count().was("b"), a=hf.count())
+        assert ids(evolved(first, second, third)) == {"c.count": "a.count", "a.count": "a.count#2"}
+
+    def test_keeps_the_number_of_its_values_too(self) -> None:
+        now = plan_of(average=hf.mean("v").was("m"))
+        assert ids(evolved(plan_of(m=hf.mean("v")), now)) == {"average.mean": "m.mean", "average.seen": "m.seen"}
+
+    def test_without_a_word_is_refused(self) -> None:
+        error = refusal(TOTAL, plan_of(n=hf.count(), turnover=hf.sum("v")))
+        assert "no longer has the aggregate 'total'" in error.what
+
+    def test_has_to_be_the_same_otherwise(self) -> None:
+        error = refusal(TOTAL, plan_of(n=hf.count(), turnover=hf.max("v").was("total")))
+        assert "had aggregate 'turnover' as sum('v') and now has it as max('v')" in error.what
+        assert "--drop-state totals.total" in error.next_step
+
+    @pytest.mark.parametrize(
+        "aggregates",
+        [{"n": hf.count(), "m": hf.count().was("n")}, {"a": hf.count().was("n"), "b": hf.count().was("n")}],
+    )
+    def test_claims_a_name_that_is_free(self, aggregates: Any) -> None:
+        with pytest.raises(hf.ConfigError, match="continues the state of 'n'"):
+            plan_of(**aggregates)
+        with pytest.raises(hf.ConfigError, match="continues the state of 'n'"):
+            plan_of(window=hf.tumbling("1h"), **aggregates)
+
+
+class TestAChangedAggregate:
+    @pytest.mark.parametrize("changed", [hf.max("v"), hf.sum("u"), hf.count()])
+    def test_is_refused_until_its_state_is_given_up(self, changed: Any) -> None:
+        now = plan_of(n=hf.count(), total=changed)
+        assert "--drop-state totals.total" in refusal(TOTAL, now).next_step
+        found = ids(evolved(TOTAL, now, drop=["totals.total"]))
+        assert found["n.count"] == "n.count" and "total.sum" not in found.values()
+
+    def test_order_keeps_the_state_of_each(self) -> None:
+        now = plan_of(total=hf.sum("v"), n=hf.count())
+        ((what, _),) = said(TOTAL, now)
+        assert what == "had the aggregates in the order n, total and now has total, n"
+        assert ids(evolved(TOTAL, now)) == {"total.sum": "total.sum", "n.count": "n.count"}
+
+
+class TestAWiderType:
+    @pytest.mark.parametrize(("column", "wide"), [("v", pa.int64()), ("f", pa.float64())])
+    def test_of_an_extreme_keeps_its_state(self, column: str, wide: pa.DataType) -> None:
+        before = plan_of(low=hf.min(column), high=hf.max(column))
+        now = plan_of(widened(**{column: wide}), low=hf.min(column), high=hf.max(column))
+        assert (
+            f"had aggregate 'low' of type {SCHEMA.field(column).type} and now has it as {wide}" in said(before, now)[0]
+        )
+        assert ids(evolved(before, now)) == {"low.min": "low.min", "high.max": "high.max"}
+
+    @pytest.mark.parametrize(("column", "other"), [("u", pa.int32()), ("v", pa.float64()), ("v", pa.uint64())])
+    def test_is_no_other_type(self, column: str, other: pa.DataType) -> None:
+        now = plan_of(widened(**{column: other}), low=hf.min(column))
+        assert "had aggregate 'low' of type" in refusal(plan_of(low=hf.min(column)), now).what
+
+    def test_of_a_key_keeps_the_state(self) -> None:
+        before, now = plan_of(n=hf.count()), plan_of(widened(k=pa.int64()), n=hf.count())
+        assert "had the key (k: int32) and now has (k: int64)" in said(before, now)[0]
+        evolved(before, now)
+        assert "had the key" in refusal(now, before).what
+        assert "had the key" in refusal(before, plan_of(widened(k=pa.uint64()), n=hf.count())).what
+
+    def test_is_refused_where_state_does_not_tell_a_default_from_a_value(self) -> None:
+        first, added = plan_of(n=hf.count()), plan_of(n=hf.count(), low=hf.min("v"))
+        now = plan_of(widened(v=pa.int64()), n=hf.count(), low=hf.min("v"))
+        assert "does not tell a value from the lack of one" in refusal(first, added, now).what
+        evolved(added, now)  # since the first checkpoint, every key has a value
+
+
+class TestARewindOfARunningJob:
+    def test_is_possible_to_before_an_addition_and_not_to_before_a_removal(self) -> None:
+        first = with_identities(TOTAL, (), ())[1]
+        added = with_identities(plan_of(n=hf.count(), total=hf.sum("v"), m=hf.count()), first, ())[1]
+        removed = with_identities(N, first, ["totals.total"])[1]
+        assert lost_since(first, added) is None
+        assert lost_since(first, removed) == "operator 'totals' has dropped, with total.sum, a part of"
+        assert lost_since(removed, removed) is None
