@@ -39,6 +39,8 @@ DEFAULTS = {"HOLDFAST_RESTART_FAILURES_MAX": "1000000"}
 class Testbed:
     """The surroundings of one run."""
 
+    __test__ = False  # the name begins like those of test classes
+
     def __init__(self, scenario: Scenario, out: Path) -> None:
         self._scenario, self._out = scenario, out
         self.token = uuid.uuid4().hex

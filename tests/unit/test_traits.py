@@ -59,7 +59,7 @@ class TestPlanning:
 
     def test_refuses_a_trait_without_its_methods(self) -> None:
         stream = hf.App("numbers").source("numbers", PlannedSource(SCHEMA))
-        with pytest.raises(hf.ConfigError, match="has the trait 'audits', but no shown"):
+        with pytest.raises(hf.ConfigError, match="has the trait 'audits', but no contents"):
             stream.sink("out", Claiming())
 
     def test_refuses_a_source_that_cannot_be_replayed_and_says_what_to_do(self) -> None:

@@ -33,7 +33,7 @@ from holdfast.state.tables.spec import ColumnSpec
 from holdfast.testing import TestDriver
 
 FOLDER = Path(operators.__file__).parent
-FOR_ALL = {"contract", "differences", "event_clock", "backlog", "turns"}
+FOR_ALL = {"contract", "differences", "event_clock", "backlog", "time_slice"}
 """Modules of the folder that are no operator."""
 MAKERS = {
     "holdfast.runtime.api.stream",

@@ -166,6 +166,7 @@ class TestWhatDriversWrite:
             "backlog",
             "waiting",
             "ended",
+            "listing_ms",
         ]
 
     def test_of_the_log_alone_has_none_of_what_only_a_driver_knows(self) -> None:
