@@ -37,9 +37,12 @@ from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING, RANGE_FIRST, Through, last_of, range_end
 
-VERSION = 2
-"""Segments with ranges; a segment without ranges is written as version 1, which every release reads."""
+VERSION = 4
+"""Segments with keys that have a suffix: an earlier release would compute other key groups for them."""
+_VERSION_WITH_RANGES = 2
 _VERSION_WITHOUT_RANGES = 1
+"""Of all other segments: every release reads it."""
+_VERSIONS_READ = (_VERSION_WITHOUT_RANGES, _VERSION_WITH_RANGES, VERSION)
 COMPRESSED_FROM_BYTES = 1 << 10
 """Smaller blocks hardly shrink by compressing their columns one by one, and take ten times as long to read."""
 PARALLEL_FROM_BYTES = 1 << 18
@@ -64,7 +67,7 @@ class SegmentHeader:
     worker: WorkerId
 
 
-class Block(msgspec.Struct, frozen=True):
+class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     """The rows of one operator in a segment."""
 
     operator: int
@@ -74,11 +77,12 @@ class Block(msgspec.Struct, frozen=True):
     key_group_count: int
     key_schema: bytes
     unrouted: int
+    suffix: int = 0
 
     @property
     def key(self) -> KeyType:
         """Return the type of its keys."""
-        return KeyType.of(pa.ipc.read_schema(pa.py_buffer(self.key_schema)), self.unrouted)
+        return KeyType.of(pa.ipc.read_schema(pa.py_buffer(self.key_schema)), self.unrouted, self.suffix)
 
 
 class _Footer(msgspec.Struct, frozen=True):
@@ -101,18 +105,25 @@ def seal(header: SegmentHeader, deltas: Iterable[Delta]) -> bytes:
         assert all(block.operator != delta.operator for block in blocks), "two deltas of one operator"
         if not len(delta):
             continue
-        version = version if delta.through is None else VERSION
+        version = max(version, _version_of(delta))
         first, kind = sink.tell(), delta.keys.type
         _write_block(sink, delta)
         size = sink.tell() - first
         schema = pa.schema(kind.fields).serialize().to_pybytes()
-        blocks.append(Block(delta.operator, len(delta), first, size, delta.key_group_count, schema, kind.unrouted))
+        place = (delta.operator, len(delta), first, size, delta.key_group_count)
+        blocks.append(Block(*place, schema, kind.unrouted, kind.suffix))
     footer = msgspec.msgpack.encode(_Footer(version, header, tuple(blocks)))
     sink.write(footer)
     sink.write(struct.pack("<I", len(footer)))
     body = sink.getvalue()
     hashed = xxhash.xxh3_64_intdigest(body)
     return b"".join((body, struct.pack("<Q8s", hashed, _MAGIC)))
+
+
+def _version_of(delta: Delta) -> int:
+    if delta.keys.type.suffix:
+        return VERSION
+    return _VERSION_WITHOUT_RANGES if delta.through is None else _VERSION_WITH_RANGES
 
 
 def header_of(data: bytes) -> SegmentHeader:
@@ -219,7 +230,7 @@ def _footer(data: bytes | memoryview) -> _Footer:
         footer = _FOOTER.decode(view[len(data) - _TAIL.size - length : -_TAIL.size])
     except msgspec.MsgspecError as error:
         raise _damaged(f"its footer cannot be read: {error}") from error
-    if not _VERSION_WITHOUT_RANGES <= footer.version <= VERSION:
+    if footer.version not in _VERSIONS_READ:
         raise ConfigError(
             f"a changelog segment has version {footer.version}; this Holdfast reads versions up to {VERSION}",
             not_done="nothing was restored",
