@@ -41,7 +41,7 @@ _CONTINUES = 0xFF
 
 
 @inner
-def _node_at(tree: int, control: int, number: int) -> int:
+def _node_at(tree: int, control: int, number: int) -> Any:
     return tree + number * get(control, _NODE) * 8
 
 
@@ -100,7 +100,7 @@ def _rank(places: int, control: int, node: int, stride: int, bounds: int, row: i
 
 
 @inner
-def _leaf_of(places: int, tree: int, control: int, bounds: int, row: int, above: int) -> int:
+def _leaf_of(places: int, tree: int, control: int, bounds: int, row: int, above: int) -> Any:
     """Return the number of the leaf in which a bound lies, or behind which; note the path."""
     node, inner_stride = get(control, _ROOT), get(control, _WORDS) + 2
     for level in range(get(control, _LEVELS) - 1):
@@ -113,7 +113,7 @@ def _leaf_of(places: int, tree: int, control: int, bounds: int, row: int, above:
 
 
 @inner
-def _new_node(tree: int, control: int) -> int:
+def _new_node(tree: int, control: int) -> Any:
     number = get(control, _FREE)
     if number != NONE:
         put(control, _FREE, get(_node_at(tree, control, number), _NEXT))
@@ -152,7 +152,7 @@ def _open_gap(node: int, at: int, stride: int) -> int:
 
 
 @inner
-def _close_gap(node: int, at: int, stride: int) -> int:
+def _close_gap(node: int, at: int, stride: int) -> Any:
     """Take an entry out; return how many are left."""
     left, first = get(node, _ENTRIES) - 1, _entry(node, at, stride)
     _copy(first + stride * 8, first, (left - at) * stride)
@@ -319,11 +319,12 @@ def insert_rows(places_: Any, tree_: Any, control_: Any, bounds_: Any, slots_: A
     places, tree, control, bounds = (
         address_of(places_), address_of(tree_), address_of(control_), address_of(bounds_)
     )  # fmt: skip
-    for row in range(first, slots_.size):
+    rows = int(slots_.size)
+    for row in range(first, rows):
         if get(control, _ROOM) - get(control, _HIGH) <= get(control, _LEVELS):
             return row
         _insert(places, tree, control, bounds, row, get(address_of(slots_), row))
-    return slots_.size
+    return rows
 
 
 @kernel("number", "words", "words", "words", "words", "words")

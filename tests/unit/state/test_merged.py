@@ -190,7 +190,9 @@ class TestMerge:
 
 class TestRowsOfAUserKey:
     def test_are_found_whatever_their_suffix(self) -> None:
-        written = {(user, number): (number, 0.0, False) for user in ("a", "a\x00", "", None) for number in (-1, 256)}
+        written: dict[Key, Any] = {
+            (user, number): (number, 0.0, False) for user in ("a", "a\x00", "", None) for number in (-1, 256)
+        }
         (reader,) = readers([(sealed("list", 1, Wrote(written, {})), (0, GROUPS))])
         rows = [
             part.take(part.same_key(reader.kind.routed.encode([pa.array(["a"])]))) for part in iter(reader.read, None)
