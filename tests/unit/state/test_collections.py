@@ -172,6 +172,7 @@ class TestTimers:
         worker.checkpoint(1)
         assert worker.fire(5) == [("a", 0, 5)]
         worker.timers.set(users("b", "c"), ints(0, 0), ints(1, 1))
+        assert worker.timers.next_us() == 1  # the order has seen these changes
         assert worker.store.roll_back(Epoch(1))
         assert worker.fire(5) == [("a", 0, 5)]
         worker.checkpoint(2)
