@@ -10,6 +10,7 @@ import holdfast as hf
 from holdfast.model import Generation
 from holdfast.runtime.cli.operate.status import _came_by
 from holdfast.runtime.cli.text import size
+from holdfast.runtime.driver.state import Running
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import Worker
 from holdfast.runtime.worker.loop import WorkerLoop
@@ -50,7 +51,9 @@ def test_a_restore_is_shown_until_the_worker_is_ready(monkeypatch: pytest.Monkey
         t.crash()
         t.recover()
         (after,) = rows(t)
-        written = sum(s.object.size for s in t.cluster.driver.state.phase.last.state[0].segments)  # type: ignore[union-attr]
+        phase = t.cluster.driver.state.phase
+        assert isinstance(phase, Running) and phase.last is not None
+        written = sum(piece.object.size for piece in phase.last.state[0].segments)
     done = [row.restored_bytes or 0 for row in seen]
     assert done == sorted(done) and done[0] == 0 and done[-1] == written
     assert {row.restore_bytes for row in seen} == {written}
