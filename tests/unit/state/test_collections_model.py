@@ -353,9 +353,9 @@ class CollectionsOnRocks(OnRocks, Collections):
 
 TestCollections = Collections.TestCase
 TestCollections.settings = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestCollectionsOnRocks = CollectionsOnRocks.TestCase
 TestCollectionsOnRocks.settings = settings(
-    max_examples=3, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=8, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
