@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from holdfast.state.compiled.sources import Words
 from holdfast.state.keys.batch import Keys
+from holdfast.state.tables.expiry import can_expire
 from holdfast.state.tables.kernels.tree_layout import LEAF_ENTRIES, NODE_HEADER, NONE, Tree
 from holdfast.state.tables.records import Records
 from holdfast.state.tables.slab import RESERVED, Rows, Slab
@@ -108,7 +109,7 @@ class OrderedIndex:
         """Note slots whose presence or time was changed, or will be in this batch."""
         if not slots.size:
             return
-        self._noted.append(slots)
+        self._noted.append(np.array(slots, np.int64))  # the caller may reuse its array
         self._noted_count += slots.size
         if self._noted_count > self._noted_max:
             noted = np.unique(np.concatenate(self._noted))
@@ -204,6 +205,7 @@ class OrderedIndex:
 
     def through(self, last: int, limit: int | None = None) -> Rows:
         """Return the slots whose time, or first key column, is at most `last`: the earliest first, at most `limit`."""
+        assert self._by or can_expire(self._table.spec.key), "this order does not begin with a time"
         self.settle()
         everything = Bound(np.empty((1, 0), np.int64), None, False)
         return self._found(everything, Bound(np.array([[last]]), None, True), 0, limit, False).slots

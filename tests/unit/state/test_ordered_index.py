@@ -11,9 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.model import Epoch
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables import ordered
 from holdfast.state.tables.ordered import BY_KEY
+from holdfast.state.tables.slab import Slab
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.state.tables.table import Table
 
@@ -67,6 +69,10 @@ def encoded(kind: KeyType, rows: list[Row]) -> Keys:
 
 def rows_at(table: Table, slots: Any) -> list[Row]:
     return list(zip(*(column.to_pylist() for column in table.key_columns(slots)), strict=True))
+
+
+def refused(*_: object) -> None:
+    raise MemoryError
 
 
 class Checked:
@@ -180,6 +186,30 @@ class TestOrderedIndex:
         assert checked.table.evict() == 0 and checked.table.evict() == 2
         checked.put([(1, 9), (0, 2)], [4, 7])
         checked.check_times(9, None)
+
+    def test_finds_windows_that_are_over_and_follows_their_expiry(self) -> None:
+        kind = KeyType(("end", "k"), (pa.timestamp("us", "UTC"), pa.utf8()), unrouted=1)
+        table = Table(TableSpec(1, "windows", kind, (AT,), orders=(BY_KEY,)), GROUPS)
+        ends, names = [30, 10, 20, 10], ["a", "b", "a", "a"]
+        table.touch(table.slots(kind.encode([pa.array(ends).view(kind.types[0]), pa.array(names)])))
+        table.freeze(Epoch(1), Epoch(0))
+        table.commit(Epoch(1))
+        for _ in range(2):
+            over = table.ordered().through(20)
+            found = (column.to_pylist() for column in table.key_columns(over)[1:])
+            assert list(*found) == ["a", "b", "a"]
+            table.expire(over, np.full(GROUPS, 20))
+            assert len(table.ordered().through(20)) == 0 and len(table.ordered().through(30)) == 1
+            assert table.roll_back(Epoch(1))
+
+    def test_takes_the_rest_after_a_failure_for_want_of_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        checked = Checked(KINDS["integers"])
+        checked.put([(number % 7, number) for number in range(3_000)], list(range(3_000)))
+        with monkeypatch.context() as patched, pytest.raises(MemoryError):
+            patched.setattr(Slab, "hold", refused)
+            checked.table.ordered(AT.name).settle()
+        assert len(checked.table.ordered(AT.name)) < 3_000
+        checked.check_times(9_999, None)
 
     def test_keeps_only_different_slots_in_mind(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ordered, "NOTED_MAX", 8)
