@@ -161,7 +161,7 @@ def _close_gap(node: int, at: int, stride: int) -> Any:
 
 
 @inner
-def _split(tree: int, control: int, number: int, keep: int, stride: int) -> int:
+def _split(tree: int, control: int, number: int, keep: int, stride: int) -> Any:
     """Move the entries of a node from `keep` on to a new node behind it; return the new node."""
     right = _new_node(tree, control)
     left_at, right_at = _node_at(tree, control, number), _node_at(tree, control, right)
