@@ -21,7 +21,7 @@ def some(chance: Chance) -> list[float]:
 
 
 class TestNoting:
-    def test_it_changes_no_number(self) -> None:
+    def test_noting_does_not_change_the_numbers(self) -> None:
         assert some(Noting(random.Random(7), Somebody())) == some(random.Random(7))
 
 
@@ -31,7 +31,7 @@ class TestNoted:
         asked = some(noting)
         assert some(Noted(7, noting.notes, Somebody())) == asked
 
-    def test_what_others_ask_in_between_changes_nothing(self) -> None:
+    def test_draws_by_others_in_between_change_nothing(self) -> None:
         who = Somebody()
         noting = Noting(random.Random(7), who)
         asked = some(noting)
@@ -41,11 +41,11 @@ class TestNoted:
         who.name = "w1"
         assert some(noted) == asked
 
-    def test_beyond_the_notes_the_seed_answers(self) -> None:
+    def test_draws_beyond_the_notes_come_from_the_seed(self) -> None:
         first, second, other = (some(Noted(seed, {}, Somebody())) for seed in (7, 7, 8))
         assert first == second != other
 
-    def test_a_choice_among_fewer_things_is_one_of_them(self) -> None:
+    def test_a_choice_among_fewer_items_is_one_of_them(self) -> None:
         noting = Noting(random.Random(7), Somebody())
         noting.choice([object() for _ in range(9)])
         assert Noted(7, noting.notes, Somebody()).choice(["only"]) == "only"
