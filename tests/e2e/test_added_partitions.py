@@ -82,8 +82,8 @@ def holdfast(folder: Path, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-class TestALogThatGetsPartitions:
-    def test_is_read_whole_and_once_though_workers_and_driver_die_around_it(self, tmp_path: Path) -> None:
+class TestLogWithAddedPartitions:
+    def test_is_read_completely_and_once_although_workers_and_driver_are_killed(self, tmp_path: Path) -> None:
         given = Input(tmp_path)
         given.append(500)
         with running(tmp_path, *FLAGS, job=JOB, **EVERY) as run:

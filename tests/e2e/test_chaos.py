@@ -40,7 +40,7 @@ LEFT_OVER = 2
 """Epochs of an ended generation that may still be reported: one already acked, one completed just before."""
 
 
-def test_a_job_recovers_from_kills_stops_full_disks_cut_streams_and_damage_and_every_row_is_right(
+def test_a_job_under_kills_full_disks_cut_streams_and_damage_gives_correct_rows(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "whole").mkdir()
