@@ -83,14 +83,14 @@ class TestNames:
     NAMED = record(4, 1, "somebody", SavepointNamed(Epoch(1), "v1"), EPOCH_OF_A)
     RUN = folded(CREATION, START_OF_A, EPOCH_OF_A)
 
-    def test_an_epoch_is_appended_behind_it(self) -> None:
+    def test_an_epoch_is_appended_after_the_name(self) -> None:
         after = fold(self.RUN, self.NAMED)
         _, (again,) = append(Quiet("a", after), completion, 0)
         state, effects = occupied(in_flight("a", self.RUN, completion), self.NAMED)
         assert effects == [again]
         assert isinstance(state, InFlight) and state.job == after
 
-    def test_a_start_is_made_behind_it(self) -> None:
+    def test_a_start_is_appended_after_the_name(self) -> None:
         state, (create,) = occupied(in_flight("b", self.RUN, start_of("b starts")), self.NAMED)
         assert isinstance(create, Create) and (create.record.seq, create.record.generation) == (5, 2)
         assert isinstance(state, InFlight)
@@ -107,7 +107,7 @@ class TestCreatingTheJob:
             [Appended(CREATION, folded(CREATION))],
         )
 
-    def test_a_driver_that_comes_second_takes_the_job_of_the_first(self) -> None:
+    def test_the_second_driver_adopts_the_job_of_the_first(self) -> None:
         state, _ = create_job(Quiet("b", None), CREATED, OTHER_UUID, 0)
         assert isinstance(state, InFlight)
         assert occupied(state, CREATION) == (
@@ -122,7 +122,7 @@ class TestOneAppend:
         assert effects == [Create(EPOCH_OF_A)]
         assert state == InFlight("a", RUN_BY_A, EPOCH_OF_A, completion)
 
-    def test_it_is_done_when_its_number_is_read_and_holds_our_record(self) -> None:
+    def test_the_append_is_done_when_its_number_holds_our_record(self) -> None:
         """P4: the owner token tells."""
         after = folded(CREATION, START_OF_A, EPOCH_OF_A)
         assert occupied(in_flight("a", RUN_BY_A, completion), EPOCH_OF_A) == (
@@ -137,14 +137,14 @@ class TestOneAppend:
     def test_a_start_carries_the_next_generation(self) -> None:
         assert append(Quiet("b", RUN_BY_A), start_of("b starts"), 0)[1] == [Create(START_OF_B)]
 
-    def test_a_finished_job_takes_no_record(self) -> None:
+    def test_nothing_can_be_appended_to_a_finished_job(self) -> None:
         finished = folded(CREATION, START_OF_A, EPOCH_OF_A, record(4, 1, "a", Finished(Epoch(1)), EPOCH_OF_A))
         with pytest.raises(AssertionError):
             append(Quiet("b", finished), start_of("b starts"), 0)
 
 
 class TestConflict:
-    def test_a_start_is_made_anew_on_what_an_older_driver_appended_just_before(self) -> None:
+    def test_a_start_is_rebuilt_on_a_record_that_an_older_driver_appended_first(self) -> None:
         """P5: the base is the fold of everything before the start, folded again."""
         after = folded(CREATION, START_OF_A, EPOCH_OF_A)
         starting = start_of("b starts")
@@ -154,7 +154,7 @@ class TestConflict:
             [Create(anew)],
         )
 
-    def test_a_start_after_a_stop_is_made_anew_too(self) -> None:
+    def test_a_start_is_rebuilt_on_a_stop_that_was_appended_first(self) -> None:
         before = folded(CREATION, START_OF_A, EPOCH_OF_A)
         stop = record(4, 1, "a", Stopped(Epoch(1)), EPOCH_OF_A)
         state, effects = occupied(in_flight("b", before, start_of("b")), stop)
@@ -171,14 +171,14 @@ class TestConflict:
             [Lost(after, Generation(2))],
         )
 
-    def test_of_two_that_start_at_once_the_second_loses(self) -> None:
+    def test_the_second_of_two_simultaneous_starts_loses(self) -> None:
         after = folded(CREATION, START_OF_A, START_OF_B)
         assert occupied(in_flight("c", RUN_BY_A, start_of("c starts")), START_OF_B) == (
             Overtaken("c", after, Generation(2)),
             [Lost(after, Generation(2))],
         )
 
-    def test_a_zombie_learns_from_its_next_append_that_it_was_overtaken(self) -> None:
+    def test_the_next_append_of_a_zombie_reports_that_it_was_overtaken(self) -> None:
         """P6"""
         after = folded(CREATION, START_OF_A, START_OF_B)
         assert occupied(in_flight("a", RUN_BY_A, completion), START_OF_B) == (
@@ -309,7 +309,7 @@ class Drivers:
 class TestSeveralDrivers:
     @settings(max_examples=300, deadline=None)
     @given(st.integers(0, 2**32), st.integers(10, 120))
-    def test_the_log_stays_one_history(self, seed: int, steps: int) -> None:
+    def test_several_drivers_write_one_history(self, seed: int, steps: int) -> None:
         """P2, P4, P5, P6. That each prefix of the log folds is checked at every append."""
         world = Drivers(seed)
         for _ in range(steps):
