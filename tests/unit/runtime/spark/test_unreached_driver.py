@@ -29,7 +29,7 @@ SPARK = (
 
 
 class TestAWorkerThatCannotReachItsDriver:
-    def test_names_the_address_and_what_to_look_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_names_the_address_and_the_next_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bound: list[bool] = []
         monkeypatch.setattr(host, "_die_with_parent", lambda: bound.append(True))  # this process is to live on
         app = hf.App("unreached")

@@ -31,7 +31,7 @@ class Short(socket.socket):
 
 
 class TestAListener:
-    def test_takes_connections_again_after_file_descriptors_ran_out(self) -> None:
+    def test_accepts_connections_again_after_file_descriptors_ran_out(self) -> None:
         served: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         with Short() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -43,7 +43,7 @@ class TestAListener:
             assert listener.refusals == 1
             wire.close_listener(listener)
 
-    def test_that_is_closed_lets_its_thread_end(self) -> None:
+    def test_ends_its_thread_when_it_is_closed(self) -> None:
         listener = wire.listen("127.0.0.1")
         serve_each(listener, "ends", SECRET, lambda stream, _: stream.close())
         (thread,) = [each for each in threading.enumerate() if each.name == "ends-accept"]
