@@ -280,7 +280,9 @@ def epoch_of(ref: ObjectRef) -> int:
 class TestEpochsOfAJob:
     @settings(max_examples=150, deadline=None)
     @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 400))
-    def test_epochs_complete_whole_and_in_order_whatever_is_lost(self, seed: int, parallelism: int, steps: int) -> None:
+    def test_epochs_complete_fully_and_in_order_whatever_messages_are_lost(
+        self, seed: int, parallelism: int, steps: int
+    ) -> None:
         """P2, P4, P8, P9; the checks are where things happen, in `World`."""
         world = World(seed, parallelism)
         for _ in range(steps):

@@ -89,7 +89,7 @@ def prepared(app: hf.App) -> Prepared:
 
 
 class TestAnExecution:
-    def test_runs_what_was_prepared_and_reports_to_its_ports(self, app: hf.App) -> None:
+    def test_runs_the_prepared_job_and_reports_to_its_ports(self, app: hf.App) -> None:
         reported, execution = Reported(), InThisProcess()
         job = prepared(app)
         outcome = execute(job, execution, reported)
@@ -126,7 +126,7 @@ class TestAPublisher:
         assert publisher.publish(cluster.driver, 1_000_000).problems == ()
         assert [each.code for each in publisher.publish(cluster.driver, 2_000_000).problems] == ["root_refused"]
 
-    def test_leaves_the_file_to_the_run_that_fenced_this_one(self, app: hf.App) -> None:
+    def test_does_not_write_the_file_of_the_run_that_fenced_this_one(self, app: hf.App) -> None:
         job = prepared(app)
         publisher, cluster = self.publisher(job)
         publisher.publish(cluster.driver, 1_000_000)

@@ -34,7 +34,7 @@ print(len(read))
 
 
 @pytest.mark.thorough
-def test_threads_that_read_at_once_do_not_end_the_process() -> None:
+def test_threads_that_decode_simultaneously_do_not_crash_the_process() -> None:
     for _ in range(PROCESSES):
         ended = subprocess.run([sys.executable, "-c", READS], capture_output=True, text=True, check=False)
         assert (ended.returncode, ended.stdout.strip()) == (0, "8"), ended.stderr

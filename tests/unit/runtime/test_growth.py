@@ -100,14 +100,14 @@ def look(t: TestDriver) -> Counter[str]:
 
 class TestNothingIsKeptPerEpoch:
     @pytest.mark.parametrize("made", [app, app_written_at_once])
-    def test_driver_and_workers_hold_as_much_after_more_epochs(self, made: Callable[[], hf.App]) -> None:
+    def test_driver_and_workers_hold_no_more_objects_after_more_epochs(self, made: Callable[[], hf.App]) -> None:
         with TestDriver(made()) as t:
             epochs(t, 0)
             before = look(t)
             epochs(t, EPOCHS)
             assert growth(before, look(t)) == {}
 
-    def test_the_look_sees_one_object_per_epoch(self) -> None:
+    def test_the_measurement_detects_one_object_per_epoch(self) -> None:
         """Else the test above would prove nothing."""
         kept: list[Any] = []
         with TestDriver(app()) as t:
@@ -119,7 +119,7 @@ class TestNothingIsKeptPerEpoch:
             kept += [(Tag(Timeline(1), Epoch(n)),) for n in range(EPOCHS)]
             assert growth(before, look(t))["Tag"] == EPOCHS
 
-    def test_a_log_keeps_so_many_commits_and_no_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_log_keeps_a_limited_number_of_commits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(commits, "CACHED_COMMITS_MAX", 8)
         store = MemoryObjects()
         meta = create_log(store, pa.schema([pa.field("n", pa.int64(), nullable=False)]), partitions=1)

@@ -125,7 +125,7 @@ def unheard(sink: ImmediateSink) -> ImmediateSink:
 
 
 class TestTombstones:
-    def test_of_writes_ahead_of_a_commit_go_with_the_commit_that_passes_them(self, tmp_path: Path) -> None:
+    def test_of_writes_ahead_of_a_commit_are_removed_by_the_commit_that_covers_them(self, tmp_path: Path) -> None:
         it = Writes(tmp_path)
         it.write(50, place=1)
         first = it.close_epoch(50)
@@ -135,7 +135,7 @@ class TestTombstones:
         it.commit(it.close_epoch(100))
         assert it.tombstones() == 0
 
-    def test_that_an_older_generation_left_go_once_the_newer_one_has_passed_them(self, tmp_path: Path) -> None:
+    def test_of_an_older_generation_are_removed_once_the_newer_one_passes_them(self, tmp_path: Path) -> None:
         it = Writes(tmp_path)
         it.write(100, place=1, op=DELETE)
         it.begin(2, offset=0)
@@ -144,7 +144,7 @@ class TestTombstones:
         it.commit(it.close_epoch(100))
         assert it.tombstones() == 0
 
-    def test_of_a_write_whose_reply_was_lost_go_too(self, tmp_path: Path) -> None:
+    def test_of_a_write_whose_reply_was_lost_are_removed_too(self, tmp_path: Path) -> None:
         it = Writes(tmp_path, unheard)
         it.commit(it.close_epoch(0))
         it.write(100, place=1, op=DELETE)

@@ -433,7 +433,7 @@ class TestDriversAndWorkers:
 
     @settings(max_examples=60, deadline=None)
     @given(st.integers(0, 2**32), st.integers(0, 600), st.lists(st.integers(1, 4), min_size=2, max_size=4))
-    def test_so_it_is_when_every_driver_runs_another_number_of_subtasks(
+    def test_every_number_is_delivered_once_over_changes_of_parallelism(
         self, seed: int, steps: int, widths: list[int]
     ) -> None:
         """P20: nothing of the new writers before all older writers' output is in."""

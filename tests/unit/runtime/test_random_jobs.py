@@ -312,7 +312,7 @@ class TestRandomJobs:
 
 
 class TestTheOracle:
-    def test_it_leaves_nulls_out_as_sql_does(self) -> None:
+    def test_nulls_are_ignored_as_in_sql(self) -> None:
         two = [Reading(1, None, 1, None, math.nan, START), Reading(2, None, 1, 4, None, START)]
         assert shown(row_of(two)) == {
             "n": 2,

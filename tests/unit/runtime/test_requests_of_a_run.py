@@ -49,8 +49,8 @@ class Played:
             waiting[0].step()
 
 
-class TestARequestToRewind:
-    def test_that_names_a_sink_which_the_job_lacks_is_refused(self) -> None:
+class TestRewindRequest:
+    def test_that_names_an_unknown_sink_is_refused(self) -> None:
         with TestDriver(hot()) as t:
             played = Played(t)
             name = played.rewind(played.generation, "new:impossible")
@@ -58,7 +58,7 @@ class TestARequestToRewind:
             reply = answer_to(played.store, name)
             assert reply is not None and "no sink 'new'" in reply["reason"]
 
-    def test_that_is_for_a_newer_run_is_left_to_it_whatever_this_one_lacks(self) -> None:
+    def test_for_a_newer_run_is_left_to_it_even_if_its_sink_is_unknown_here(self) -> None:
         """Another process may have taken the job over with other code; this one does not know it yet."""
         with TestDriver(hot()) as t:
             played = Played(t)

@@ -146,22 +146,22 @@ def life() -> Life:
     return life
 
 
-class TestKeysThatWereDeleted:
-    def test_do_not_return_after_two_rescales_around_a_base_merge(self, life: Life) -> None:
+class TestDeletedKeys:
+    def test_do_not_reappear_after_two_rescales_around_a_base_merge(self, life: Life) -> None:
         spans = {piece.key_groups for piece in pieces(life.handles[0])}
         assert spans == {(0, GROUPS // 2), (GROUPS // 2, GROUPS)}, "no segment was restricted: nothing is tested"
         assert life.restored() == life.rows
 
-    def test_do_not_return_with_a_merge_of_restricted_segments(self, life: Life) -> None:
+    def test_do_not_reappear_with_a_merge_of_restricted_segments(self, life: Life) -> None:
         life.merge(0)
         assert life.restored() == life.rows
 
-    def test_do_not_return_to_any_owner_of_a_part(self, life: Life) -> None:
+    def test_do_not_reappear_at_any_owner_of_a_part(self, life: Life) -> None:
         for parallelism in (3, 2, 4, 1):
             life.rescale(parallelism)
             assert life.restored() == life.rows
 
-    def test_do_not_return_where_the_second_rescale_joins_other_parts(self, life: Life) -> None:
+    def test_do_not_reappear_if_the_second_rescale_joins_other_parts(self, life: Life) -> None:
         life.rescale(4)
         life.merge(1)
         life.write(s0={key: None for key in KEYS if GROUP_OF[key] < 2})

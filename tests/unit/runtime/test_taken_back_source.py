@@ -28,15 +28,15 @@ def words(tmp_path: Path) -> Words:
     return job
 
 
-class TestRecordsTakenBack:
-    def test_end_the_run_when_a_heartbeat_learns_of_it(self, words: Words) -> None:
+class TestVoidRecords:
+    def test_fail_the_run_when_a_heartbeat_detects_them(self, words: Words) -> None:
         for member in words.cluster.members.values():
             member.loop.take_stock()
         reported = [member.loop.heartbeat() for member in words.cluster.members.values()]
         assert any(beat.broken and beat.generation == words.job.generation for beat in reported)
         self.ends_with_the_cause(words)
 
-    def test_end_the_run_when_a_read_learns_of_it(self, words: Words) -> None:
+    def test_fail_the_run_when_a_read_detects_them(self, words: Words) -> None:
         words.cluster.settle()
         self.ends_with_the_cause(words)
 
