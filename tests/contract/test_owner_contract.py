@@ -46,7 +46,7 @@ def rows(*numbers: int) -> list[pa.RecordBatch]:
 
 
 class World:
-    """A sink, and what a user would see in its target."""
+    """A sink, and the rows that a user would see in its target."""
 
     def __init__(self, sink: Any, numbers: Callable[[], list[int]], back_up: Callable[[], Callable[[], None]]) -> None:
         self.sink, self.numbers, self.back_up = sink, numbers, back_up

@@ -1,4 +1,4 @@
-"""`holdfast rewind`, killed at every step that changes something and repeated: the result is that of one whole run."""
+"""`holdfast rewind`, killed at every step with an effect and repeated, has the result of an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tools/docs.py writes into the pages is what the code says now."""
+"""The generated parts of the pages match the current code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation shows works on Spark: whole pages, block after block."""
+"""The examples of the documentation work on Spark: complete pages, block after block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every Python example and every command of the documentation does what the page says.
+"""Every Python example and every command of the documentation has the documented result.
 
 What needs Spark is in test_on_spark.py.
 """

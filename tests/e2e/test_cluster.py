@@ -135,7 +135,7 @@ class TestSecrets:
 
 
 def read_of(process: psutil.Process, what: str) -> bytes:
-    """Return what the system shows a user of a process; empty if the process has ended."""
+    """Return what the system shows users about a process; empty if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process.pid}/{what}").read_bytes()
     return b""

@@ -1,6 +1,6 @@
 """The wheel works with every Python that it accepts: installed with its dependencies, a new project tested and run.
 
-Installs with pip from the configured index, in the versions of requirements.lock. A Python is looked for on the PATH,
+Installs with pip from the configured index, in the versions of requirements.lock. A Python is searched on the PATH,
 with pyenv and with uv; one that this machine lacks is skipped by name.
 """
 

@@ -40,7 +40,7 @@ def holdfast(folder: Path, *arguments: str, kill_at: int = 0) -> subprocess.Comp
 
 
 def wait_until_nobody_runs_it(folder: Path) -> None:
-    """Wait until a sleeping or killed driver counts as gone; before that, the command asks it instead of acting."""
+    """Wait until a stopped or killed driver counts as dead; before that, the command sends it a request instead."""
     deadline = time.monotonic() + 60
     while (state := json.loads(holdfast(folder, "status", "flights", "--json").stdout)["state"]) != "unreachable":
         assert time.monotonic() < deadline, f"the job is {state}"

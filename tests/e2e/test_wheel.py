@@ -1,4 +1,4 @@
-"""The wheel installs what is in the tree: links and package lists hide mistakes until a user installs the wheel."""
+"""The wheel contains the modules of the tree; links and package lists hide mistakes until a user installs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault at every step of a job's disk: all reported results exist, whole and once, and the job continues.
+"""A fault at every disk operation of a job: all reported results exist, complete and once, and the job continues.
 
 Every test takes a sample of the steps; `make soak` takes all. A failure prints the case as a line of JSON, from which
 `python tests/storage/cases.py` replays it.
@@ -22,7 +22,7 @@ from cases import Case, Cases, Fault, Result, rows
 SEEDS = 7
 FAULTS = ("kill", "power", "torn", "full", "broken")
 TOUCHED = ("root/life/log", "root/life/manifests", "root/life", "output", "target", "local", "root/life/base")
-"""Where a lasting fault strikes: each has its own disk; the empty one stands for a disk shared by all."""
+"""Where a lasting fault strikes: each has its own disk; the empty one means a disk shared by all."""
 ALLOWED = {
     "kill": {"killed"},
     "power": {"killed"},
@@ -55,7 +55,7 @@ def lasts(server: Cases) -> int:
 
 
 def spread(what: str, steps: int, count: int, lasting: bool = False) -> list[Case]:
-    """Return cases whose steps are spread over the whole life, each at a different place."""
+    """Return cases whose steps are spread over an entire life, each at a different step."""
     rng = random.Random(f"{what}/{steps}/{count}")
     count = min(count, steps)
     places = [steps * i // count + rng.randrange(max(1, steps // count)) for i in range(count)]
@@ -83,7 +83,7 @@ def fired(results: list[Result]) -> None:
 
 
 def said(result: Result) -> bool:
-    """Return whether a life reported what is wrong and what to do about it."""
+    """Return whether a life reported the problem and the next step."""
     return any(found.get("what") and found.get("next") for found in result.findings)
 
 
@@ -159,7 +159,7 @@ class TestAFullLocalDisk:
             assert "No space left on device" in reported["what"] and "free space" in reported["next"]
 
     def reported_with_a_disk_full_from(self, server: Cases, step: int) -> list[dict[str, Any]]:
-        """Return what was told of workers whose state is open, while another one could not start."""
+        """Return the reports about workers whose state is open, while another worker could not start."""
         result = server.run(Case(0, (Fault("full", step, True, "local"),)))
         assert not result.problem, result.problem
         assert "backoff" in {found.get("code") for found in result.findings}

@@ -1,4 +1,4 @@
-"""What the package tells pip, package indexes and its users: version, interpreters, bounds of dependencies."""
+"""Metadata of the package for pip, package indexes and users: version, interpreters, bounds of dependencies."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ class TestSafety:
         none([at(path, line, "Arrow or msgspec, never code from data") for path, line in places])
 
     def test_decoders_are_created_when_a_module_is_loaded(self) -> None:
-        # Two threads that let msgspec learn a type at once end the process.
+        # Two threads in which msgspec prepares a type simultaneously crash the process.
         none(
             [
                 at(path, node.lineno, "make a Decoder where the module is loaded")

@@ -1,4 +1,4 @@
-"""What connectors say they can do, and what is refused because of it before anything is opened."""
+"""Capabilities that connectors declare, and refusals based on them before anything is opened."""
 
 from __future__ import annotations
 

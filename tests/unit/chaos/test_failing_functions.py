@@ -46,7 +46,7 @@ class Played:
             return True
 
     def error(self) -> ErrorReport:
-        """Return what a worker reports when the first function of the job fails."""
+        """Return the error that a worker reports when the first function of the job fails."""
         [source] = self.plan.sources
         run = FragmentRuntime(self.plan.fragments[source.fragment], {}, lambda *_: None, lambda *_: None)
         record = {name: [1] for name in source.source.schema.names}

@@ -38,7 +38,7 @@ def shown(*lines: Line, first: Line | None = None) -> dict[str, Any]:
 
 
 CUT = chain(6, 5, UNPROVEN)
-"""Of the oldest checkpoint that is kept, whose predecessor is not."""
+"""The reason for the oldest kept checkpoint, whose predecessor is not kept."""
 
 
 class TestAudit:

@@ -24,7 +24,7 @@ EPOCHS = 2 * NEWEST_SPARED + 2
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A job whose checkpoints share one old segment and each have one of their own."""
+    """A job whose checkpoints share one old segment and each have one more."""
     store = open_objects(str(tmp_path))
     repository = Repository(store)
 

@@ -173,7 +173,7 @@ class TestFeeder:
 
     @pytest.mark.parametrize("late", [0.0, 1.0, 5.0, 20.0])
     def test_rows_still_arrive_when_faults_take_many_times_longer_than_planned(self, late: float) -> None:
-        """Of as many rows as the short runs of the tests have, some in a tenth of the planned duration."""
+        """With the number of rows of the short test runs, every tenth of the planned duration still gets some."""
         rows = [int(120_000 * share_fed(1 + late + tenth / 10, lingering=True)) for tenth in range(10)]
         assert len(set(rows)) == len(rows)
 

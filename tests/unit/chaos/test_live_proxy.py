@@ -81,7 +81,7 @@ def received(port: int) -> int:
 
 @contextmanager
 def companion_of(pair: Pair) -> Iterator[None]:
-    """Let a process of its own connect through the pair's proxy, and say nothing."""
+    """Let a separate process connect through the pair's proxy, and send nothing."""
     code = f"import socket, sys; at = socket.create_connection({pair.address!r}, 10); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE):
         far, _ = pair.listener.accept()

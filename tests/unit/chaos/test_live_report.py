@@ -154,7 +154,7 @@ class TestJournal:
 
 
 class Marks(HTMLParser):
-    """Collects the faults that a browser would draw, what it would load, and the tags left open at the end."""
+    """Collects the faults that a browser would draw, the resources it would load, and the unclosed tags."""
 
     VOID = frozenset(("meta", "link", "br", "img", "path", "rect"))
 

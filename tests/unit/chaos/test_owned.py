@@ -28,7 +28,7 @@ os.waitpid(child.pid, os.WUNTRACED)
 pathlib.Path(sys.argv[1]).write_text(f"{{os.getpid()}} {{child.pid}}")
 {WAITS}
 """
-"""Starts a process in a session of its own, which is stopped; says who they are, and waits."""
+"""Starts a stopped process in its own session, prints the process ids, and waits."""
 HARNESS = """
 import pathlib, sys
 from holdfast.chaos.live.running import run

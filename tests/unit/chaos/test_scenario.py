@@ -1,4 +1,4 @@
-"""What a scenario may contain, and what is refused before anything starts."""
+"""The contents that a scenario may have, and those refused before anything starts."""
 
 from __future__ import annotations
 

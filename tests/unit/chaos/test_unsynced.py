@@ -1,4 +1,4 @@
-"""What a loss of power may destroy, and what it may not."""
+"""The data that a loss of power may destroy, and the data that it may not."""
 
 from __future__ import annotations
 

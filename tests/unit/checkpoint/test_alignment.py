@@ -83,7 +83,7 @@ class TestLastBarrier:
     def test_a_sender_that_missed_the_last_trigger_does_not_stop_the_worker(
         self, order: tuple[ChannelId, ChannelId]
     ) -> None:
-        """Epoch 7 was to be the last and was given up; LEFT learnt of it only with the trigger of 8."""
+        """Epoch 7 was meant to be the last and was given up; LEFT closed it only with the trigger of 8."""
         said = {LEFT: barrier(7), RIGHT: barrier(7, last=True)}
         assert play(*((channel, said[channel]) for channel in order))[1] == Close(SEVEN)
 

@@ -78,7 +78,7 @@ def in_flight(owner: str, job: Job, draft: Callable[[Job], Body]) -> InFlight:
 
 
 class TestNames:
-    """P6: a name given meanwhile hinders nobody."""
+    """P6: a name that another process gives does not block an append."""
 
     NAMED = record(4, 1, "somebody", SavepointNamed(Epoch(1), "v1"), EPOCH_OF_A)
     RUN = folded(CREATION, START_OF_A, EPOCH_OF_A)
@@ -123,7 +123,7 @@ class TestOneAppend:
         assert state == InFlight("a", RUN_BY_A, EPOCH_OF_A, completion)
 
     def test_the_append_is_done_when_its_number_holds_our_record(self) -> None:
-        """P4: the owner token tells."""
+        """P4: the owner token identifies the record."""
         after = folded(CREATION, START_OF_A, EPOCH_OF_A)
         assert occupied(in_flight("a", RUN_BY_A, completion), EPOCH_OF_A) == (
             Quiet("a", after),
@@ -162,7 +162,7 @@ class TestConflict:
         assert effects == [Create(record(5, 2, "b", GenerationStarted(Epoch(102), Epoch(1), "here", "b"), stop))]
 
     def test_a_job_that_finished_just_before_is_not_started_again(self) -> None:
-        """P13: a start after `Finished` would make the log unreadable for good."""
+        """P13: a start after `Finished` would make the log permanently unreadable."""
         before = folded(CREATION, START_OF_A, EPOCH_OF_A)
         end = record(4, 1, "a", Finished(Epoch(1)), EPOCH_OF_A)
         after = fold(before, end)
@@ -212,7 +212,7 @@ class Drivers:
         return reduce(fold, self.log, None)
 
     def enter(self) -> None:
-        """A driver comes up and reads the log as it stands."""
+        """A driver starts and reads the current log."""
         owner = f"driver-{len(self.drivers)}"
         driver = Driver(owner, Quiet(owner, None))
         job = self.job()
@@ -239,7 +239,7 @@ class Drivers:
                     driver.lost.append(effect)
 
     def write(self, driver: Driver, quiet: Quiet) -> None:
-        """The driver has something to say: mostly an epoch, sometimes a recovery, rarely its end."""
+        """The driver appends a record: mostly an epoch, sometimes a recovery, rarely its end."""
         self.numbers += 1
         number, kind, skipped = self.numbers, self.random.random(), self.random.randrange(EPOCHS_GIVEN_UP_MAX)
         draft: Callable[[Job], Body]
@@ -288,7 +288,7 @@ class Drivers:
             self.random.choice(choices)()
 
     def settle(self) -> None:
-        """Everything sent arrives, everybody hears, and whoever can still append tries to."""
+        """Every message arrives, and every driver that can still append tries to."""
         for _ in range(10_000):
             waiting = [d for d in self.drivers if d.requests or d.replies]
             if not waiting:
@@ -315,14 +315,14 @@ class TestSeveralDrivers:
         for _ in range(steps):
             world.step()
         world.settle()
-        for driver in world.drivers:  # the overtaken ones learn it at their next append
+        for driver in world.drivers:  # overtaken drivers are notified at their next append
             if isinstance(driver.state, Quiet) and driver.state.job is not None and driver.state.job.ended is None:
                 world.write(driver, driver.state)
         world.settle()
         job = world.job()
         assert job is not None
 
-        # A record is in the log once, and every driver knows of exactly its own.
+        # A record is in the log once, and every driver was notified of exactly its own.
         said = Counter(
             (r.owner, r.kind, getattr(r.body, "cause", None), getattr(r.body, "duration_ms", None))
             for r in world.log
@@ -333,14 +333,14 @@ class TestSeveralDrivers:
             own = [r for r in world.log if r.owner == driver.owner and not isinstance(r.body, JobCreated)]
             assert [r for r in driver.appended if not isinstance(r.body, JobCreated)] == own
 
-        # Whoever is not the owner of the newest generation was told so, once, or had ended the run before.
+        # Every driver but the owner of the newest generation was notified once, or had ended its run before.
         for driver in world.drivers:
             overtaken = isinstance(driver.state, Overtaken)
             assert overtaken == (len(driver.lost) == 1)
             ended = isinstance(driver.state, Quiet) and (driver.state.job is None or driver.state.job.ended is not None)
             assert driver.owner == job.owner or overtaken or ended
 
-        # Generations use numbers of their own.
+        # Generations use distinct numbers.
         for earlier, later in zip(job.starts, job.starts[1:], strict=False):
             used = [c.body.epoch for c in job.completed if c.generation == earlier.generation]
             assert max(used, default=earlier.first_epoch - 1) + EPOCHS_GIVEN_UP_MAX < later.first_epoch

@@ -1,4 +1,4 @@
-"""Digests of parts and epochs: how they add up, and what a manifest says of them."""
+"""Digests of parts and epochs: how they add up, and how a manifest stores them."""
 
 from __future__ import annotations
 

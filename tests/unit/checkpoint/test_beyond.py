@@ -1,4 +1,4 @@
-"""What storage holds beyond the end of a job log, and what is no proof of anything."""
+"""Objects beyond the end of a job log: those that prove a truncated log, and those that prove nothing."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class TestCatalogue:
         left = set(everything)
         retained = [each.epoch for each in life]
         while len(retained) > 1:
-            # Any may go, as long as the newest stays: savepoints outlive what lies around them.
+            # Any checkpoint but the newest may expire: savepoints are kept longer than their neighbours.
             gone = data.draw(st.sets(st.sampled_from(retained[:-1]), min_size=1))
             retained = [epoch for epoch in retained if epoch not in gone]
             now = job(*retained)

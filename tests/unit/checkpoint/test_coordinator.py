@@ -68,7 +68,7 @@ class TestTrigger:
         assert trigger(state, 6.0, last=False)[1] == [Trigger(barrier(109, committed=108))]
 
     def test_the_epoch_after_an_abandoned_one_builds_on_the_last_completed_one(self) -> None:
-        """P8: that is how workers learn to merge the other forward."""
+        """P8: from this, workers know that they must merge the other epoch forward."""
         state, _ = deadline_passed(collecting())
         assert isinstance(state, Idle)
         assert trigger(state, 6.0, last=False)[1] == [Trigger(barrier(109, committed=BASE))]

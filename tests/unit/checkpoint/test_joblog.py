@@ -154,7 +154,7 @@ def unchained(each: Record) -> Record:
 
 
 class TestRecentEpochs:
-    """P14: local state that a kill left stands at an epoch that may have expired since."""
+    """P14: local state left by a kill is at an epoch that may have expired since."""
 
     def manifests(self, job: Job) -> list[int]:
         assert all(cut.manifest == MANIFEST.sha256 for cut in job.recent)
@@ -239,7 +239,7 @@ class TestEndOfARun:
 
 
 class TestSavepoints:
-    """P6: anybody may name a completed checkpoint, at any time."""
+    """P6: any process may name a completed checkpoint, at any time."""
 
     def named(self, seq: int, epoch: int = 1, name: str = "v1", generation: int = 1) -> Record:
         return record(seq, generation, SavepointNamed(Epoch(epoch), name), owner="somebody")
@@ -316,7 +316,7 @@ class TestEpochNumbers:
 
     @given(st.lists(st.one_of(st.just("start"), st.integers(1, EPOCHS_GIVEN_UP_MAX + 1)), max_size=12))
     def test_generations_never_share_a_number(self, moves: list[str | int]) -> None:
-        """A number stands for an epoch completed so many numbers after what the generation may use next."""
+        """A number means an epoch completed that many numbers after the next one of the generation."""
         job = folded(created(), started(2, 1, 1))
         reach = EPOCHS_GIVEN_UP_MAX  # highest number that may have been triggered so far
         for move in moves:

@@ -92,7 +92,7 @@ class TestHandles:
         assert again == TWO
 
     def test_bases_of_several_owners_become_pieces_that_follow_nothing(self) -> None:
-        """A base has no tombstones: a piece of another owner must not lie below it."""
+        """A base has no tombstones: a piece of another owner must not be below it."""
         old = (handle(0, (0, 8), segment(6, 0), base=5), handle(1, (8, 16), segment(3, 1), segment(4, 1), base=2))
         (merged,) = handles_for(manifest(old), ranges(1))
         assert (merged.base, merged.base_epoch) == ((), 0)

@@ -39,7 +39,7 @@ MANIFEST = Manifest(UUID, Generation(1), Timeline(1), Epoch(7), Epoch(0), 1, 128
 
 
 class LateListing(MemoryObjects):
-    """A listing as a folder gives it while somebody creates files: it shows some and misses others."""
+    """A listing of a folder while another process creates files: it shows some and misses others."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class TestReadingTheLog:
         assert filled(LogGrowsWhileRead(), CREATED, STARTED).records() == [CREATED, STARTED, AGAIN]
 
     def test_a_missing_record_is_damage_and_not_the_end(self) -> None:
-        """Else the next driver would append into it and history would branch."""
+        """Otherwise the next driver would append at that number and history would branch."""
         with pytest.raises(Damaged, match=r"has log/0+3\.json, but not log/0+2\.json"):
             filled(MemoryObjects(), CREATED, AGAIN).read_log()
 
@@ -105,7 +105,7 @@ class TestReadingTheLog:
 
 
 class TestCreatingARecord:
-    """P4: the answer is always what stands at the number now."""
+    """P4: the reply is always the record now stored at the number."""
 
     def test_a_record_is_created_at_a_free_number(self) -> None:
         repository = filled(MemoryObjects(), CREATED)
@@ -158,7 +158,7 @@ def of(seq: int, body: Body) -> Record:
 
 
 def long_log() -> list[Record]:
-    """Two folds begin anew in it: records 6 and 9."""
+    """It contains two log starts: records 6 and 9."""
     done = [CheckpointCompleted(Epoch(n), Epoch(n - 1), ObjectRef(f"m/{n}", 1, ""), 1, 1, 1) for n in range(5)]
     records = [CREATED, STARTED, of(3, done[1]), of(4, done[2]), of(5, Expired(Epoch(1)))]
     for body in (None, done[3], done[4], None):
@@ -196,7 +196,7 @@ class TestPruning:
 
     @pytest.mark.parametrize("number", [3, 7])
     def test_a_name_at_a_pruned_number_is_refused_and_ignored_by_readers(self, number: int) -> None:
-        """P6, P7: whoever names may have read the log long ago."""
+        """P6, P7: the process that gives the name may have read the log long ago."""
         repository = filled(MemoryObjects(), *long_log())
         repository.prune(9, set())
         name = of(number, SavepointNamed(Epoch(1), "v1"))
@@ -215,7 +215,7 @@ class TestPruning:
         assert repository.create_record(of(10, Expired(Epoch(3)))) == name
 
     def test_names_are_never_pruned(self) -> None:
-        """P7: a stale driver's next record must find what stands there."""
+        """P7: a stale driver's next record must find the stored name."""
         records = [*long_log()[:4], msgspec.structs.replace(of(5, SavepointNamed(Epoch(1), "v1")), owner="somebody")]
         job = None
         for each in records:

@@ -1,4 +1,4 @@
-"""Every example gives, with a crash in the middle, what an oracle without Holdfast computes."""
+"""Every example, with a crash in the middle, gives the result of an oracle without Holdfast."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def some_events() -> pl.DataFrame:
 
 
 def push_with_a_crash(driver: TestDriver, source: str, rows: list[dict[str, object]]) -> None:
-    """Push rows round the partitions; half way a worker dies."""
+    """Push rows to the partitions in turn; a worker dies halfway."""
     half = len(rows) // 2
     for part in (rows[:half], rows[half:]):
         for partition in range(PARTITIONS):

@@ -1,4 +1,4 @@
-"""The check of the flights job under faults counts what is lost and what was counted twice."""
+"""The check of the flights job under faults counts lost and duplicated records."""
 
 from __future__ import annotations
 

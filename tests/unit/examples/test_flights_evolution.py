@@ -92,7 +92,7 @@ PHASES: list[tuple[pa.DataType, dict[str, Any], dict[str, Any], list[str]]] = [
         {"delays": hf.count("delay"), "all_events": hf.count()},
         ["tails.arrivals", "hours.mean_delay"],
     ),
-    (  # it comes back
+    (  # it is added again
         WIDE,
         {
             "worst_delay": hf.max("delay"),

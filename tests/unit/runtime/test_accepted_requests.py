@@ -88,7 +88,7 @@ def close(run: Run) -> None:
 
 
 def foreign(run: Run, body: joblog.Body, *, newer: bool = False) -> None:
-    """Another process appends this before what is in flight; `newer`: it starts a generation of its own."""
+    """Another process appends this before the record in flight; `newer`: it starts its own generation."""
     job = reduce(joblog.fold, run.log, None)
     assert job is not None
     generation = Generation(job.generation + newer)
@@ -344,7 +344,7 @@ ENDINGS: tuple[Callable[[Run], None], ...] = (*IN_ORDER, ends_now, fails, is_fen
 
 
 def is_done(run: Run, kind: str, args: Mapping[str, Any]) -> bool:
-    """Whether the log, or the end itself, shows what was asked for."""
+    """Whether the log, or the end itself, shows the requested effect."""
     job = reduce(joblog.fold, run.log, None)
     assert job is not None
     if kind == "savepoint":

@@ -221,7 +221,7 @@ class TestAddedPartition:
 
 
 class TestEventTime:
-    """A new partition holds time where it stands until its first record, or until it is idle; time never goes back."""
+    """A new partition holds event time until its first record or until it is idle; event time never decreases."""
 
     @SEEDS
     def test_waits_for_a_new_partition(self, seed: int) -> None:

@@ -82,7 +82,7 @@ class Aggregating:
 
 
 def totals(kind: pa.DataType, values: Sequence[Any], nullable: bool = True, **aggregates: Any) -> tuple[Any, ...]:
-    """Aggregate one column over one key, one row per batch and all at once, and expect the same."""
+    """Aggregate one column over one key, one row per batch and in one batch, and expect the same result."""
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", kind, nullable=nullable)])
     rows = pa.RecordBatch.from_arrays([pa.array([1] * len(values), pa.int64()), pa.array(values, kind)], schema=schema)
     whole, single = Aggregating(schema, ["k"], **aggregates), Aggregating(schema, ["k"], **aggregates)

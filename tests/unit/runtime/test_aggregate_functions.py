@@ -108,7 +108,7 @@ class TestCheckedSums:
         assert state["sum"].tolist() == [INT64_MAX, 0, 0]
 
     def test_a_bound_that_was_exceeded_is_no_longer_used(self) -> None:
-        """With many keys the sums are not looked at again, so nothing is known of a sum that came near the bound."""
+        """With many keys the sums are not checked again, so a sum near the bound is unknown."""
         total, state = FUNCTIONS["sum"], {"sum": np.zeros(1_000, np.int64)}
         state["sum"][0], known = INT64_MAX - 30, Known(INT64_MAX - 10)
         near = given_of([(0, 25)])

@@ -1,4 +1,4 @@
-"""Any chain of filters and projections gives what Polars gives on the whole, however rows are batched."""
+"""Any chain of filters and projections gives the result of Polars on all rows, however they are batched."""
 
 from __future__ import annotations
 

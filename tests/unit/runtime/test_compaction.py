@@ -97,7 +97,7 @@ class TestRestoring:
         assert stored.restored(deploy, MemoryKeyValue(), None) == {2: 1, 3: 3}
 
     def test_a_folder_older_than_the_base_is_not_used(self) -> None:
-        """The base does not say that 1 was deleted."""
+        """The base does not record the deletion of 1."""
         stored = Stored()
         deploy = stored.deploy(3, stored.base(2), stored.segments[2])
         assert stored.restored(deploy, stored.folder(1), 1) == {2: 1, 3: 3}
@@ -115,7 +115,7 @@ class TestRestoring:
         assert stored.restored(deploy, stored.folder(2), 2, groups) == {2: 1, 3: 3}
 
     def test_the_restored_epoch_is_identified_by_content(self) -> None:
-        """Else the marker of the local state would name no content, and no later start could use it."""
+        """Otherwise the marker of the local state would name no content, and no later start could use it."""
         stored = Stored()
         deploy = msgspec.structs.replace(
             stored.deploy(3, None, *stored.segments), lineage={Epoch(3): "manifest of 3", Epoch(2): "manifest of 2"}

@@ -1,4 +1,4 @@
-"""What the master makes of what companions report, and what status and explain then say."""
+"""How the job master handles reports of companions, and how status and explain show them."""
 
 from __future__ import annotations
 

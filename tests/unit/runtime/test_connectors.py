@@ -1,4 +1,4 @@
-"""Connectors by name: our own, those of installed packages, and what is refused."""
+"""Connectors by name: built-in ones, those of installed packages, and refused names."""
 
 from __future__ import annotations
 

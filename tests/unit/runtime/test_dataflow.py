@@ -1,4 +1,4 @@
-"""What users write, and what is refused at the very line that has to change."""
+"""The API that users call, and refusals that name the line to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters in whole jobs: every record goes out, is dropped or becomes a dead letter, once, whatever crashes."""
+"""Dead letters in complete jobs: every record is emitted, dropped or becomes a dead letter, once, under any crash."""
 
 from __future__ import annotations
 
@@ -375,7 +375,7 @@ class TestItsEpoch:
         state = StateStore(Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w")), specs, 16, (0, 16))
         readings = open_readings(plan, (SourcePosition("lines", 0, 0),), opened)
         throttle = Throttle(None, VirtualClock())
-        # No sink of this plan is written at once, so nothing is asked of the surroundings.
+        # No sink of this plan is immediate, so the fragment needs no further context.
         immediate = ImmediateWrites(plan, cast("Ports", None), lambda *_: None, lambda *_: None)
         run = SubtaskRun(plan, Subtask(0), 1, state, links, opened, readings, throttle, immediate)
 

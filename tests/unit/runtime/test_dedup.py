@@ -153,7 +153,7 @@ class TestFailures:
 
 
 class Subtask:
-    """The fragment behind the shuffle on the key groups of one subtask, with real state."""
+    """The fragment after the shuffle on the key groups of one subtask, with real state."""
 
     def __init__(self, plan: Plan, cold: MemoryKeyValue, base: Epoch, number: int = 0, parallelism: int = 1) -> None:
         identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))

@@ -1,4 +1,4 @@
-"""What a worker's deliveries remember over generations, and what a driver's repairs begin with."""
+"""State that a worker's deliveries keep over generations, and the checks before a driver's repairs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tag(epoch: int, timeline: int = 1) -> Tag:
 
 
 class Host:
-    """The deliveries of one worker, whose lanes work when they are told to."""
+    """The deliveries of one worker, whose lanes run when the test calls them."""
 
     def __init__(self, folder: Path) -> None:
         self.sink = MemorySink()
@@ -118,7 +118,7 @@ def refusing(error: hf.HoldfastError) -> Fault:
 
 class TestAWriterThatGaveUp:
     def test_it_retries_in_the_next_generation(self, tmp_path: Path) -> None:
-        """The driver that started the generation may not have heard why; else its output would never be delivered."""
+        """The driver of the new generation may not know the reason; without a retry nothing would be delivered."""
         host = Host(tmp_path)
         host.sink.fault = refusing(hf.ConfigError("the table is gone", next_step="bring it back"))
         host.deploy(1, 5)
@@ -190,7 +190,7 @@ class TestATargetBeyondWhatTheJobCompleted:
         assert host.failed == [] and host.deliveries.confirmed() == (Confirmed(OUT, tag(7)),)
 
     def test_a_target_on_a_newer_timeline_is_reported_as_fenced(self, tmp_path: Path) -> None:
-        """It may be the rewind of this very job, of which the worker has not heard yet: the master tells."""
+        """It may be a rewind of this job that the worker does not know of yet: the job master decides."""
         host = Host(tmp_path)
         host.sink.deliver("j", OUT, tag(5, 2), ())
         host.deploy(1, 5)
@@ -198,7 +198,7 @@ class TestATargetBeyondWhatTheJobCompleted:
 
 
 class TestOldTimeline:
-    """A rewind makes its output void: what is still under way there changes nothing any more."""
+    """A rewind makes its output void: operations still in progress there have no effect any more."""
 
     def test_the_result_of_a_delivery_in_progress_is_ignored(self, tmp_path: Path) -> None:
         host = Host(tmp_path)
@@ -245,7 +245,7 @@ class TestBeforeImages:
 
 
 class TestWritersOfARewind:
-    """P21: whoever delivered after the base is fenced too, also a writer that the base has never heard of."""
+    """P21: every writer that delivered after the base is fenced too, even one that the base does not contain."""
 
     MANIFEST = Manifest(JobUuid("j"), Generation(1), Timeline(1), Epoch(5), Epoch(0), 1, 128, (), (), (), (), ())
 
@@ -279,7 +279,7 @@ class TestWritersOfARewind:
 
 
 class TestARepair:
-    """Before anything is taken back, the target is compared with what the base says was delivered."""
+    """Before anything is undone, the target is compared with the deliveries confirmed in the base."""
 
     BASE = msgspec.structs.replace(
         TestWritersOfARewind.MANIFEST,

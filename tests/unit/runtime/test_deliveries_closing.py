@@ -1,4 +1,4 @@
-"""What happens to targets when a worker ends while its lanes, threads of their own, are still at work."""
+"""Closing of targets when a worker ends while its lanes, which are threads, are still busy."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def take_back(driver: TestDriver, rows: int, partition: int) -> None:
 
 
 def hear_of_it(driver: TestDriver, partition: int) -> int:
-    """Let the workers take what the driver has sent, and return how many records of the partition they have read."""
+    """Let the workers process the driver's messages; return how many records of the partition they have read."""
     for member in driver.cluster.members.values():
         while member.inbox:
             member.loop.received(member.inbox.popleft())
@@ -113,7 +113,7 @@ class TestSavepoint:
 
 
 def take_the_end(t: TestDriver) -> None:
-    """The driver lists the sources and tells all workers that the input ends; they do nothing else meanwhile."""
+    """The driver lists the sources and notifies all workers that the input ends; they do nothing else."""
     for _ in range(100):
         t.cluster.driver.turn()
         for lane in t.cluster._lanes.waiting():

@@ -39,7 +39,7 @@ RAW, OUT = "raw", "out"
 
 @dataclass(frozen=True)
 class Ack:
-    """What a worker tells the driver."""
+    """A message of a worker to the driver."""
 
     generation: int
     epoch: Epoch
@@ -258,7 +258,7 @@ class World:
     # The end
 
     def settle(self) -> None:
-        """Nothing is lost any more: another epoch completes, and every worker learns of it (P13)."""
+        """No more messages are lost: another epoch completes, and every worker is notified (P13)."""
         self.trouble = 0.0
         if isinstance(self.epochs, coordinator.Collecting):
             self.deadline_passes()

@@ -242,7 +242,7 @@ class TestHeldEventTime:
 
 
 class TestFullDisks:
-    """What is full is named, and is no matter of being reachable."""
+    """A full disk is named, and is not reported as unreachable."""
 
     def test_a_full_target_is_a_problem_with_its_own_advice(self) -> None:
         run = running()

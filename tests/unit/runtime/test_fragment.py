@@ -59,7 +59,7 @@ class Run:
             table.freeze(Epoch(self.epoch), Epoch(self.epoch - 1))
 
     def rows(self, sink: str = "out") -> list[dict[str, Any]]:
-        """Take what was written to a sink since the last call."""
+        """Take the rows written to a sink since the last call."""
         taken = [row for name, batch in self.written if name == sink for row in batch.to_pylist()]
         self.written = [(name, batch) for name, batch in self.written if name != sink]
         return taken

@@ -1,4 +1,4 @@
-"""Python functions in whole jobs: through crashes they give what plain Python gives, and a failure loses nothing."""
+"""Python functions in complete jobs: over crashes they give the results of plain Python; a failure loses nothing."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ class Point:
 
 
 class Unnamed:
-    """Has no text of its own: `repr` says where it lies in memory."""
+    """Has no text of its own: its `repr` contains its memory address."""
 
 
 class StoppedClock:
-    """A clock that moves only when told."""
+    """A clock that moves only when the test moves it."""
 
     now = 100.0
 
@@ -163,7 +163,7 @@ class TestWrongFunction:
 
     @pytest.mark.parametrize("wrap", [lambda it: it, lambda it: (it, 1.0), lambda it: [it, print, lambda: 0]])
     def test_a_refused_record_does_not_depend_on_memory_addresses(self, wrap: Callable[[Any], Any]) -> None:
-        alive: list[Unnamed] = []  # so that no two of them lie at one place
+        alive: list[Unnamed] = []  # so that no two of them have the same address
 
         def give(i: int) -> Any:
             alive.append(Unnamed())

@@ -38,7 +38,7 @@ class ReadMore:
 
 
 class Job:
-    """Copies what it declares, and counts it in windows."""
+    """Copies the declared columns, and counts rows in windows."""
 
     def __init__(self, folder: Path, declared: type | None) -> None:
         self.folder, self.out = folder, folder / "out"

@@ -1,4 +1,4 @@
-"""A job that runs for long holds no more than one that runs for a while: nothing is kept per epoch.
+"""A job that runs for long holds no more objects than one that runs briefly: nothing is kept per epoch.
 
 What grows with the log of the job (checkpoints that are retained, pieces of state until they are merged) has limits and
 tests of its own and is not counted here.
@@ -29,7 +29,7 @@ from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.objects import MemoryObjects
 
 EPOCHS = 12
-"""Between two looks: what is kept per epoch is seen so often."""
+"""Epochs between two measurements: an object kept per epoch is counted this often."""
 LIMITED_ELSEWHERE = (joblog.Job, Manifest, SnapshotHandle)
 NOT_HELD = (type, types.ModuleType, types.FrameType, types.CodeType, *LIMITED_ELSEWHERE)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -93,7 +93,7 @@ def epochs(t: TestDriver, first: int) -> None:
 
 
 def look(t: TestDriver) -> Counter[str]:
-    """Count what the driver and the workers hold."""
+    """Count the objects that the driver and the workers hold."""
     outside = [t.cluster.repository._store, *t.sources.values(), *t.sinks.values()]
     return held([t.cluster.driver, *(member.loop for member in t.cluster.members.values())], outside)
 
@@ -108,7 +108,7 @@ class TestNothingIsKeptPerEpoch:
             assert growth(before, look(t)) == {}
 
     def test_the_measurement_detects_one_object_per_epoch(self) -> None:
-        """Else the test above would prove nothing."""
+        """Otherwise the test above would prove nothing."""
         kept: list[Any] = []
         with TestDriver(app()) as t:
             epochs(t, 0)

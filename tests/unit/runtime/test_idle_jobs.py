@@ -75,7 +75,7 @@ class TestIdleJob:
 
     @SEEDS
     def test_delivers_its_last_epoch_even_if_the_announcement_is_lost(self, seed: int) -> None:
-        """P9: no barrier follows that would say it."""
+        """P9: no barrier follows that would announce it."""
         with TestDriver(hot(), seed=seed) as t:
             lost, send = list[m.FromDriver](), t.cluster.send
 

@@ -100,7 +100,7 @@ class Writes:
 
 
 class UnheardSink(ImmediateTable):
-    """A sink of whose first write in each generation nobody hears that it is done."""
+    """A sink whose reply to the first write of each generation is lost."""
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
         return Unheard(super().open_immediate(owner))

@@ -1,4 +1,4 @@
-"""A long life with next to nothing kept: what is stored stays bounded, what is kept can be restored."""
+"""A long history with minimal retention: storage stays bounded, and kept checkpoints can be restored."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LongLife:
         return self.epoch_of(name)
 
     def name_last(self, name: str) -> Epoch:
-        """Name the last checkpoint as somebody who is not the driver."""
+        """Name the last checkpoint as a process other than the driver."""
         job = self.job
         body = SavepointNamed(job.base_epoch, name)
         record = Record(job.next_seq, job.uuid, job.generation, job.timeline, "somebody", 0, body)

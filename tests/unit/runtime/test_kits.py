@@ -119,7 +119,7 @@ class Stubborn(MemorySink):
 
 
 class Silent(MemorySink):
-    """Does not say that rows replace each other."""
+    """Does not declare that rows replace each other."""
 
     @property
     def traits(self) -> SinkTraits:

@@ -1,4 +1,4 @@
-"""P14: which epochs a deployment lets local state stand at."""
+"""P14: the epochs at which a deployment accepts local state."""
 
 from __future__ import annotations
 

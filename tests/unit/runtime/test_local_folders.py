@@ -52,7 +52,7 @@ def test_nothing_is_removed_where_the_boot_is_unknown(tmp_path: Path) -> None:
 
 
 def test_folders_of_earlier_versions_are_not_removed(tmp_path: Path) -> None:
-    """Directly below the root stand their boot ids, which do not say of which machine they are."""
+    """Their boot ids are directly below the root and do not identify the machine."""
     (tmp_path / "another-boot" / JOB).mkdir(parents=True)
     assert "another-boot/" + JOB in folders(tmp_path, "one", "a")
 

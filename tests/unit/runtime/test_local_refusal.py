@@ -1,4 +1,4 @@
-"""A disk that takes no local state, or no merged segment, stops nothing, and is told: why, and what to do."""
+"""A disk that refuses local state or merged segments stops nothing, and is reported with cause and next step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pair:
 
 
 class Disk(MemoryKeyValue):
-    """A local folder that refuses writes when told to."""
+    """A local folder that refuses writes when the test asks for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ def real(folder: str) -> None:
         print(rounds, problem["what"])
         assert "IO error" in problem["what"] and "File too large" in problem["what"]
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        while not t.restarts:  # RocksDB goes on by itself, or says that it never will
+        while not t.restarts:  # RocksDB resumes by itself, or reports that it cannot
             step(t, range(1_000))
             rounds += 1
             if not problems(t):
@@ -308,7 +308,7 @@ def real(folder: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="missing: RLIMIT_FSIZE as Linux has it")
 class TestRocksDB:
     def test_with_a_file_size_limit_is_reported_with_its_error_until_it_is_lifted(self, tmp_path: Path) -> None:
-        """In a process of its own, which alone may grow no file."""
+        """In a separate process, as the limit on file sizes holds for an entire process."""
         command = [sys.executable, __file__, str(tmp_path / "local")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -83,7 +83,7 @@ def report(what: str, kind: str = "unavailable") -> ErrorReport:
 
 
 class Run:
-    """One driver: takes events, keeps the state, the log and what was stored; returns the effects."""
+    """One driver: takes events, keeps the state, the log and the stored objects; returns the effects."""
 
     def __init__(self, rules: master.Rules = RULES) -> None:
         self.rules, self.now = rules, 100.0
@@ -105,7 +105,7 @@ class Run:
         return effects
 
     def answer(self, asked: ListPartitions, *new: SourcePosition) -> list[master.Effect]:
-        """The sources are listed: they have what is known, and these."""
+        """The sources are listed: they have the known partitions and these."""
         known = (SourcePosition(source, p, 0) for source, partitions in asked.known.items() for p in partitions)
         return self.take(master.listed(self.state, asked.number, (*known, *new), self.now))
 
@@ -173,7 +173,7 @@ class Run:
         return self.take(master.launch_ended(self.state, number, error, self.now))
 
     def pass_time(self, seconds: float, *, alive: tuple[WorkerId, ...] = (A, B, C)) -> list[master.Effect]:
-        """Time passes; the workers named are heard just before it is looked at."""
+        """Time passes; the named workers send a heartbeat just before it is checked."""
         effects: list[master.Effect] = []
         end = self.now + seconds
         while True:
@@ -245,7 +245,7 @@ class TestConfirmedDelivery:
 
 
 class TestMessagesOfAnOlderGeneration:
-    """P2: its workers may have rolled back since; what they said before that is of no use any more."""
+    """P2: its workers may have rolled back since; their earlier reports are invalid."""
 
     def test_are_ignored(self) -> None:
         run = running()
@@ -398,7 +398,7 @@ class TestGathering:
 
 
 class TestQuiet:
-    """Nothing new and nothing owed, no epoch (docs/design/0025)."""
+    """No epoch without new records or unconfirmed ones (docs/design/0025)."""
 
     def quiet(self, run: Run, worker: WorkerId, epoch: int) -> list[master.Effect]:
         beat = run.heartbeat(worker, quiet=Epoch(epoch))
@@ -582,7 +582,7 @@ class TestRecovery:
         assert launch == Launch(3)
 
     def test_survivors_keep_their_subtask_and_are_given_the_base(self) -> None:
-        """P10: also for a survivor that has not heard that the base is completed."""
+        """P10: even for a survivor that does not know yet that the base is completed."""
         run = running()
         completed(run)
         run.lose(A)
@@ -756,7 +756,7 @@ class TestRestartLimit:
         assert effects == [Send(A, m.Exit("failed")), Send(B, m.Exit("failed")), End("failed", error)]
 
     def test_a_permanent_failure_ends_the_job_even_during_a_recovery(self) -> None:
-        """The worker says it once; a sink that failed for good stays stopped over recoveries."""
+        """The worker reports it once; a sink that failed permanently stays stopped over recoveries."""
         run = running()
         run.lose(A)
         assert isinstance(run.fail(B, "target emptied", permanent=True)[-1], End)
@@ -850,7 +850,7 @@ class TestEnd:
         assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
 
     def test_the_commit_is_repeated_while_the_sink_is_unreachable(self) -> None:
-        """P9: no barrier follows that could tell."""
+        """P9: no barrier follows that could announce it."""
         run = self.stopped()
         assert run.pass_time(1_000.0) == []
         committed = m.Committed(Generation(1), Epoch(1), blob("").sha256)

@@ -36,7 +36,7 @@ def last_record(run: Run) -> joblog.Body:
 
 
 def closed(run: Run, epoch: int, *workers: Any) -> joblog.Body:
-    """The epoch that is open is acked and its record appended; returns what the record says."""
+    """The open epoch is acked and its record appended; returns the body of the record."""
     for worker in workers or (A, B):
         run.ack(worker, epoch)
     run.store()

@@ -14,7 +14,7 @@ UUID = JobUuid("1" * 32)
 
 
 class RepliesLost(MemoryObjects):
-    """What is created is there, but the first to create something new is not told."""
+    """Objects are created, but the reply to the first create is lost."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ FOR_ALL = {"contract", "differences", "event_clock", "backlog", "time_slice"}
 MAKERS = {
     "holdfast.runtime.api.stream",
     "holdfast.runtime.api.windowed",
-    "holdfast.runtime.api.functions",  # what streams are given is checked there, before a step is made of it
+    "holdfast.runtime.api.functions",  # arguments of stream methods are checked there, before a step is made of them
 }
 BY_THE_COMPILER = {"exchange"}
 """No stream has one; the compiler puts it before every edge."""

@@ -1,4 +1,4 @@
-"""How a driver ends whose target says that another run took it over: only the job log tells whether one did.
+"""How a driver ends whose target reports a takeover: only the job log shows whether another run took over.
 
 Source: PROTOCOL P16; docs/design/0021-owned-targets.md.
 """

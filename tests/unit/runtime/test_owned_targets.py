@@ -1,4 +1,4 @@
-"""Targets that are restored, and jobs that exist twice: whole jobs in one thread, on real folders and targets.
+"""Restored targets and duplicated jobs: complete jobs in one thread, on real folders and targets.
 
 Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
 """
@@ -73,7 +73,7 @@ class Site:
 
     def start(self, root: str = "root", adopt: Sequence[str] = ()) -> Cluster:
         started = self.prepare(root, adopt)
-        self._started += 1  # the seed: every driver has a token of its own
+        self._started += 1  # the seed: every driver has its own token
         cluster = Cluster(started.plan, 1, self._started, started.store, 1.0, started.partitions)
         cluster.change_rules(adopted=started.adopted)
         cluster.begin()
@@ -110,14 +110,14 @@ class Site:
                 while offset < end:
                     batch, offset = reader.read(partition, offset, 1 << 30)
                     if batch is None:
-                        break  # what follows was taken back
+                        break  # the following rows are void
                     found += batch.column("n").to_pylist()
             return sorted(found)
         with closing(sqlite3.connect(self.folder / "out.db")) as db:
             return [n for (n,) in db.execute("SELECT n FROM copy ORDER BY n")]
 
     def back_up(self) -> Callable[[], None]:
-        """Copy the target; return what brings the copy back in its place, under whoever has it open."""
+        """Copy the target; return a function that restores the copy in place, even while the target is open."""
         if self.kind == "log":
             shutil.copytree(self.folder / "copy", self.folder / "backup")
 
@@ -186,7 +186,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
 
 @pytest.fixture(params=AT_THE_COMMIT)
 def tagged(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
-    """A target that keeps the tags of epochs; one that is written at once does not, and cannot be taken back."""
+    """A target that keeps the tags of epochs; an immediate one does not, and cannot be repaired."""
     return Site(tmp_path, request.param)
 
 
@@ -320,7 +320,7 @@ class TestHoldings:
 
 class TestLogAtAStart:
     def test_is_read_after_the_targets(self) -> None:
-        """A driver that starts meanwhile takes a target over: that is no other history."""
+        """A driver that starts in between takes a target over: that is not another history."""
         sink, repository = MemorySink(), Repository(MemoryObjects())
         sink.prepare(schema_of(Said), None)
         first = joblog.Record(1, JobUuid("j"), Generation(0), Timeline(1), "first", 0, joblog.JobCreated("words", 8))

@@ -251,7 +251,7 @@ class TestRecoveries:
         assert deployed(run)[3] == at(3, 9)
 
     def test_of_another_driver_with_another_order_keep_the_subtask_of_a_partition(self) -> None:
-        """P20: else the new writer's output could overtake what the old one has not delivered yet."""
+        """P20: otherwise the new writer's output could overtake output that the old one has not delivered yet."""
         run = grown(4)
         assert triggers(run.pass_time(10.0))[0].assignment == (m.Assigned(at(4), Subtask(1)),)
         close(run, 1, (at(0), at(2)), (at(1),))
@@ -280,7 +280,7 @@ class TestRecoveries:
 
 
 class TestEndOfTheInput:
-    """P13: what a job that finishes has not read is never read."""
+    """P13: records that a finished job has not read are never read."""
 
     def ended(self, run: Run, **more: Any) -> None:
         for worker in (A, B):

@@ -1,4 +1,4 @@
-"""What is checked before a run: a target that is locked stops a new job, not one that has used it before."""
+"""Checks before a run: a locked target stops a new job, but not one that has used it before."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestLockedTarget:
 
 
 class TestPathInTheMemoryOfOneProcess:
-    """Every worker is a process of its own: what one of them writes there, no other one sees."""
+    """Every worker is a separate process: no other process sees its writes there."""
 
     def app(self, root: str, log: str, out: str) -> hf.App:
         app = hf.App("words", root=root)
@@ -66,7 +66,7 @@ class TestPathInTheMemoryOfOneProcess:
 
 
 class TestAllDelivered:
-    """Only a run that stopped says so; what follows its checkpoint takes the word back, or not."""
+    """Only a stopped run records it; some records after its checkpoint invalidate it."""
 
     START = joblog.GenerationStarted(Epoch(1), Epoch(0), "host", "started")
     STOP = joblog.Stopped(Epoch(7))

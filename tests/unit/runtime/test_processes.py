@@ -25,7 +25,7 @@ child.wait()
 
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[str]]:
-    """A process that waits for one below it, whose number it has told."""
+    """A process that waits for its child, whose number it has printed."""
     process = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     yield process
     process.kill()

@@ -23,7 +23,7 @@ WRITER = "another-job/out/0"
 
 
 class SlowLane:
-    """A lane that does its next piece of work when the test says so."""
+    """A lane that runs its next job when the test steps it."""
 
     def __init__(self) -> None:
         self.jobs: deque[tuple[Callable[[], object], Callable[[object], None]]] = deque()
@@ -172,7 +172,7 @@ class TestLogReaderAhead:
         first = reader.poll(ANY)
         lane.step()  # row 1 is read ahead
         log.take_back(TakeBack(Tag(Timeline(2), Epoch(1)), (WRITER,), lambda _: False))
-        opened.end_offsets()  # it learns of that, and has read no such row
+        opened.end_offsets()  # it detects that, and has read no such row
         assert first is not None and first.following == 1 and reader.poll(ANY) is None
         lane.step()
         again = reader.poll(ANY)

@@ -1,4 +1,4 @@
-"""A whole job in one thread with real targets: logs, a DLQ and SQLite tables, crashes, lost replies, late zombies.
+"""A complete job in one thread with real targets: logs, a DLQ and SQLite tables, crashes, lost replies, late zombies.
 
 Every delivery that was ever attempted is repeated later, by a target of its own, as a process would that does not
 know that its job went on without it.
@@ -175,7 +175,7 @@ class Job:
         return outcomes
 
     def forget_deliveries(self) -> None:
-        """Lose what SQLite knows of deliveries, but for the tags of the rows."""
+        """Delete SQLite's records of deliveries, except the tags of the rows."""
         self.ask("DELETE FROM holdfast_progress")
         self.ask("DELETE FROM holdfast_undo")
 
@@ -212,7 +212,7 @@ class Job:
         assert self.ask("SELECT word, rows, total FROM some ORDER BY word") == even
 
 
-@pytest.fixture(params=[0, 2, 4])  # with 4, a row that is deleted comes back if nothing is left of it
+@pytest.fixture(params=[0, 2, 4])  # with 4, a deleted row reappears if no trace of it is left
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     return Job(tmp_path, request.param)
 

@@ -130,7 +130,7 @@ class TestRecordsRedrivenBeforeTheRewind:
         assert job.appended() == Counter(range(4))
 
     def test_are_not_appended_again_by_a_redrive_begun_before_the_rewind(self, job: Rewound, tmp_path: Path) -> None:
-        """It still sees the letters that were taken back; the other one, which comes first, sees the new ones."""
+        """It still sees the void letters; the other redrive, which commits first, sees the new ones."""
         job.fail(1, [0])
         job.fail(2, [1, 2], to=1)
         job.redrive().apply()

@@ -1,4 +1,4 @@
-"""Requests: handed out once, answered, removed after an hour, and none lost to a store that is away."""
+"""Requests: returned once, answered, removed after an hour, and none lost to an unreachable store."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class TestEndOfARun:
 
 
 class TestUnreadableRequest:
-    """The driver hears all others."""
+    """The driver receives all other requests."""
 
     FIRST = f"{FOLDER}/0.json"
 

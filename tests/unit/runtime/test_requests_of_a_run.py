@@ -1,4 +1,4 @@
-"""Which requests a run looks at, played with its inbox, its lanes and the driver's loop."""
+"""The requests that a run handles, played with its inbox, its lanes and the driver's loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hot() -> hf.App:
 
 
 class Played:
-    """A job that runs and has a checkpoint, and what a run does with its requests."""
+    """A running job with a checkpoint, and the handling of its requests."""
 
     def __init__(self, driver: TestDriver) -> None:
         self.driver, self.store, self._lanes = driver, MemoryObjects(), InlineLanes()

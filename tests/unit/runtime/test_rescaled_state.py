@@ -1,4 +1,4 @@
-"""State that was rescaled: a segment counts for the key groups that its handle says, whatever else it holds.
+"""State that was rescaled: a segment counts for the key groups in its handle, whatever else it contains.
 
 A base has no tombstones. So a segment from before a rescale still holds keys that one of the new owners deleted, and
 whose tombstones its base merge dropped: read beyond its span, it brings them back.
@@ -47,7 +47,7 @@ Rows = dict[int, int]
 
 
 class Life:
-    """One job's state as its manifests name it, and what it must be."""
+    """One job's state as its manifests name it, and the expected rows."""
 
     def __init__(self) -> None:
         self.objects, self.rows = MemoryObjects(), Rows()
@@ -111,7 +111,7 @@ class Life:
         return Deploy(JOB, Generation(2), *given, Active(Subtask(0)), (), handle, (), (), ())
 
     def restored(self) -> Rows:
-        """Restore every subtask from what is stored; return all rows."""
+        """Restore every subtask from storage; return all rows."""
         found: Rows = {}
         for handle in self.handles:
             store = StateStore(
@@ -136,7 +136,7 @@ def of_half(half: int) -> list[int]:
 
 @pytest.fixture
 def life() -> Life:
-    """Written by one subtask; then by two, of which the first has merged what it deleted into a base."""
+    """Written by one subtask; then by two, the first of which has merged its deletes into a base."""
     life = Life()
     life.write(s0={key: key for key in KEYS})
     life.rescale(2)

@@ -1,4 +1,4 @@
-"""How long a job that cannot run goes on trying when nobody has set anything."""
+"""How long a job that cannot run keeps retrying with the default settings."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def rules() -> master.Rules:
 
 
 def ended(run: Run) -> str | None:
-    """Return the cause that the run ended with, None while it goes on."""
+    """Return the cause that ended the run, None while it continues."""
     ends = [effect for effect in run.effects if isinstance(effect, End)]
     return None if not ends else getattr(ends[0].error, "what", "")
 
 
 def fail_every_launch(run: Run, attempt_s: float, until_s: float) -> float:
-    """Let every worker that is started end after so long; return how long the run went on."""
+    """Let every started worker end after this time; return how long the run lasted."""
     began, number, due = run.now, 0, 0.0
     while ended(run) is None and run.now - began < until_s:
         run.pass_time(0.1)

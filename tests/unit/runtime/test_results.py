@@ -1,4 +1,4 @@
-"""Sinks whose results lie in the job's folder: where they are, who may use them, and what is printed."""
+"""Sinks whose results are in the job's folder: their paths, permitted uses, and printed output."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[SourceSpec]:
-    """A log of one partition that is whole from offset 2 on."""
+    """A log of one partition that is complete from offset 2 on."""
     create_log(LocalObjects(tmp_path), SCHEMA, 1, ["k"])
     LogWriter(LocalObjects(tmp_path)).append({0: pa.table({"k": [1, 2, 1, 2], "v": [1] * 4}, SCHEMA)})
     Compactor(LocalObjects(tmp_path), pause=lambda _: None).compact(Wishes(0, 10**15))

@@ -1,4 +1,4 @@
-"""Column types come from annotations, or an error says which annotation gives none."""
+"""Column types come from annotations, or an error names the annotation without one."""
 
 from __future__ import annotations
 

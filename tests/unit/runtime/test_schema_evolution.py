@@ -1,4 +1,4 @@
-"""Which changes of an operator's aggregates its state survives: what a run accepts, refuses, and says about it."""
+"""Changes of an operator's aggregates that its state survives: accepted, refused, and how they are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second run is refused while a driver renews `live.json`, whatever time and whatever else the file holds."""
+"""A second run is refused while a driver renews `live.json`, whatever time and other values the file contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where settings come from, which forms they take, and what is refused."""
+"""Origins of settings, their forms, and refused values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python functions that take their time, which is to say move the clock: turns stay short, a stop is heard."""
+"""Slow Python functions, which move the virtual clock: time slices stay short, a stop takes effect."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class TestSlowFunctionOfASource:
         assert played.completed() >= 8
 
     def test_that_becomes_slow_within_a_batch_does_not_block_the_worker(self) -> None:
-        """Few of many rows get as far as the function, then all: what was read is more than a turn can do."""
+        """First few rows reach the function, then all: a batch is more than one time slice can process."""
 
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
             def fn(row: Row) -> Row:
@@ -167,7 +167,7 @@ class TestSlowFunctionAfterChannels:
         assert sorted(played.keys()) == [*range(70_000), *range(1_000_000, 1_070_000)]
 
     def test_of_windows_that_close_together_keeps_time_slices_short(self) -> None:
-        """One watermark closes all; it goes on only behind what the function makes of them."""
+        """One watermark closes all windows; it is forwarded only after the function's results for them."""
 
         @dataclass
         class Count:

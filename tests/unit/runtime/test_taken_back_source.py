@@ -1,4 +1,4 @@
-"""A job whose source takes back records that the job has read: it stops, and says so, whoever notices first."""
+"""A job whose source voids records that the job has read fails with that reason, wherever it is detected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRITER = "another-job/out/0"
 
 @pytest.fixture
 def words(tmp_path: Path) -> Words:
-    """A job that has read what another one wrote, which goes back behind it."""
+    """A job that has read the output of another job, which is then rewound to an earlier epoch."""
     job = Words(tmp_path)
     log = LogWriter(LocalObjects(str(tmp_path / "rows")))
     for epoch in (1, 2):

@@ -1,4 +1,4 @@
-"""The test driver: a whole job in one thread, and what it must show of crashes, recovery and delivery."""
+"""The test driver: a complete job in one thread, with crashes, recovery and delivery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of several sources united: one fragment behind all of them, reached without a shuffle."""
+"""Streams of several sources united: one fragment after all of them, reached without a shuffle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a companion makes of what it sees of its worker."""
+"""How a companion classifies its observations of its worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LIMITS = Limits(every=0.5, hung_after=120.0, session_timeout=10.0)
 
 
 class Looks:
-    """A companion that looks every half second."""
+    """A companion that checks every half second."""
 
     def __init__(self) -> None:
         self.watch, self.now, self.beats = Watch(100.0), 100.0, 0
@@ -72,7 +72,7 @@ class TestWorker:
 
 class TestCompanionThatDidNotRun:
     def test_does_not_attribute_that_time_to_the_worker(self) -> None:
-        """The whole host was stopped, or asleep."""
+        """The host was stopped or asleep."""
         looks = Looks()
         looks.look(beat=True)
         assert looks.look(after=10_000.0) == "held"

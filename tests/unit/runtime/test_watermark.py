@@ -1,4 +1,4 @@
-"""Watermarks: the minimum of what is not idle, never going back."""
+"""Watermarks: the minimum over all parts that are not idle; it never decreases."""
 
 from __future__ import annotations
 
@@ -136,14 +136,14 @@ class Source:
         self.traits = SourceTraits(kind="Source", local_paths=(), tells_time=tells_time)
 
     def check(self) -> None:
-        """Nothing to look at."""
+        """Nothing to check."""
 
     def open(self) -> OpenSource:
         raise AssertionError("nothing is read")
 
 
 class Reading:
-    """The event time of partitions 0 and 1, idle after 10 s, 2 s out of order; and what it sent."""
+    """The event time of partitions 0 and 1, idle after 10 s, 2 s out of order; and the watermarks sent."""
 
     def __init__(self, *positions: SourcePosition, opened: Any = None) -> None:
         self.clock, self.sent = VirtualClock(), list[Watermark]()
@@ -162,7 +162,7 @@ class Reading:
 
 
 class Telling:
-    """A source that says how far time is."""
+    """A source that gives its own watermarks."""
 
     at_us: int | None = None
 

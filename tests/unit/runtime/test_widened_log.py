@@ -46,7 +46,7 @@ class Job:
         return app
 
     def start(self, **options: Any) -> Cluster:
-        """Prepare a run as the command does, and begin it."""
+        """Prepare a run as the command does, and start it."""
         app = self.app()
         self.started = started = prepare(app.plan(), resolve(app), **options)
         self.cluster = Cluster(started.plan, self.parallelism, 0, started.store, 1.0, started.partitions)
@@ -124,7 +124,7 @@ class TestLogWithAddedPartitions:
         assert job.rows() == [1, 2]
 
     def test_that_is_sealed_is_read_completely_before_the_job_finishes(self, job: Job) -> None:
-        """The rows of partitions that the driver does not know when the others have ended would be lost for good."""
+        """Rows of partitions unknown to the driver when the others have ended would be lost permanently."""
         job.append(0, 1)
         job.start()
         job.log.widen(4)
@@ -239,7 +239,7 @@ class TestReplacedLog:
         assert job.rows() == [1]
 
     def test_that_lacks_an_added_partition_is_refused(self, job: Job) -> None:
-        """A copy from before they were added, of which everything that was read is there."""
+        """A copy from before they were added, with all records that were read."""
         job.append(0, 1)
         cluster = job.start()
         shutil.copytree(job.folder / "rows", job.folder / "older")

@@ -1,4 +1,4 @@
-"""Tumbling windows in whole jobs: what they give and when, what is late, and that a crash changes neither."""
+"""Tumbling windows in complete jobs: their results and times, late records, and no change by crashes."""
 
 from __future__ import annotations
 
@@ -528,7 +528,7 @@ class TestColdState:
 
 
 class TestDueWindows:
-    """Windows are looked for only when time passes the earliest one that is due: it must never be forgotten."""
+    """Due windows are searched only when time passes the earliest one: it must never be forgotten."""
 
     def run(self, emit: str, lateness: str = "0s") -> Bare:
         run = Bare(MemoryKeyValue(), Epoch(0), emit, lateness)
@@ -610,7 +610,7 @@ class TestEmittedWindows:
 
 
 class TestClockOfWindows:
-    """P11: it never goes back, neither that of all key groups nor that of one."""
+    """P11: the clock of one or of all key groups never decreases."""
 
     def late_after(self, run: Bare, second: float) -> int:
         run.fragment.on_batch(run.rows([bid(second, auction=str(n)) for n in range(64)]))
@@ -644,7 +644,7 @@ def us(second: float) -> int:
 
 
 class Bare:
-    """The fragment behind the shuffle with real state, without a driver."""
+    """The fragment after the shuffle with real state, without a driver."""
 
     def __init__(
         self,

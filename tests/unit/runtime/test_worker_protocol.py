@@ -193,7 +193,7 @@ class TestAck:
 
 
 class TestEpochThatDoesNotComplete:
-    """P8: what it staged goes, in order, under the epoch that completes."""
+    """P8: its staged output is delivered, in order, under the epoch that completes."""
 
     GIVEN_UP = (*closed(7), seal(7, output="7"), *closed(8))
 
@@ -263,7 +263,7 @@ class TestLag:
 
 
 class TestMerge:
-    """Two segments are one too many: what is due is stored in the background, and goes into the next acks."""
+    """Two segments exceed the limit: the merge is stored in the background and named in the next acks."""
 
     @staticmethod
     def merging(epoch: int) -> Worker:
@@ -303,7 +303,7 @@ class TestMerge:
 
 
 class TestDigests:
-    """What an epoch took and gave is told in the ack of the epoch that completes, once (P8)."""
+    """Input and output of an epoch are reported once, in the ack of the epoch that completes (P8)."""
 
     def took(self, epoch: int, first: int, end: int) -> Step:
         taken = PartAudit((SourceTaken("s", 1, first, end, RowDigest(end - first)),))

@@ -1,4 +1,4 @@
-"""`hf.Collect`: every column comes back with the type and values of the stream."""
+"""`hf.Collect`: every column is read back with the type and values of the stream."""
 
 from __future__ import annotations
 

@@ -324,13 +324,13 @@ class World:
             self.take(Queue(pending(epoch)))
 
     def crash(self) -> None:
-        """The process dies with its machine; an attempt under way may still arrive later."""
+        """The process dies with its machine; an attempt in progress may still arrive later."""
         self.stragglers += [effect.epochs for effect in self.todo if isinstance(effect, Attempt)]
         self.state, self.todo = start(WRITER)
         self.queue_again()
 
     def perform(self, fate: str) -> None:
-        """Carry out the oldest effect; `fate` says what becomes of a request to the target."""
+        """Carry out the oldest effect; `fate` decides the outcome of a request to the target."""
         effect = self.todo.pop(0)
         match effect:
             case Confirm(_, confirmed):

@@ -110,7 +110,7 @@ class TestQueue:
         assert target.deliver(FIRST, []) == Delivered(0)
 
     def test_the_queue_is_not_locked_while_a_delivery_is_written(self, sink: SQLite) -> None:
-        """Else a writer that is stopped in its transaction would also stop those that only read."""
+        """Otherwise a writer that is stopped in its transaction would also block readers."""
         found: list[bool] = []
 
         def free(point: str) -> None:

@@ -1,4 +1,4 @@
-"""Taking back what was delivered to SQLite: what is particular to its rowids, its tags of rows and older files."""
+"""Repair of SQLite targets: the particulars of rowids, row tags and older files."""
 
 from __future__ import annotations
 

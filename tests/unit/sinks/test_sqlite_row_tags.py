@@ -1,4 +1,4 @@
-"""delivery="idempotent": a key takes only what is newer than the tag that its row or its tombstone carries."""
+"""delivery="idempotent": a key accepts only writes newer than the tag of its row or tombstone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def deliver(sink: SQLite, writer: Writer, at: Tag, *batches: pa.RecordBatch, job
 
 
 def lose_tags(sink: SQLite) -> None:
-    """Forget who delivered what: only the rows' own tags are left to tell."""
+    """Delete the progress of all writers: only the tags of the rows remain."""
     ask(sink, "DELETE FROM holdfast_progress")
     ask(sink, "DELETE FROM holdfast_undo")
 
@@ -222,7 +222,7 @@ class TestAnyOrder:
         arrivals = writes * 2
         random.shuffle(arrivals)
         for n, (epoch, key, deletes) in enumerate(arrivals):
-            # Every arrival is a writer of its own, so no writer's tag can hold it back.
+            # Every arrival has a separate writer, so no writer's tag can hold it back.
             deliver(sink, Writer("out", Subtask(n)), tag(epoch), delete(key) if deletes else put(key, f"e{epoch}"))
         newest = {key: (epoch, deletes) for epoch, key, deletes in sorted(writes)}
         assert users(sink) == sorted((key, f"e{epoch}") for key, (epoch, deletes) in newest.items() if not deletes)

@@ -48,7 +48,7 @@ EVERY_TYPE = pa.schema(
 
 @contextmanager
 def not_as_root() -> Iterator[None]:
-    """Ask for permissions as nobody if this is root, whom nothing is forbidden; access(2) asks for the real user."""
+    """Check permissions as user nobody if this is root, which may do anything; access(2) checks the real user."""
     is_root = os.geteuid() == 0
     if is_root:
         os.setresuid(NOBODY, -1, -1)

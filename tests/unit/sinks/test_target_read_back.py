@@ -1,4 +1,4 @@
-"""What SQLite tables and logs show of deliveries, held against what was staged for them."""
+"""Deliveries read back from SQLite tables and logs, compared with the staged rows."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ class TestUnreadableDeliveries:
 
 
 class Compacted(LocalObjects):
-    """A folder of a log that is compacted, and swept, between the reader's look at the commits and at a segment."""
+    """A folder of a log that is compacted, and swept, between the reader's reads of the commits and of a segment."""
 
     def __init__(self, root: Path, name: str) -> None:
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""The embedded log: what is appended is read back, once, in order, or an error says where it is damaged."""
+"""The embedded log: appended rows are read back, once, in order, or an error names the damage."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 class FaultyObjects(MemoryObjects):
-    """A store whose creates of commits fail as told, before or after they took effect; so do reads behind a create."""
+    """A store whose creates of commits fail on request, before or after they took effect; also reads after a create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -488,7 +488,7 @@ class TestDamage:
         return tmp_path
 
     def test_a_commit_of_another_history_is_damage(self) -> None:
-        """As after a restore from a copy that went on by itself."""
+        """As after a restore from a copy to which rows were appended."""
         here, there = MemoryObjects(), MemoryObjects()
         create_log(here, SCHEMA, partitions=1)
         writer_of(here).append({0: rows(1)})

@@ -49,7 +49,7 @@ def rows(*pairs: Row) -> pa.Table:
 
 @dataclass
 class Clock:
-    """A wall clock that stands until it is moved."""
+    """A wall clock that stops until it is moved."""
 
     at: int = 1_000_000
 
@@ -59,7 +59,7 @@ class Clock:
 
 @dataclass
 class World:
-    """A log, a clock, and what is done to them."""
+    """A log, a clock, and the operations on them."""
 
     store: MemoryObjects = field(default_factory=MemoryObjects)
     clock: Clock = field(default_factory=Clock)
@@ -448,7 +448,7 @@ class TestRaces:
 
 
 class Dying(MemoryObjects):
-    """The objects of another store, until the n-th operation of a process that dies there; `after` it, or before it."""
+    """The objects of another store, until the process dies at the n-th operation; `after` it, or before it."""
 
     def __init__(self, real: MemoryObjects, left: int, *, after: bool) -> None:
         super().__init__()

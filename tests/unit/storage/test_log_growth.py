@@ -1,4 +1,4 @@
-"""A log gets more columns: rows so far have nulls there, and writers that do not know them go on."""
+"""Columns are added to a log: earlier rows have nulls there, and writers without the columns continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log gets more partitions: its rows stay, and readers and writers that do not know them go on."""
+"""Partitions are added to a log: its rows are kept, and readers and writers without them continue."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class TestAPowerLoss:
 
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """Note in order what changes a folder, and what is synced; names of temporary files are left out."""
+        """Record in order the changes of folders and the syncs; names of temporary files are left out."""
         found: list[str] = []
 
         def noted(name: str, path_of: Callable[..., object]) -> None:

@@ -113,7 +113,7 @@ class TestDigest:
 
 
 class TestGoldenValues:
-    """Digests lie in checkpoints: another value here makes every audit of older ones fail."""
+    """Digests are stored in checkpoints: another value here makes every audit of older ones fail."""
 
     def test_values_of_every_kind_of_column(self) -> None:
         columns: dict[str, pa.Array] = {
@@ -131,7 +131,7 @@ class TestGoldenValues:
         assert {name: (digest.sum, digest.xor) for name, digest in found.items()} == GOLDEN
 
     def test_digests_match_the_documented_format(self) -> None:
-        """docs/formats.md, row at a time, without the libraries that hash whole columns."""
+        """docs/formats.md, row at a time, without the libraries that hash entire columns."""
         values = {("int", "n"): (-5) % 2**64, ("text", "word"): xxhash.xxh3_64_intdigest("añ".encode())}
         total = xxhash.xxh3_64_intdigest(b"holdfast.rowhash.1")
         for (kind, name), value in values.items():

@@ -56,7 +56,7 @@ def rewind(store: MemoryObjects, epoch: int, timeline: int = 2) -> int:
 
 
 def read_on(reader: LogReader, partition: int, offset: int) -> tuple[list[tuple[int, int]], int]:
-    """Return offsets and numbers to the end, and where the reader stands then."""
+    """Return offsets and numbers to the end, and the reader's offset then."""
     found: list[tuple[int, int]] = []
     while True:
         batch, following = reader.read(partition, offset, ANY_BYTES)
@@ -189,7 +189,7 @@ class TestReadersBeyondTheRange:
 class TestInspection:
     @pytest.fixture
     def log(self) -> LogReader:
-        """Offsets 0 and 1 hold rows, 2 to 4 were taken back by one rewind and 5 to 6 by another, 7 and 8 hold rows."""
+        """Offsets 0 and 1 hold rows, 2 to 4 were made void by one rewind and 5 to 6 by another, 7 and 8 hold rows."""
         store = MemoryObjects()
         create_log(store, SCHEMA, partitions=1)
         append(store, 1, {0: [0, 1]})
@@ -307,7 +307,7 @@ class TestAnyHistory:
     def test_every_reader_sees_the_kept_rows_or_an_error(self, steps: list[Step]) -> None:
         store = MemoryObjects()
         create_log(store, SCHEMA, partitions=1)
-        kept: list[tuple[int, int]] = []  # offset, epoch; 0 for rows of nobody's sink
+        kept: list[tuple[int, int]] = []  # offset, epoch; 0 for rows of no sink
         end, epoch, timeline = 0, 1, 1
         following, seen, offset = LogReader(store), list[int](), 0
         for kind, what, count in steps:

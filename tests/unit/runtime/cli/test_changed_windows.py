@@ -1,4 +1,4 @@
-"""Windows whose code changed between two runs: what is allowed gives no window twice, and opens none again."""
+"""Windows whose code changed between two runs: allowed changes emit no window twice and reopen none."""
 
 from __future__ import annotations
 
@@ -93,5 +93,5 @@ class TestDroppedState:
         rides.run([1, 2, 12, 25])
         assert rides.given() == [(10, 2), (20, 1)]
         rides.run([3, 13, 26, 27, 45], "counts", size="5m")
-        # Of the windows of five minutes, [0, 5) and [10, 15) lie before the clock; the ride at 25 was given up.
+        # The five-minute windows [0, 5) and [10, 15) are before the clock; the ride at 25 was dropped.
         assert rides.given()[2:] == [(30, 2)]

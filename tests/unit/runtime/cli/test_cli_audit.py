@@ -1,4 +1,4 @@
-"""`holdfast audit` on real targets: what is as it was left is proven, what was changed since is found."""
+"""`holdfast audit` on real targets: unchanged contents are proven, later changes are found."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Job:
             assert db.execute(statement).rowcount > 0, "nothing was tampered with"
 
     def forge(self, log: str, change: Callable[[pa.Table], pa.Table]) -> None:
-        """Change the rows of a log's first segment, with sizes and hashes as whoever knows the format would."""
+        """Change the rows of a log's first segment, with the sizes and hashes that the format requires."""
         store = LocalObjects(self.folder / log)
         meta = read_meta(store)
         assert meta is not None
@@ -517,7 +517,7 @@ class TestAuditOfASharedTable:
         return Job(tmp_path, holdfast, SHARED)
 
     def lines(self, job: Job, sink: str) -> list[tuple[str, str]]:
-        """Return verdict and reason of what is said of rows of older checkpoints."""
+        """Return verdict and reason for rows of older checkpoints."""
         return [
             (each["verdict"], each["reason"])
             for each in job.audit()["sinks"]
@@ -592,10 +592,10 @@ class TestAuditDuringARewind:
 
 
 class TestRowsOfNoKeptCheckpoint:
-    """Keyed tables and logs are read back as far as checkpoints are kept; of the rest that is said."""
+    """Keyed tables and logs are read back as far as checkpoints are kept; older rows are reported as such."""
 
     def unseen(self, job: Job, *arguments: str) -> dict[str, tuple[int | None, int | None]]:
-        """Return what the checkpoints say of such rows and what was found, per sink that has a line of them."""
+        """Return, per sink with such rows, their number by the checkpoints and in the target."""
         contents = [
             each for each in job.audit(*arguments)["sinks"] if each["epoch"] is None and each["sink"] != "added"
         ]

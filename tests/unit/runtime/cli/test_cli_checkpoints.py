@@ -169,7 +169,7 @@ class TestVerify:
 class TestTruncatedLog:
     @pytest.fixture
     def cut(self, job: History) -> History:
-        """The newest two records are gone, their objects are not."""
+        """The newest two records are missing, their objects are not."""
         for path in job.store.list("log")[-2:]:
             job.store.delete(path)
         return job

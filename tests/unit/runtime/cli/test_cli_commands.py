@@ -245,7 +245,7 @@ class TestSavepoint:
         """P16"""
         from tests.unit.runtime.cli.conftest import NOW_US, History
 
-        # Begun long ago: a job that began just now might run, and then the command asks its driver.
+        # Started long ago: a job that started just now might be running, and the command would send it a request.
         job = History(root, "hot").create().start(at_us=NOW_US - 60_000_000)
         job.checkpoint(5)
         assert holdfast("savepoint", "hot", "v1").status == 0

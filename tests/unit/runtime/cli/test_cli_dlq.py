@@ -52,7 +52,7 @@ def parse(line: Any) -> Word:
 
 
 class Job:
-    """A job with a log of lines, and what it left in other logs."""
+    """A job with a log of lines, and its output in other logs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Job:
         return app
 
     def run(self, parallelism: int = 2, crash: bool = False, sink: Any = None) -> None:
-        """Go on where the job stood, with another parallelism perhaps, until all that was said is delivered."""
+        """Resume the job, possibly with another parallelism, until all output is delivered."""
         app = self.plan(sink)
         started: Prepared = prepare(app.plan(), resolve(app))
         plan: Plan = started.plan

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: each check looks at the real thing, says what to do, and leaves nothing behind."""
+"""`holdfast doctor`: each check examines the real system, names the next step, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TestCluster:
 
     @pytest.fixture(autouse=True)
     def reached(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No name is looked up; tests/unit/runtime/spark/test_reach.py connects."""
+        """No host name is resolved; tests/unit/runtime/spark/test_reach.py connects."""
         monkeypatch.setattr(doctor_cluster, "unreached", lambda master: None)
 
     def states(self, master: str | None, environment: dict[str, str], reported: dict[str, str]) -> dict[str, str]:

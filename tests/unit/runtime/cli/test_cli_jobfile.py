@@ -1,4 +1,4 @@
-"""A job's file is executed without its main part, and what is wrong with it is said plainly."""
+"""A job's file is executed without its main block, and its errors are reported with their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress: totals that go on over restarts, rates over the last seconds, and unknown as unknown."""
+"""Progress: totals that continue over restarts, rates over the last seconds, and unknown values as unknown."""
 
 from __future__ import annotations
 

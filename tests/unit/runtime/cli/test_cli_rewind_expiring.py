@@ -1,4 +1,4 @@
-"""`holdfast rewind` on a job that goes on meanwhile, and lets go of checkpoints while a plan looks at them."""
+"""`holdfast rewind` on a running job, which expires checkpoints while a plan reads them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def plan(words: Words, capsys: Capture, *arguments: str) -> dict[str, Any]:
 
 
 def refusal(words: Words, capsys: Capture, *arguments: str) -> str:
-    """Return what is said to a rewind that is refused."""
+    """Return the message of a refused rewind."""
     timeline = words.job.timeline
     assert main(["rewind", words.file, *arguments]) == 2
     assert words.job.timeline == timeline
@@ -64,7 +64,7 @@ def refusal(words: Words, capsys: Capture, *arguments: str) -> str:
 
 
 def next_offset(words: Words, epoch: int) -> int:
-    """Return where a checkpoint goes on to read partition 0."""
+    """Return the offset from which a checkpoint resumes reading partition 0."""
     done = next(each for each in words.job.completed if each.body.epoch == epoch)
     manifest = Repository(words.store).load_manifest(done.body.manifest)
     return next(at.offset for at in manifest.positions if at.partition == 0)
@@ -240,7 +240,7 @@ class TestAccept:
         assert stands_against(out, ()) is None
 
     def nothing_helps(self, words: Words, capsys: Capture) -> None:
-        """A rewind that would have to repair `out` is refused before it is begun, whatever is accepted."""
+        """A rewind that would have to repair `out` is refused before it starts, whatever is accepted."""
         to = ("--to-epoch", str(words.epochs[0]))
         shown = plan(words, capsys, *to)
         assert next(sink["verdict"] for sink in shown["sinks"] if sink["name"] == "out") == "impossible"
@@ -261,7 +261,7 @@ class TestAccept:
         assert visible(words.folder)["out"] == [["a", 2, 11], ["b", 1, 2], ["c", 1, 3], ["d", 1, 4]]
 
     def test_a_running_job_drops_verdicts_that_its_targets_do_not_need(self, words: Words) -> None:
-        """Else rows would stay without a word if the horizon moved before the repair, now or in a recovery."""
+        """Otherwise rows would stay silently if the horizon moved before the repair, now or in a recovery."""
         words.forget("out")
         args = granted_to(words, "out:impossible", "said:impossible")
         assert isinstance(args, dict) and args["accept"] == ["out:impossible"]
@@ -271,7 +271,7 @@ class TestAccept:
 
 
 def granted_to(words: Words, *accept: str) -> object:
-    """Return what the driver of the running job makes of a request to go back to the first epoch."""
+    """Return the running driver's answer to a request to rewind to the first epoch."""
     args = {"epoch": words.epochs[0], "timeline": 1, "accept": list(accept)}
     operators = words.cluster.driver.state.rules.operators
     return granted(Repository(words.store), words.job, args, words.plan.sinks, operators)
@@ -326,7 +326,7 @@ class TestEstimate:
 
 
 class TestDeadDriver:
-    """The log says that a generation began just now, and nothing is known of it but whose it is."""
+    """The log records that a generation began just now; nothing but its owner is known."""
 
     def state(self, words: Words, **changed: object) -> object:
         with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:

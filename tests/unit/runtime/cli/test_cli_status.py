@@ -1,4 +1,4 @@
-"""`holdfast status` and `holdfast jobs`: the log is the truth, `live.json` adds what is fresh."""
+"""`holdfast status` and `holdfast jobs`: the log decides, `live.json` adds current values."""
 
 from __future__ import annotations
 

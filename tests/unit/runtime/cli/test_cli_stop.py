@@ -1,4 +1,4 @@
-"""`holdfast stop`: asks, waits for the end that the log records, and says plainly when nobody answers."""
+"""`holdfast stop`: sends a request, waits for the end in the log, and reports a missing answer."""
 
 from __future__ import annotations
 

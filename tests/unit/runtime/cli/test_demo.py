@@ -1,4 +1,4 @@
-"""The demo kills only what belongs to its job, and says so only when it saw it happen."""
+"""The demo kills only processes of its job, and reports a kill only after it saw the process end."""
 
 from __future__ import annotations
 

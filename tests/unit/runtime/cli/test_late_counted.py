@@ -1,4 +1,4 @@
-"""Late records are counted where a user looks: in the last line of a run, in status and in audit."""
+"""Late records are counted in the last line of a run, in status and in audit."""
 
 from __future__ import annotations
 

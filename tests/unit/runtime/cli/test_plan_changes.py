@@ -1,4 +1,4 @@
-"""What `holdfast plan` says about changed code, and what the next run then does with state and sinks.
+"""The output of `holdfast plan` for changed code, and its effects on state and sinks in the next run.
 
 Runs are those of a cluster in memory after the checks of a real start; root, log and tables are files.
 """
@@ -118,7 +118,7 @@ class Orders:
             return dict(db.execute(f"SELECT word, total FROM {table}").fetchall())
 
     def plan(self, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
-        """What `holdfast plan` says: the changes as JSON, and the lines for people."""
+        """The output of `holdfast plan`: the changes as JSON, and the text."""
         self.write()
         assert main(["plan", self.file, "--json"]) == 0
         changes = json.loads(capsys.readouterr().out)["changes"]

@@ -1,4 +1,4 @@
-"""A rewind of a job that nobody runs: what others see of it in `live.json`."""
+"""A rewind of a stopped job, as other processes see it in `live.json`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast.sinks.sqlite.sink import SQLite
 
 
 class Live:
-    """What is said, and by which thread: threads overtake each other, what one thread says stays in order."""
+    """The statuses written, with their thread: threads overtake each other, those of one thread stay in order."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, threading.Thread]] = []
@@ -34,7 +34,7 @@ class Live:
         self.said.append((reported.state, threading.current_thread()))
 
     def ends_as(self, state: str) -> bool:
-        """Return whether this is what remains, after more was said by the same thread."""
+        """Return whether this status remains the last one, after the same thread wrote more."""
         last, before = self.said[-1], self.said[-2]
         return last[0] == state and before == ("recovering", last[1])
 
@@ -95,7 +95,7 @@ class TestTimeout:
 
 
 class Busy(SQLite):
-    """A target whose repair takes until somebody lets it end."""
+    """A target whose repair takes until the test lets it end."""
 
     may_end = threading.Event()
 

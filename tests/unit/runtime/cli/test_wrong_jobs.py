@@ -44,7 +44,7 @@ COLUMNS = pa.schema([pa.field("auction", pa.int64(), nullable=False), pa.field("
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, in which the job's relative paths lie."""
+    """An empty folder, to which the job's paths are relative."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""The companion process of a worker, at a real driver's end: when it speaks, and when it ends its worker."""
+"""The companion process of a worker beside a real driver: when it reports, and when it ends its worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MARKS = ("source: s", "function: map parse")
 QUICK = Limits(every=0.05, hung_after=60.0, session_timeout=60.0)
 PATIENCE_S = 30.0
 
-# A worker of its own process: registers, starts its companion, marks a function, and then does as it is told.
+# A worker of its own process: registers, starts its companion, marks a function, and then obeys commands.
 WORKER_PROGRAM = """
 import json, os, sys, msgspec, threading, time
 from holdfast.runtime.wire import messages as m
@@ -58,7 +58,7 @@ threading.Event().wait()
 
 
 class Driver:
-    """The driver's end, and what it heard, in order."""
+    """The driver's end, and the messages it received, in order."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.heard: list[Any] = []
@@ -241,7 +241,7 @@ class TestACompanion:
         assert said[0].for_ms >= 500
 
     def test_ends_a_dismissed_worker_that_cannot_exit(self, plain: Driver, working: Callable[..., Worker]) -> None:
-        """A zombie that holds its interpreter does not hear that its stream is closed."""
+        """A zombie that holds its interpreter does not notice that its stream is closed."""
         worker = working(Limits(every=0.05, hung_after=60.0, session_timeout=0.5))
         until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
         plain.server.dismiss(WORKER)
@@ -299,7 +299,7 @@ class TestDriverSide:
         assert [type(each) for each in plain.heard] == [m.Register, tuple]
 
     def test_limits_the_wait_for_the_last_report(self, plain: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A companion that lives on says nothing of the worker's end."""
+        """A companion that is still running does not report the worker's end."""
         monkeypatch.setattr(control, "LAST_WORDS_S", 0.05)
         client = plain.register(Credentials(b"s" * 32))
         hello = msgspec.msgpack.encode(m.Companion(WORKER))

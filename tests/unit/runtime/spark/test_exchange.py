@@ -33,7 +33,7 @@ def until(true: Callable[[], object], what: str, timeout_s: float = 10.0) -> Non
 
 
 class End:
-    """One worker's end of the network, and what it was told of broken channels."""
+    """One worker's end of the network, and the broken channels reported to it."""
 
     def __init__(self, credentials: Credentials = SECRET) -> None:
         self.mailbox = Mailbox()
@@ -253,7 +253,9 @@ class TestBrokenChannels:
 
         def is_told() -> bool:
             ends[1].mailbox.drain()
-            return any(generation == 2 for generation, _, _ in ends[1].broken)  # that of 1 closed may be told first
+            return any(
+                generation == 2 for generation, _, _ in ends[1].broken
+            )  # that channel 1 closed may be reported first
 
         until(is_told, "a report")
         stream.close()

@@ -1,4 +1,4 @@
-"""Backpressure and frame limits of the data plane: what a sender may send, and what a receiver takes unasked."""
+"""Backpressure and frame limits of the data plane: how much a sender may send, and how much a receiver buffers."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def answering(listener: socket.socket, answer: Callable[[bytes, bytes], bytes], 
 
 
 def greeting(connection: socket.socket, given: Callable[[bytes], bytes], hello: bytes = HELLO) -> bytes:
-    """Connect by hand: read the nonce, send a greeting with this proof; return what is answered, empty if nothing."""
+    """Connect by hand: read the nonce, send a greeting with this proof; return the answer, empty if there is none."""
     connection.settimeout(PATIENCE_S)
     theirs = exactly(connection, 32)
     message = NONCE + given(theirs) + hello
@@ -329,7 +329,7 @@ class TestPendingHandshakes:
         theirs = exactly(slow, 32)
         assert looks.acquire(timeout=PATIENCE_S)  # it was given the only place
         quick = Peer(lambda: connect(listener.getsockname(), SECRET, b"quick").close())
-        assert looks.acquire(timeout=PATIENCE_S)  # and the next one looks for how long it has had that
+        assert looks.acquire(timeout=PATIENCE_S)  # and the next one checks for how long it has had that
         message = NONCE + proof(b"connect", theirs, NONCE, b"slow") + b"slow"
         slow.sendall(struct.pack("<BQ", 0, len(message)) + message)
         assert both.acquire(timeout=PATIENCE_S) and both.acquire(timeout=PATIENCE_S)
@@ -360,7 +360,7 @@ class TestPendingHandshakes:
 
 
 class TestShortage:
-    """Of file descriptors or threads: connections are refused meanwhile, and taken again afterwards."""
+    """A shortage of file descriptors or threads: connections are refused meanwhile, and accepted again afterwards."""
 
     def test_of_file_descriptors_ends_no_listener(
         self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch

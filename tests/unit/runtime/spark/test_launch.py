@@ -1,4 +1,4 @@
-"""What executors are told before the first task: where to find Holdfast."""
+"""Settings for executors before the first task: where to find Holdfast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a Spark master takes connections is known within seconds, and said before Spark is started."""
+"""An unreachable Spark master is reported within seconds, before Spark is started."""
 
 from __future__ import annotations
 

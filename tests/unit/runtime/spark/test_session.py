@@ -1,4 +1,4 @@
-"""A worker leaves when the driver is silent for too long, and not when it could not hear it."""
+"""A worker exits when the driver is silent for too long, but not when it could not read its messages."""
 
 from __future__ import annotations
 

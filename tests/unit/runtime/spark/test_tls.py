@@ -64,7 +64,7 @@ def acceptor() -> Iterator[Acceptor]:
 
 
 def joined(acceptor: Acceptor) -> tuple[Stream, Stream]:
-    """Return both ends of a stream: the one that connected, and the one that accepted."""
+    """Return both ends of a stream: the connecting one and the accepting one."""
     ours = connect(acceptor.address, ENCRYPTED, b"hello")
     acceptor.taken()
     assert acceptor.stream is not None, acceptor.refused

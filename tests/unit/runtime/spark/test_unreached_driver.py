@@ -1,4 +1,4 @@
-"""A worker that cannot reach its driver says so, and Spark's report of it is told with address and advice."""
+"""A worker that cannot reach its driver reports it, and the driver's error has the address and advice."""
 
 from __future__ import annotations
 

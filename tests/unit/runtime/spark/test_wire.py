@@ -1,4 +1,4 @@
-"""Taking connections goes on until the listener is closed, whatever else goes wrong."""
+"""A listener accepts connections until it is closed, whatever else fails."""
 
 from __future__ import annotations
 
