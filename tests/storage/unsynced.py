@@ -2,7 +2,7 @@
 
 `Unsynced` records, outside the folder, the file operations of a process, and keeps a copy of every file that it syncs.
 After the process was killed, `cut_power` changes the folder into a state that a machine might find after losing power
-then: a name that was not synced with its folder may exist or not; unsynced bytes may be present, present in part, zeros,
+then: a name that was not synced with its folder may exist or not; unsynced bytes may be present, partly present, zeros,
 or missing. An unsynced removal may not have happened.
 
 Invariants
