@@ -124,7 +124,7 @@ class TestOneFault:
 
 
 @pytest.mark.timeout(1_200)
-class TestAFaultThatStays:
+class TestLastingFault:
     @pytest.mark.parametrize("what", ["full", "broken"])
     def test_is_reported_with_the_next_step_and_the_job_continues_once_it_heals(
         self, server: Cases, able: dict[str, int], what: str
@@ -140,7 +140,7 @@ class TestAFaultThatStays:
 
 
 @pytest.mark.timeout(1_200)
-class TestAFullRoot:
+class TestFullRoot:
     def test_is_named_by_the_epoch_that_waits_for_it(self, server: Cases) -> None:
         result = server.run(Case(0, (Fault("full", 9, True, "root/life/segments"),)))
         assert not result.problem, result.problem
@@ -149,7 +149,7 @@ class TestAFullRoot:
 
 
 @pytest.mark.timeout(1_200)
-class TestAFullLocalDisk:
+class TestFullLocalDisk:
     def test_is_reported_for_the_running_worker_beside_one_that_cannot_start(self, server: Cases) -> None:
         unhurt = server.run(Case(0, (Fault("full", 10**9, True, "local"),)))
         first, second = unhurt.rocks_opened[0][:2]  # each worker opens one, and the first one before the second begins
@@ -167,7 +167,7 @@ class TestAFullLocalDisk:
 
 
 @pytest.mark.timeout(1_200)
-class TestAFaultInTheRecovery:
+class TestFaultInTheRecovery:
     def test_loses_no_work_completed_before_or_between_the_faults(self, server: Cases, able: dict[str, int]) -> None:
         firsts = spread("kill", able["kill"] * 9 // 10, 4)
         cases = [

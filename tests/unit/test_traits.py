@@ -38,8 +38,8 @@ class Webhook(PlannedSource):
     traits = SourceTraits(kind="Webhook", local_paths=(), replayable=False)
 
 
-class Untold:
-    """A sink of the time before traits."""
+class WithoutTraits:
+    """A sink without declared traits."""
 
     key = None
     check = prepare = accept = open = where = staticmethod(lambda *_: None)
@@ -55,7 +55,7 @@ class TestPlanning:
     def test_refuses_a_connector_that_does_not_state_its_traits(self) -> None:
         stream = hf.App("numbers").source("numbers", PlannedSource(SCHEMA))
         with pytest.raises(hf.ConfigError, match="is not a sink: it has no traits"):
-            stream.sink("out", Untold())  # type: ignore[arg-type]
+            stream.sink("out", WithoutTraits())  # type: ignore[arg-type]
 
     def test_refuses_a_trait_without_its_methods(self) -> None:
         stream = hf.App("numbers").source("numbers", PlannedSource(SCHEMA))

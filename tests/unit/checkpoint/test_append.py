@@ -116,7 +116,7 @@ class TestCreatingTheJob:
         )
 
 
-class TestOneAppend:
+class TestAppend:
     def test_the_record_goes_to_the_next_number(self) -> None:
         state, effects = append(Quiet("a", RUN_BY_A), completion, 0)
         assert effects == [Create(EPOCH_OF_A)]

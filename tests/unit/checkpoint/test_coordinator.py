@@ -67,7 +67,7 @@ class TestTrigger:
         assert isinstance(state, Idle)
         assert trigger(state, 6.0, last=False)[1] == [Trigger(barrier(109, committed=108))]
 
-    def test_the_epoch_after_an_abandoned_one_builds_on_the_last_completed_one(self) -> None:
+    def test_the_epoch_after_one_given_up_builds_on_the_last_completed_epoch(self) -> None:
         """P8: from this, workers know that they must merge the other epoch forward."""
         state, _ = deadline_passed(collecting())
         assert isinstance(state, Idle)

@@ -454,7 +454,7 @@ class TestKeeping:
 
 
 class TestOwners:
-    """Which drivers the log knows: a target that none of them took over belongs to another history."""
+    """Drivers recorded in the log: a target that none of them took over belongs to another history."""
 
     def test_every_start_is_an_owner_once_with_the_newest_last(self) -> None:
         starts = (started(2, 1, 1, owner="a"), started(3, 2, 101, owner="b"), started(4, 3, 201, owner="a"))

@@ -121,7 +121,7 @@ class TestPositions:
 
 
 class TestPending:
-    """P18: what no ack has confirmed as delivered is in every manifest."""
+    """P18: output that no ack has confirmed as delivered is in every manifest."""
 
     def test_new_output_follows_output_that_is_already_pending(self) -> None:
         made = following(part(0, staged={"out": staged("a", "b")}), part(1), waiting=(pending(OUT0, 6),))

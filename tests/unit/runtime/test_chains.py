@@ -61,7 +61,7 @@ def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 class TestChains:
     @settings(max_examples=80, deadline=None)
     @given(rows=st.lists(ROW, max_size=12), chain=CHAIN, cut=st.integers(0, 12))
-    def test_an_append_stream_gives_the_same_rows_as_the_whole_input_at_once(
+    def test_an_append_stream_gives_the_same_rows_in_any_batches(
         self, rows: list[tuple[Any, ...]], chain: list[str], cut: int
     ) -> None:
         app = hf.App("test")

@@ -143,7 +143,7 @@ class TestAWorkerThatHangs:
         assert "hung_after_ms" in run.state.failures[0].error.next
 
 
-class TestADriverThatWasStopped:
+class TestStoppedDriver:
     def test_does_not_treat_workers_as_silent(self) -> None:
         run = running()
         run.pass_time(1.0)
@@ -188,7 +188,7 @@ class TestMarks:
         assert seen[2:4] == [MARK, None]
 
 
-class TestAnOperatorThatIsBusy:
+class TestBusyOperator:
     @pytest.mark.parametrize(
         ("mark", "name", "blocked_by"), [(MARK, "map parse", "its Python function"), ("source: s", "s", "a read")]
     )

@@ -362,7 +362,7 @@ class TestALogAsDlq:
         assert LogReader(LocalObjects(tmp_path / "dead")).meta.schema == DEAD_LETTERS
 
 
-class TestItsEpoch:
+class TestEpochOfADeadLetter:
     def test_is_the_epoch_of_the_fragment_that_refused_the_record(self) -> None:
         plan = counting().plan()
         pushed = PushedSource("lines", plan.sources[0].source.schema, random.Random(0))

@@ -66,7 +66,7 @@ def passed(t: TestDriver) -> list[float]:
     return sorted((each["at"] - at(0)).total_seconds() for each in t.rows("out"))
 
 
-class TestWhatPasses:
+class TestPassedRows:
     def after(self, *seconds: float) -> list[float]:
         with TestDriver(app_of()) as t:
             for second in seconds:

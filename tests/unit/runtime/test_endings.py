@@ -44,7 +44,7 @@ def take_back(driver: TestDriver, rows: int, partition: int) -> None:
     source.tables[partition] = source.tables[partition].slice(0, rows)
 
 
-def hear_of_it(driver: TestDriver, partition: int) -> int:
+def process_messages(driver: TestDriver, partition: int) -> int:
     """Let the workers process the driver's messages; return how many records of the partition they have read."""
     for member in driver.cluster.members.values():
         while member.inbox:
@@ -181,7 +181,7 @@ class TestStopFinish:
         with TestDriver(hot(), seed=seed) as t:
             append(t, 500, partition=seed % 4)
             ask(t, "stop", how="finish")
-            read = hear_of_it(t, seed % 4)
+            read = process_messages(t, seed % 4)
             take_back(t, read, partition=seed % 4)
             t.cluster.pass_time(20.0)
             assert t.cluster.driver.outcome == ("finished", None)

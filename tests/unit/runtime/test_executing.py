@@ -34,7 +34,7 @@ class Reported:
         self.notes.append(words)
 
 
-class AtOnce:
+class ImmediateLane:
     """A lane that does its work immediately; what raises is the result."""
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
@@ -53,7 +53,7 @@ class InThisProcess:
         """See Execution.run."""
         ports.note("running here")
         cluster = Cluster(prepared.plan, 2, 0, prepared.store, 1.0, prepared.partitions)
-        publisher = Publisher("here", "me", prepared, lambda _: AtOnce(), Inbox(prepared.store))
+        publisher = Publisher("here", "me", prepared, lambda _: ImmediateLane(), Inbox(prepared.store))
         cluster.begin()
         cluster.pass_time(3)
         ports.update(publisher.publish(cluster.driver, 1_000_000))
@@ -117,7 +117,7 @@ class TestAPublisher:
         cluster = Cluster(job.plan, 2, 0, job.store, 1.0, job.partitions)
         cluster.begin()
         cluster.pass_time(3)
-        return Publisher("here", "me", job, lambda _: AtOnce(), Inbox(job.store)), cluster
+        return Publisher("here", "me", job, lambda _: ImmediateLane(), Inbox(job.store)), cluster
 
     def test_reports_a_root_that_refused_the_last_status(self, app: hf.App) -> None:
         job = prepared(app)

@@ -48,7 +48,7 @@ class TestDeadLetters:
         assert "2 at lines, 1,000 at map parse" in text(reported, "dead_letters")
 
 
-class TestARequestThatCannotBeRead:
+class TestUnreadableRequest:
     def test_is_named_with_its_object(self) -> None:
         refused = status.unreadable_requests("/data/job", {"requests/a.json": "reading it failed: Permission denied"})
         reported = shown(running(), problems=refused)

@@ -162,7 +162,7 @@ class TestTimeThatAdvancesWithoutARecord:
             assert [(row["auction"], row["bids"]) for row in t.rows("out")] == [(1, 1)]
 
     @SEEDS
-    def test_closes_them_when_the_other_partitions_turn_idle(self, seed: int) -> None:
+    def test_closes_windows_when_the_other_partitions_become_idle(self, seed: int) -> None:
         with TestDriver(windowed(), seed=seed) as t:
             t.push("bids", [Bid(1), Bid(2, START + timedelta(minutes=3))], partition=seed % 4)
             for _ in range(20):  # one partition lives on, without moving its watermark
@@ -172,7 +172,7 @@ class TestTimeThatAdvancesWithoutARecord:
             assert [(row["auction"], row["bids"]) for row in t.rows("out")] == [(1, 1)]
 
     @SEEDS
-    def test_closes_them_when_partitions_turn_idle_while_no_record_comes(self, seed: int) -> None:
+    def test_closes_windows_when_partitions_become_idle_without_any_record(self, seed: int) -> None:
         with TestDriver(windowed(), seed=seed) as t:
             t.advance("25s")
             t.push("bids", [Bid(1), Bid(2, START + timedelta(minutes=3))], partition=seed % 4)

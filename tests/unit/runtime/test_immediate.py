@@ -214,7 +214,7 @@ class TestInTheTestDriver:
             t.checkpoint()
             assert t.rows("last") == [{"place": 1, "thing": "a", "n": 3}, {"place": 1, "thing": "b", "n": 2}]
 
-    def test_a_key_that_comes_from_two_partitions_fails_the_job(self, tmp_path: Path) -> None:
+    def test_a_key_from_two_partitions_fails_the_job(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "input"), schema_of(Seen), PARTITIONS)
         with hf.testing.TestDriver(app_of(tmp_path)) as t:
             t.push("seen", [Seen(1, "a", 1)], partition=1)
@@ -222,7 +222,7 @@ class TestInTheTestDriver:
                 t.push("seen", [Seen(1, "a", 2)], partition=2)
 
 
-class TestCodeThatChanged:
+class TestChangedCode:
     def begin(self, folder: Path, **changed: Any) -> Prepared:
         if not (folder / "input").exists():
             create_log(LocalObjects(folder / "input"), schema_of(Seen), PARTITIONS)

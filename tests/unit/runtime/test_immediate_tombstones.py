@@ -99,14 +99,14 @@ class Writes:
         raise error
 
 
-class UnheardSink(ImmediateTable):
+class LostReplySink(ImmediateTable):
     """A sink whose reply to the first write of each generation is lost."""
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
-        return Unheard(super().open_immediate(owner))
+        return LostReplyTarget(super().open_immediate(owner))
 
 
-class Unheard:
+class LostReplyTarget:
     def __init__(self, target: ImmediateTarget) -> None:
         self._target, self._heard = target, False
         self.fence, self.forget, self.close = target.fence, target.forget, target.close
@@ -119,9 +119,9 @@ class Unheard:
         return deleted
 
 
-def unheard(sink: ImmediateSink) -> ImmediateSink:
+def with_lost_replies(sink: ImmediateSink) -> ImmediateSink:
     assert isinstance(sink, ImmediateTable)
-    return UnheardSink(sink.table)
+    return LostReplySink(sink.table)
 
 
 class TestTombstones:
@@ -145,7 +145,7 @@ class TestTombstones:
         assert it.tombstones() == 0
 
     def test_of_a_write_whose_reply_was_lost_are_removed_too(self, tmp_path: Path) -> None:
-        it = Writes(tmp_path, unheard)
+        it = Writes(tmp_path, with_lost_replies)
         it.commit(it.close_epoch(0))
         it.write(100, place=1, op=DELETE)
         it.commit(it.close_epoch(100))

@@ -112,7 +112,7 @@ class ForgetfulSink(MemorySink):
 
 
 class Stubborn(MemorySink):
-    """Says that it has taken its output back."""
+    """Reports a repair but undoes nothing."""
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         return self.plan_repair(rewinding, schema, upsert_key)

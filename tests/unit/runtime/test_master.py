@@ -398,7 +398,7 @@ class TestGathering:
 
 
 class TestQuiet:
-    """No epoch without new records or unconfirmed ones (docs/design/0025)."""
+    """No epoch without new records, unless one was given up (docs/design/0025)."""
 
     def quiet(self, run: Run, worker: WorkerId, epoch: int) -> list[master.Effect]:
         beat = run.heartbeat(worker, quiet=Epoch(epoch))
@@ -928,7 +928,7 @@ class TestEnd:
 
 
 class TestRescale:
-    """P20: nothing of the new writers before all older writers' output is in."""
+    """P20: new writers deliver nothing before all output of older writers is delivered."""
 
     def narrower(self) -> Run:
         """A driver with one subtask takes over a job of two; output of subtask 1 is not delivered."""

@@ -53,7 +53,7 @@ class Log:
         ref = ObjectRef(f"m/{epoch}", 1, "")
         self.append(CheckpointCompleted(Epoch(epoch), Epoch(epoch - 1), ref, 1, 1, 1))
 
-    def begin_anew(self) -> None:
+    def write_log_start(self) -> None:
         """Expire all but the newest, and prune."""
         self.append(Expired(Epoch(self.job.base_epoch - 1)))
         self.append(LogStart(self.job))
@@ -91,7 +91,7 @@ class TestNaming:
         naming = log.naming()
         naming.look()
         log.complete()
-        log.begin_anew()
+        log.write_log_start()
         assert not naming.append()
         assert log.job.savepoint("v1") is None
         naming.look()
@@ -115,7 +115,7 @@ class TestNaming:
         assert not naming.append()
         log.complete()
         log.complete()
-        log.begin_anew()
+        log.write_log_start()
         assert not naming.append()
         assert naming.look() == log.job
         assert log.job.savepoints == (Savepoint("v1", Epoch(1)),)

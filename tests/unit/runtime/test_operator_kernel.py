@@ -105,7 +105,7 @@ def hopping_app() -> hf.App:
     return app
 
 
-class TestWindowsThatOverlap:
+class TestOverlappingWindows:
     def test_a_record_is_counted_in_each_of_its_windows(self) -> None:
         with TestDriver(hopping_app()) as t:
             t.push("rows", [{"k": 1, "at": at(6)}, {"k": 1, "at": at(11)}])

@@ -281,7 +281,7 @@ class TestTwoRootsOfOneJob:
 
 
 class TestHoldings:
-    """What a start decides from a target's owner and tags."""
+    """Decisions of a start from a target's owner and tags."""
 
     def test_a_named_sink_is_taken_over_from_its_owner(self) -> None:
         adopted = adopted_from(JOB, SPECS, {"out": Holding(Held("other", Generation(9)), None)}, ["out"])

@@ -199,7 +199,7 @@ class TestInbox:
 
 
 class TestEndOfARun:
-    """What was accepted and is not carried out is answered again, as refused."""
+    """Requests that were accepted and not carried out are answered again, as refused."""
 
     def test_only_requests_accepted_and_not_carried_out_are_refused(self) -> None:
         store = MemoryObjects()

@@ -161,7 +161,7 @@ class Reading:
         self.time.emitted(partition, pa.RecordBatch.from_pylist(rows, schema=SCHEMA), len(rows))
 
 
-class Telling:
+class WithWatermarks:
     """A source that gives its own watermarks."""
 
     at_us: int | None = None
@@ -242,7 +242,7 @@ class TestEventTimeOfASource:
         assert reading.sent[-1].at_us == us(38)
 
     def test_a_watermark_of_the_source_counts_as_activity_and_never_decreases(self) -> None:
-        source = Telling()
+        source = WithWatermarks()
         reading = Reading(*FRESH, opened=source)
         for _ in range(30):
             reading.quiet(1, 0, 1)

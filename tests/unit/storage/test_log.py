@@ -177,7 +177,7 @@ class TestAppendingAndReading:
         assert sizes == [READ_ROWS_MAX, READ_ROWS_MAX, 5]
         assert numbers_in(store) == list(range(count))
 
-    def test_rows_may_come_as_a_record_batch(self, store: ObjectStore) -> None:
+    def test_rows_can_be_given_as_a_record_batch(self, store: ObjectStore) -> None:
         writer_of(store).append({0: rows(1, 2).to_batches()[0]})
         assert numbers_in(store) == [1, 2]
 
@@ -552,7 +552,7 @@ class TestDamage:
             numbers_in(store)
 
 
-class TestWhatAnotherWriterMayHaveWritten:
+class TestInvalidBytesWithAValidHash:
     """Size and hash prove who wrote the bytes, not that the bytes are sound."""
 
     def append_raw(self, store: ObjectStore, data: bytes, rows: int = 2, **changed: Any) -> None:

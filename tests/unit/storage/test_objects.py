@@ -194,8 +194,8 @@ def abandoned(folder: Path, age_s: float) -> Path:
     return path
 
 
-class TestAPowerLoss:
-    """What is reported as done is on the disk by then: every file, and every folder in which a name changed."""
+class TestPowerLoss:
+    """Everything reported as done is already on disk: every file, and every folder in which a name changed."""
 
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:

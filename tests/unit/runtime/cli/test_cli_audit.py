@@ -422,7 +422,7 @@ class TestAuditWithoutDigests:
         (whole,) = [each for each in contents["sinks"] if each["sink"] == "added" and each["epoch"] is None]
         assert whole["verdict"] == "not provable" and "was not counted" in whole["reason"]
 
-    def test_counts_alone_prove_only_counts_and_the_reason_says_so(self, job: Job) -> None:
+    def test_counts_alone_prove_only_counts_as_the_reason_states(self, job: Job) -> None:
         job.start_again(2, audit="counts")
         job.run(20)
         assert {each["reason"] for each in job.audit()["sources"]} == {"by count only"}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Begin = Callable[[str], History]
 
 
-def began_anew(root: Path, history: Begin) -> Stored:
+def with_log_start(root: Path, history: Begin) -> Stored:
     """A job with the savepoints `old` and `new`; of its log only what cannot be pruned is left, and a `LogStart`."""
     job = history("hot")
     for epoch, name in ((5, "old"), (6, None), (7, "new")):
@@ -124,7 +124,7 @@ class TestEvents:
         self, holdfast: Holdfast, history: Begin, root: Path
     ) -> None:
         """P7"""
-        began_anew(root, history)
+        with_log_start(root, history)
         shown = holdfast("events", "hot", "--all", "--json").json
         assert [(each["event"], each["epoch"], each["savepoint"]) for each in shown] == [
             ("created", None, None),
@@ -338,7 +338,7 @@ class TestRunFrom:
         check_from("hot", self.job(root, history), "new")
 
     def test_the_savepoint_may_be_recorded_in_a_log_start(self, root: Path, history: Begin) -> None:
-        check_from("hot", began_anew(root, history).job, "new")
+        check_from("hot", with_log_start(root, history).job, "new")
 
     def test_an_older_savepoint_needs_a_rewind_first(self, root: Path, history: Begin) -> None:
         with pytest.raises(Exception, match="has moved on since"):

@@ -138,7 +138,7 @@ class TestApply:
         words.say(b=20)
         assert words.table() == {"a": 11, "b": 22, "c": 3}
 
-    def test_rows_that_a_table_never_accepts_are_abandoned(self, words: Words) -> None:
+    def test_a_job_whose_rows_a_table_never_accepts_can_be_rewound_and_corrected(self, words: Words) -> None:
         refuse = "CREATE TRIGGER no BEFORE INSERT ON totals WHEN NEW.word = 'bad' BEGIN SELECT RAISE(ABORT, 'no'); END"
         with closing(sqlite3.connect(words.db)) as db:
             db.execute(refuse)

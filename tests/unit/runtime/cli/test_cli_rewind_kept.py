@@ -32,8 +32,8 @@ from tests.unit.runtime.statuses import status_with
 Capture = pytest.CaptureFixture[str]
 
 
-class Away(hf.SQLite):
-    """A target that cannot be reached now."""
+class UnreachableTable(hf.SQLite):
+    """A target that is unreachable."""
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, key: Sequence[str] | None) -> Repair:
         raise hf.Unavailable("nobody answers", next_step="try again")
@@ -234,7 +234,7 @@ class TestAccept:
         repository, job = Repository(words.store), words.job
         there = repository.load_manifest(job.completed[0].body.manifest)
         spec = next(spec for spec in words.plan.sinks if spec.name == "out")
-        away = replace(spec, sink=Away(words.folder / "out.db", "totals", ["word"]))
+        away = replace(spec, sink=UnreachableTable(words.folder / "out.db", "totals", ["word"]))
         out = outlooks(repository, job, there, there, [away], SystemClock())[0]
         assert (out.shown["verdict"], out.shown["reason"]) == (None, "nobody answers")
         assert stands_against(out, ()) is None

@@ -189,7 +189,7 @@ class TestDu:
 
 
 class TestWrongUse:
-    """Every refusal has three parts, status 2, and names what to do."""
+    """Every refusal has three parts, status 2, and names the next step."""
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -251,13 +251,13 @@ class TestBrokenChannels:
         stream: Stream = connect(ends[1].network.address, SECRET, hello)
         stream.send(1, b"no record batch")
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             ends[1].mailbox.drain()
             return any(
                 generation == 2 for generation, _, _ in ends[1].broken
             )  # that channel 1 closed may be reported first
 
-        until(is_told, "a report")
+        until(is_reported, "a report")
         stream.close()
 
 

@@ -17,7 +17,7 @@ PATIENCE_S = 30.0
 
 
 class Short(socket.socket):
-    """A listener of a process that has no file descriptor left when it is asked first."""
+    """A listener of a process that has no file descriptor left at the first accept."""
 
     def __init__(self) -> None:
         super().__init__(socket.AF_INET, socket.SOCK_STREAM)
