@@ -285,3 +285,7 @@ class StateStore:
     def refused(self) -> str:
         """Why tables cannot leave memory although they are larger than their budget; empty if they can."""
         return self._memory.refused
+
+    def settle(self) -> None:
+        """Bring tables back inside their budget, if the disk has room again."""
+        self._memory.settle()

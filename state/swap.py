@@ -39,6 +39,8 @@ SLACK_SHARE = 8
 """1/SLACK_SHARE of the budget may become resident between two calls of settle()."""
 FLOOR_SHARE = 4
 """If other memory of the process takes the budget, tables still get 1/FLOOR_SHARE of it, else they would thrash."""
+MEASURED_EVERY = 64
+"""After so many calls, what other memory takes is measured again, since it may have shrunk."""
 _CHECKED_EVERY = 8
 """Regions that are dropped between two readings of the resident memory."""
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
@@ -92,7 +94,7 @@ class Swap:
         self._slack = tables_max // SLACK_SHARE
         self._areas: weakref.WeakValueDictionary[int, _Area] = weakref.WeakValueDictionary()
         self._hand = 0
-        self._others = 0
+        self._others = self._calls = 0
         """What stayed resident when all regions were dropped, if that is more than the budget."""
         self._full = ""
         """Why the last region could not be written to a file; empty if it could."""
@@ -149,9 +151,13 @@ class Swap:
         """Swap regions out until the process is inside its budget."""
         if not self.swapping:
             return
-        limit = max(self._resident_max, self._others + self._tables_max // FLOOR_SHARE)
+        self._calls += 1
+        others = self._others if self._calls % MEASURED_EVERY else 0
+        limit = max(self._resident_max, others + self._tables_max // FLOOR_SHARE)
         if resident_bytes() <= limit - self._slack:
+            self._full = ""
             return
+        self._full = ""
         regions = [(area, number) for area in self._areas.values() for number in range(area.used // REGION_BYTES)]
         for turn in range(len(regions)):
             area, number = regions[(self._hand + turn) % len(regions)]
@@ -163,13 +169,13 @@ class Swap:
         self._others = left if left > self._resident_max - 2 * self._slack and not self._full else 0
 
     def _swap_out(self, area: _Area, number: int) -> None:
+        if self._full and not area.is_in_file(number):
+            return  # the disk is asked once in a round
         try:
             area.swap_out(number, self._folder)
+            self.dropped_regions += 1
         except OSError as error:
             self._full = f"{self._folder}: {error.strerror or error}"
-        else:
-            self.dropped_regions += 1
-            self._full = ""
 
 
 class _Area:
@@ -198,6 +204,10 @@ class _Area:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"data": (self.address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
+
+    def is_in_file(self, number: int) -> bool:
+        """Return whether a region was swapped out before, so that its file has room for it."""
+        return number in self._swapped
 
     def swap_out(self, number: int, folder: Path) -> None:
         """Drop one region from memory; its content stays, in the file.

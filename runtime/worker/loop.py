@@ -413,6 +413,8 @@ class WorkerLoop:
         budget, state = self._limits.budget, self._state
         if budget is None or state is None:
             return False
+        if state.refused:
+            state.settle()  # nothing else touches the tables while sources are not read
         return state.unfinished_bytes > budget.unfinished or bool(state.refused)
 
     def _wants_barrier(self) -> bool:

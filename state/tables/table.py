@@ -30,6 +30,7 @@ Source: DESIGN section 5.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,10 +186,22 @@ class Table(Records):
 
     def present(self) -> Rows:
         """Return the slots of all keys that exist now; reads the whole cold store first."""
+        self._load_rest()
+        return self._scan(Flag.WORKING)
+
+    def present_parts(self) -> Iterator[Rows]:
+        """Return what present() returns, in parts, so that what is read of each part may stay inside the budget."""
+        self._load_rest()
+        for first, end in self._sweep():
+            found = np.empty(end - first, np.int64)
+            given = self._records.array, self._control, first, end, int(Flag.WORKING), 0
+            if count := self._slots.scan(*given, found):
+                yield found[:count]
+
+    def _load_rest(self) -> None:
         if self._loader is not None and not self._loader.complete:
             self._take_scanned(self._loader.scan_rest())
             self._loaded_all()
-        return self._scan(Flag.WORKING)
 
     # Epochs
 

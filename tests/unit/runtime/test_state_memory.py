@@ -2,13 +2,21 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 
 import holdfast as hf
+from holdfast.runtime.operators.aggregate import AggregateOperator
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, check_state_memory, least
 from holdfast.runtime.spark.memory import default_state_memory
+from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.local import LocalFolders
+from holdfast.state.swap import Swap
+from holdfast.state.tables.slab import PLAIN, Memory
+from holdfast.state.tables.table import Table
 
 
 @dataclass
@@ -22,7 +30,8 @@ class Bid:
 def plan() -> Plan:
     app = hf.App("bids", state_memory="1GiB")
     bids = app.source("bids", hf.Generator(Bid, lambda n: Bid(auction=n, price=n), count=1))
-    bids.key_by("auction").agg("per_auction", n=hf.count()).sink("out", hf.SQLite("unused.db", table="t"))
+    counts = bids.key_by("auction").agg("per_auction", n=hf.count())
+    counts.sink("out", hf.SQLite("unused.db", table="t", key=["auction"]))
     return app.plan()
 
 
@@ -83,3 +92,37 @@ class TestLocalFolders:
         monkeypatch.setattr("holdfast.runtime.worker.local.unfit", lambda folder: f"{folder} is on tmpfs")
         LocalFolders(tmp_path, "machine", "boot", Budget(80 * MIB, 0))._memory(tmp_path)
         assert "state cannot leave memory" in caplog.text and "is on tmpfs" in caplog.text
+
+
+class TestOperators:
+    def test_take_large_batches_in_parts_while_their_table_is_larger_than_memory(self, tmp_path: Path) -> None:
+        """The records that a batch reaches are read by NumPy too, which settles no memory in between."""
+        numbers = np.random.default_rng(3).integers(0, 3_000, 5_000)
+        rows, batches = counted_with(PLAIN, numbers)
+        assert batches == 5
+        swapped, batches = counted_with(Swap(tmp_path, resident_max=1, tables_max=MIB), numbers)
+        assert batches > 100
+        auctions, counts = np.unique(numbers, return_counts=True)
+        assert rows == swapped == dict(zip(auctions.tolist(), counts.tolist(), strict=True))
+
+
+def counted_with(memory: Memory, numbers: NDArray[np.int64]) -> tuple[dict[int, int], int]:
+    """Return the counts of an aggregate, and how many batches its operator took."""
+    job, written, taken = plan(), list[pa.RecordBatch](), list[int]()
+    tables = {each.name: Table(each.table, job.key_groups, memory=memory) for each in job.operators}
+    last = job.fragments[-1]
+    runtime = FragmentRuntime(last, tables, lambda *_: None, lambda _, batch: written.append(batch), "bids")
+    operator = next(each for each in runtime._operators if isinstance(each, AggregateOperator))
+    on_batch = operator.on_batch
+
+    def take(port: int, batch: pa.RecordBatch) -> None:
+        taken.append(batch.num_rows)
+        on_batch(port, batch)
+
+    operator.on_batch = take  # type: ignore[method-assign]
+    given = pa.record_batch({"auction": numbers, "price": numbers}).select(last.entering(0).names)
+    for first in range(0, numbers.size, 1_000):
+        runtime.on_batch(given.slice(first, 1_000))
+    runtime.on_barrier()
+    table = pa.Table.from_batches(written)
+    return dict(zip(table["auction"].to_pylist(), table["n"].to_pylist(), strict=True)), len(taken)

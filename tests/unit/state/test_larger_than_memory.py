@@ -11,8 +11,8 @@ import pytest
 from holdfast.state.swap import unfit
 
 MIB = 1 << 20
-BUDGET = 32 * MIB
-KEYS, ROWS, EPOCH_ROWS, COLUMNS = 1_500_000, 40_000, 20_000, 12
+BUDGET = 16 * MIB
+KEYS, ROWS, EPOCH_ROWS, COLUMNS = 750_000, 40_000, 20_000, 12
 
 WORKER = """
 import sys, time

@@ -80,6 +80,7 @@ class TestRoom:
             context.setattr(os, "posix_fallocate", refused)
             memory.settle()
             assert memory.refused == f"{tmp_path}: No space left on device"
+            assert memory.dropped_regions == 0
             assert (array == 7).all()
         memory.settle()
         assert memory.refused == ""
