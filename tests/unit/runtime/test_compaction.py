@@ -125,6 +125,23 @@ class TestRestoring:
         marker = read_marker(folder)
         assert marker is not None and marker.cuts == (Cut(Epoch(3), "manifest of 3"),) * 2
 
+    def test_pieces_are_read_one_at_a_time_and_oldest_first(self) -> None:
+        stored, found = Stored(), list[tuple[int, int]]()
+        deploy = stored.deploy(3, None, *reversed(stored.segments))
+        sizes = [segment.object.size for segment in stored.segments]
+        store = StateStore(Identity(JOB, Generation(1), Timeline(1), WorkerId("w")), [SPEC], GROUPS, WHOLE)
+
+        def advanced(done: int, total: int) -> None:
+            found.append((done, total))
+            if done == sizes[0]:  # the second piece is not read before the first one is in the table
+                assert store.table(1).get_committed((2,)) == {"n": 1}
+                stored.objects.delete(stored.segments[0].object.path)
+
+        restore(Opened(store, None, None, lambda: None), deploy, stored.objects, advanced)
+        ends = [sum(sizes[:count]) for count in range(4)]
+        assert found == [(done, ends[3]) for end in range(3) for done in (ends[end], ends[end + 1])]
+        assert store.get_committed(1, (1,)) is None and store.get_committed(1, (3,)) == {"n": 3}
+
     def test_a_merge_that_is_run_again_writes_the_same(self) -> None:
         stored = Stored()
         first, again = stored.base(3), stored.base(3)

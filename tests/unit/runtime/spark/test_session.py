@@ -39,6 +39,7 @@ class Idle:
     """A loop with nothing to do."""
 
     left: str | None = None
+    advanced_at = 0.0
 
     def at_work(self) -> str | None:
         return None
@@ -152,3 +153,26 @@ class TestBeats:
         for _ in range(3):
             watched.wake(heard=True)
         assert watched.beats == 3
+
+
+class TestALoopInOneLongTurn:
+    def busy(self, watched: Watched, seconds: int, *, advances: bool) -> list[m.FromWorker]:
+        """Look at the loop twice a second; it takes nothing from its mailbox."""
+        for _ in range(2 * seconds):
+            watched.clock.now += HEARTBEAT_S
+            if advances:
+                watched.loop.advanced_at = watched.clock.now
+            watched.session.show_life(watched.send)
+        return watched.sent
+
+    def test_counts_as_hung_after_the_limit(self, watched: Watched) -> None:
+        sent = self.busy(watched, 121, advances=False)
+        assert isinstance(sent[-1], m.Failed) and "busy with one operation" in sent[-1].error.what
+
+    def test_does_not_count_as_hung_while_a_restore_advances(self, watched: Watched) -> None:
+        sent = self.busy(watched, 600, advances=True)
+        assert len(sent) == 1_200 and all(isinstance(message, m.Heartbeat) for message in sent)
+
+    def test_counts_as_hung_once_the_restore_no_longer_advances(self, watched: Watched) -> None:
+        self.busy(watched, 600, advances=True)
+        assert isinstance(self.busy(watched, 121, advances=False)[-1], m.Failed)
