@@ -104,7 +104,6 @@ class ColdRows:
         self._incomplete[readable[0] : readable[1]] = True
         self._misses = np.zeros(key_group_count, np.int64)
         self._rows_of = np.full(key_group_count, -1, np.int64)
-        self._evicted = False
 
     @property
     def complete(self) -> bool:
@@ -131,12 +130,7 @@ class ColdRows:
         return np.array(found, np.int64), columns_of(self._spec, values)
 
     def scan_for(self, keys: Keys) -> list[tuple[Keys, Columns]]:
-        """Return whole key groups, if that is cheaper than fetching these keys; they are complete then.
-
-        After an eviction nothing is scanned, since the state is larger than its memory.
-        """
-        if self._evicted:
-            return []
+        """Return whole key groups, if that is cheaper than fetching these keys; they are complete then."""
         groups = keys.key_groups(self._count)
         self._misses += np.bincount(groups[self._incomplete[groups]], minlength=self._count)
         known = self._rows_of[self._rows_of >= 0]
@@ -146,12 +140,6 @@ class ColdRows:
     def scan_rest(self) -> list[tuple[Keys, Columns]]:
         """Return all key groups that are not complete yet; they are complete then."""
         return self._scan(np.flatnonzero(self._incomplete))
-
-    def forget(self, keys: Keys) -> None:
-        """Note that these keys leave the table and must be fetched again."""
-        if len(keys):
-            self._incomplete[keys.key_groups(self._count)] = True
-            self._evicted = True
 
     def _scan(self, groups: Rows) -> list[tuple[Keys, Columns]]:
         scanned = []

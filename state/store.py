@@ -27,6 +27,7 @@ from holdfast.state.changelog import header_of, unseal_in_parts
 from holdfast.state.coldcopy import NOTHING, ColdCopy
 from holdfast.state.evolution import by_id, by_name, declaration, unreadable
 from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.slab import PLAIN, Memory
 from holdfast.state.tables.table import Table, TableSpec
 
 
@@ -64,6 +65,7 @@ class StateStore:
         owned: Key groups [first, end) of this worker's subtask.
         cold: The cold store, None to keep everything in memory. Its content is used only if
             restore() is called with a base; without a restore, the first apply() clears it.
+        memory: Where the records of all tables are.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class StateStore:
         key_group_count: int,
         owned: tuple[int, int],
         cold: KeyValue | None = None,
+        memory: Memory = PLAIN,
     ) -> None:
         assert 0 <= owned[0] <= owned[1] <= key_group_count
         self.identity = identity
@@ -80,8 +83,11 @@ class StateStore:
         self._count = key_group_count
         self._cold = cold
         keep = cold is not None
-        self._tables = {spec.operator: Table(spec, key_group_count, keep_unapplied=keep) for spec in specs}
+        self._tables = {
+            spec.operator: Table(spec, key_group_count, keep_unapplied=keep, memory=memory) for spec in specs
+        }
         self._copy: ColdCopy | None = None
+        self._memory = memory
         self._committed, self._known = NO_EPOCH, Cut(NO_EPOCH, "")
         self._begin(NO_EPOCH, None, NOTHING)
 
@@ -268,15 +274,30 @@ class StateStore:
         tables = self._tables.values()
         return self._copy.step(identity.job_uuid, identity.timeline, self.cut, tables, keys_max)
 
-    def evict(self) -> int:
-        """Drop clean, applied rows that were not written recently from memory; every slot number changes."""
-        return sum(table.evict() for table in self._tables.values())
-
     def get_committed(self, operator: int, key: tuple[object, ...]) -> dict[str, Any] | None:
         """Return the committed values of one key, None if it is absent."""
         return self._tables[operator].get_committed(key)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, roughly."""
-        return sum(table.nbytes for table in self._tables.values())
+        """Bytes of all tables and of what their unfinished epochs keep, in memory or swapped out."""
+        return sum(table.nbytes + table.frozen_bytes for table in self._tables.values())
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Bytes that the next freeze will take."""
+        return sum(table.dirty_bytes for table in self._tables.values())
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of the changes that are not committed yet: frozen, or to be frozen at the next barrier."""
+        return self.dirty_bytes + sum(table.frozen_bytes for table in self._tables.values())
+
+    @property
+    def refused(self) -> str:
+        """Why tables cannot leave memory although they are larger than their budget; empty if they can."""
+        return self._memory.refused
+
+    def settle(self) -> None:
+        """Bring tables back inside their budget, if the disk has room again."""
+        self._memory.settle()

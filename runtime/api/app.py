@@ -17,7 +17,7 @@ from holdfast.model import KEY_GROUPS_MAX
 from holdfast.runtime.api.functions import checked_policy
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.api.unsupported import APP, no_attribute
-from holdfast.runtime.config.settings import duration_ms
+from holdfast.runtime.config.settings import duration_ms, size_bytes
 from holdfast.runtime.plan.compiler import compile_plan
 from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, check_name
 from holdfast.runtime.plan.model import Plan
@@ -45,7 +45,8 @@ class App:
             which a function with on_error="dlq" fails. None: such a record fails the job.
         mode: Only "continuous" so far.
         changelog: Only "root" so far.
-        state_memory: Only None so far.
+        state_memory: Memory of each worker for state, such as "2GiB"; a larger state is swapped to the worker's local
+            folder. None: half of the worker's share of the executor's memory.
 
     Raises:
         ConfigError: a value has the wrong form.
@@ -64,7 +65,7 @@ class App:
         dlq: Sink | Connector | None = None,
         mode: str = "continuous",
         changelog: object = "root",
-        state_memory: object = None,
+        state_memory: str | int | None = None,
     ) -> None:
         self.name = check_name(name, "app")
         duration_ms(checkpoint_every, f"app {name!r} at {position()}: checkpoint_every")
@@ -76,12 +77,13 @@ class App:
                     next_step="give a whole number of at least 1" + (f" and at most {most}" if most else ""),
                 )
         self.root, self.checkpoint_every, self.parallelism = root, checkpoint_every, parallelism
-        self.standbys, self.key_groups = standbys, key_groups
+        self.standbys, self.key_groups, self.state_memory = standbys, key_groups, state_memory
+        if state_memory is not None:
+            size_bytes(state_memory, f"app {name!r} at {position()}: state_memory")
         self.dlq = None if dlq is None else sink_of(dlq)
         self._later = {
             f"mode={mode!r}": mode != "continuous",
             f"changelog={changelog!r}": changelog != "root",
-            f"state_memory={state_memory!r}": state_memory is not None,
         }
         self._graph = Graph(name, dlq=self.dlq)
 

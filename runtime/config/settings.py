@@ -89,6 +89,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("retained_checkpoints", "count", 10, "Newest checkpoints that are kept at any age", 1, 1_000_000),
     Setting("retained_for_ms", "duration", HOUR_MS, "Age up to which older checkpoints are also kept", 0, None),
     Setting("staged_bytes_max", "bytes", 256 * MIB, "Undelivered output per writer before sources stop", MIB, None),
+    Setting(
+        "state_memory",
+        "bytes",
+        None,
+        "Memory of each worker for state; a larger state is swapped to its local folder; "
+        "unset: half of the worker's share of the executor's memory",
+        16 * MIB,
+    ),
     Setting("tls", "text", "auto", "Encrypt streams between processes; auto: if not on loopback", choices=TLS),
     Setting("audit", "text", "rows", "Digests of the input and output of epochs, for `holdfast audit`", choices=AUDIT),
     Setting("metrics_port", "count", 0, "Port of the driver that serves metrics at /metrics; 0: none", 0, 65_535),
@@ -114,6 +122,8 @@ class CodeSettings(Protocol):
     def parallelism(self) -> int | None: ...
     @property
     def key_groups(self) -> int: ...
+    @property
+    def state_memory(self) -> str | int | None: ...
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,7 @@ class Settings:
     retained_checkpoints: int
     retained_for_ms: int
     staged_bytes_max: int
+    state_memory: int | None
     tls: str
     audit: str
     metrics_port: int
@@ -312,6 +323,7 @@ def _lookup(
         "checkpoint_every": app.checkpoint_every,
         "parallelism": app.parallelism,
         "key_groups": app.key_groups,
+        "state_memory": app.state_memory,
     }.get(setting.name)
     if code is not None:
         return code, "code", f"App(..., {setting.name}=)"

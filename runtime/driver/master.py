@@ -381,7 +381,8 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
             finishing, halted = over and input_is_over(state, phase), phase.halted or over
             phase = replace(phase, epochs=epochs, last_trigger=now, finishing=finishing, halted=halted)
             phase = replace(phase, savepoint=next_name(state), assigning=unassigned(state, phase))
-            state = replace(state, phase=phase, epoch_wanted=False)
+            workers = {worker: replace(hosted, wants_barrier=False) for worker, hosted in state.workers.items()}
+            state = replace(state, phase=phase, epoch_wanted=False, workers=workers)
             return _coordinate(state, effects, now)
         case coordinator.Collecting(started=started) as collecting if now - started > state.rules.epoch_deadline:
             epochs, effects = coordinator.deadline_passed(collecting)
@@ -515,6 +516,9 @@ def _heartbeat(state: Master, message: m.Heartbeat, now: float) -> Step:
     hosted = state.workers[message.worker]
     hosted = replace(hosted, ended=message.ended, caught_up=message.caught_up, progress=message.progress)
     hosted = replace(hosted, last_words=None, quiet=message.quiet, partitions=message.partitions)
+    # A barrier on its way takes the changes: what a worker reports until it is taken says nothing about the next one.
+    idle = isinstance(state.phase, Running) and isinstance(state.phase.epochs, coordinator.Idle)
+    hosted = replace(hosted, wants_barrier=message.wants_barrier and idle)
     if message.broken and isinstance(state.phase, Running) and state.phase.broken_since is None:
         state = replace(state, phase=replace(state.phase, broken_since=now))
     return confirm(_update(state, message.worker, hosted), message.delivered), []

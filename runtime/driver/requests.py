@@ -188,6 +188,8 @@ def is_due(state: Master, phase: Running, now: float) -> bool:
     """Return whether to close the next epoch now, although it may not be the last."""
     if state.savepoints or waits_for_nothing(state, phase):
         return True
+    if any(state.workers[worker].wants_barrier for worker in assigned(state)):
+        return True
     wanted = state.epoch_wanted or not nothing_new(state, phase.epochs)
     return wanted and now - phase.last_trigger >= state.rules.checkpoint_every
 

@@ -121,6 +121,8 @@ class Hosted:
     """As in `Heartbeat`."""
     partitions: int = 0
     """As in `Heartbeat`."""
+    wants_barrier: bool = False
+    """As in `Heartbeat`; False while an epoch is open."""
     progress: m.Progress = m.Progress()
     last_words: m.Vitals | None = None
     """The last report of its companion, unless the worker has sent a message since."""

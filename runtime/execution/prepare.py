@@ -37,6 +37,7 @@ from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.log_end import read_whole_log
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.kept_state import with_identities
+from holdfast.runtime.plan.memory import check_state_memory
 from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
@@ -93,6 +94,7 @@ def prepare(
     """
     plan = with_places(replace(plan, key_groups=settings.key_groups), settings.root)
     refuse_private_memory(plan, settings.root)
+    check_state_memory(plan, settings.state_memory, settings.parallelism, settings.channel_bytes_max)
     root = join(settings.root, plan.app)
     store = open_objects(root)
     repository = Repository(store)

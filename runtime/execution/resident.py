@@ -93,6 +93,8 @@ class _Run:
             settings.channel_bytes_max,
             settings.staged_bytes_max,
             settings.hung_after_ms / 1000,
+            settings.state_memory,
+            settings.parallelism,
         )
         self._spark = SparkHost(context, task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []

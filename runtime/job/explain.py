@@ -231,6 +231,14 @@ def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
         yield Finding(
             "delivery_full", "sources are not read, because too much output waits for its sink", "check the sink first"
         )
+    if "memory" in held:
+        yield Finding(
+            "memory_full",
+            "sources are not read until the next epoch is completed, or the local disk has room: the changes of "
+            "unfinished epochs, or a state that cannot leave memory, fill state_memory",
+            "see whether epochs complete and the workers' local disks have room; raise state_memory, or lower "
+            "checkpoint_every",
+        )
     if "last barrier" in held:
         yield Finding(
             "ending",

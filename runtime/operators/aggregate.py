@@ -188,7 +188,10 @@ class Folding:
 
     def results(self, slots: Slots) -> list[pa.Array]:
         """Return the result columns of these slots."""
-        return [result_of(bound, state, slots) for bound, _, state in self._parts]
+        if slots.size <= self._table.rows_max:
+            return [result_of(bound, state, slots) for bound, _, state in self._parts]
+        pieces = [self.results(slots[part]) for part in self._table.parts(slots.size)]
+        return [pa.concat_arrays(column) for column in zip(*pieces, strict=True)]
 
     def _too_large(self, bound: BoundAggregation) -> JobFailed:
         return JobFailed(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -154,12 +155,14 @@ class DedupOperator(Operator):
         """Advance event time to this point; expire the rows that no later row can repeat."""
         if self._clock.advance(at_us) is None or at_us < self._due:
             return
-        slots = self._table.present()
-        ends, reach = self._table.column(WINDOW_END)[slots], 2 * self._step.within_us
-        over = ends + reach <= self._clock.of(lambda: self._table.keys_at(slots))
-        if over.any():
-            self._table.expire(slots[over], self._clock.expired_through(reach))
-        self._due = int((ends[~over] + reach).min(initial=LAST_US))
+        expired, reach, self._due = list[Rows](), 2 * self._step.within_us, LAST_US
+        for slots in self._table.present_parts():
+            ends = self._table.values(WINDOW_END, slots)
+            over = ends + reach <= self._clock.of(partial(self._table.keys_at, slots))
+            expired.append(slots[over])
+            self._due = min(self._due, int((ends[~over] + reach).min(initial=LAST_US)))
+        if sum(slots.size for slots in expired):
+            self._table.expire(np.concatenate(expired), self._clock.expired_through(reach))
 
     def on_barrier(self) -> None:
         self._clock.note()

@@ -215,26 +215,34 @@ class WindowOperator(Operator):
 
     def _close(self, old: Times | int) -> None:
         """Emit the rows that became due after the clock `old`, delete those that are over, find the next due time."""
-        slots = self._table.present()
-        ends = self._table.column(WINDOW_END)[slots]
+        due, due_ends, over, self._due = list[Slots](), list[Times](), list[Slots](), LAST_US
+        for slots in self._table.present_parts():
+            ends = self._table.values(WINDOW_END, slots)
+            is_due, is_over = self._due_and_over(slots, ends, old)
+            due.append(slots[is_due])
+            due_ends.append(ends[is_due])
+            over.append(slots[is_over])
+        if sum(slots.size for slots in due):
+            self._give_rows(np.concatenate(due)[np.argsort(np.concatenate(due_ends), kind="stable")])
+        if sum(slots.size for slots in over):
+            self._table.expire(np.concatenate(over), self._clock.expired_through(self._step.lateness_us))
+
+    def _due_and_over(self, slots: Slots, ends: Times, old: Times | int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which windows became due after the clock `old`, and which are over; note when the others are due."""
         now = self._clock.of(lambda: self._table.keys_at(slots))
         before: Times | int = old
         if isinstance(old, np.ndarray):
             before = self._clock.at(old, self._table.keys_at(slots))
         over = ends + self._step.lateness_us <= now
         due = over if self._step.emit == "final" else (ends > before) & (ends <= now)
-        if due.any():
-            rows = np.flatnonzero(due)
-            self._give_rows(slots[rows[np.argsort(ends[rows], kind="stable")]])
-        if over.any():
-            self._table.expire(slots[over], self._clock.expired_through(self._step.lateness_us))
         left, closed = ends[~over], (ends <= now)[~over]
         next_due = np.where(closed | (self._step.emit == "final"), left + self._step.lateness_us, left)
-        self._due = int(next_due.min(initial=LAST_US))
+        self._due = min(self._due, int(next_due.min(initial=LAST_US)))
+        return due, over
 
     def _give_rows(self, slots: Slots) -> None:
         ends, *keys = self._table.key_columns(slots)
-        starts = pa.array(self._table.column(WINDOW_END)[slots] - self._step.window.size_us).view(TIME)
+        starts = pa.array(self._table.values(WINDOW_END, slots) - self._step.window.size_us).view(TIME)
         arrays = [*keys, starts, ends, *self._folding.results(slots)]
         if self._upsert:
             arrays.append(pa.array(np.full(slots.size, PUT, np.int8)))

@@ -28,10 +28,12 @@ from holdfast.errors import ErrorReport
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.memory import Budget, channel_bytes, least
 from holdfast.runtime.spark.companion import Board, Companion
 from holdfast.runtime.spark.control import ControlClient
 from holdfast.runtime.spark.detour import Address, around
 from holdfast.runtime.spark.exchange import TcpNetwork
+from holdfast.runtime.spark.memory import default_state_memory
 from holdfast.runtime.spark.tls import Credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import vitals
@@ -70,17 +72,19 @@ class WorkerTask:
     channel_bytes_max: int = CHANNEL_BYTES_MAX
     staged_bytes_max: int = BACKLOG_BYTES_MAX
     hung_after_s: float = HUNG_AFTER_S
+    state_memory: int | None = None
+    parallelism: int = 1
 
     def __repr__(self) -> str:
         return f"WorkerTask({self.plan.app!r}, driver={self.driver})"  # never the secret
 
 
 class _Ports:
-    def __init__(self, task: WorkerTask, mailbox: Mailbox, network: TcpNetwork) -> None:
+    def __init__(self, task: WorkerTask, mailbox: Mailbox, network: TcpNetwork, budget: Budget) -> None:
         self.clock = SystemClock()
         self.store = open_objects(task.root)
         self.network = network
-        self.local = LocalFolders()
+        self.local = LocalFolders(budget=budget)
         self.client: ControlClient | None = None
         self.lanes = ThreadLanes(mailbox)
 
@@ -102,9 +106,11 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
     worker = WorkerId(uuid.uuid4().hex[:12])
     announced, driver = around(network.address, "data", task.detour), around(task.driver, "control", task.detour)
     register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), announced)
-    ports = _Ports(task, mailbox, network)
+    limits = limits_of(task)
+    assert limits.budget is not None
+    ports = _Ports(task, mailbox, network, limits.budget)
     board, companion = Board(marks_of(task.plan)), None
-    loop = WorkerLoop(worker, task.plan, ports, limits_of(task), board.mark, reads_ahead=True)
+    loop = WorkerLoop(worker, task.plan, ports, limits, board.mark, reads_ahead=True)
     session = Session(task, loop, mailbox, beat=board.beat)
     try:
         ports.client = ControlClient(driver, task.credentials, register, session.received, session.closed)
@@ -137,7 +143,14 @@ def host_worker(task: WorkerTask, launches: Iterable[int]) -> Iterator[str]:
 
 def limits_of(task: WorkerTask) -> Limits:
     """Return the limits that the settings give a worker's loop."""
-    return Limits(task.max_records_per_second, staged_bytes_max=task.staged_bytes_max)
+    return Limits(task.max_records_per_second, staged_bytes_max=task.staged_bytes_max, budget=budget_of(task))
+
+
+def budget_of(task: WorkerTask) -> Budget:
+    """Return the memory that this worker's state may use."""
+    given = task.plan, task.parallelism, task.channel_bytes_max
+    total = task.state_memory or max(default_state_memory(task.parallelism), least(*given))
+    return Budget(total, channel_bytes(*given))
 
 
 def unexpected(error: BaseException) -> ErrorReport:

@@ -96,6 +96,10 @@ class Progress(msgspec.Struct, frozen=True):
 
     records_in: int = 0
     rss_bytes: int = 0
+    state_bytes: int = 0
+    """Of all tables, in memory or swapped out."""
+    state_memory: int | None = None
+    """The budget; None: no limit."""
     lag_epochs: int = 0
     positions: tuple[SourcePosition, ...] = ()
     ends: tuple[SourcePosition, ...] = ()
@@ -108,7 +112,7 @@ class Progress(msgspec.Struct, frozen=True):
     times: tuple[PartitionTime, ...] = ()
     """For the partitions of sources with event time."""
     held_by: tuple[str, ...] = ()
-    """What keeps sources from being read now: throttle, delivery, channel, last barrier, or a mark of
+    """What keeps sources from being read now: throttle, delivery, memory, channel, last barrier, or a mark of
     runtime/wire/vitals.py, such as that of a Python function that has been running for a while."""
     first_record_at: int | None = None
     """When the first record of this generation was read; microseconds since 1970, UTC."""
@@ -138,6 +142,8 @@ class Heartbeat(Message, frozen=True):
     """The last epoch that the sources closed, if a later one would record nothing new; else 0."""
     partitions: int = 0
     """How many source partitions the subtask reads: `ended` and `caught_up` are about these."""
+    wants_barrier: bool = False
+    """Changes since the last barrier take so much memory that the next one should not wait until it is due."""
 
 
 class Ready(Message, frozen=True):

@@ -151,7 +151,8 @@ class FragmentRuntime:
             operator = placed.step.open(ctx)
             self._operators.append(operator)
             for port, point in enumerate(placed.inputs):
-                outputs[point].sides.setdefault(placed.step.reads_side, []).append(_into(operator, port))
+                table = self._shared.tables.get(placed.step.name or "")
+                outputs[point].sides.setdefault(placed.step.reads_side, []).append(_into(operator, port, table))
 
 
 @dataclass(frozen=True)
@@ -241,5 +242,16 @@ def _behind(before: _Output, together: tuple[Placed, ...], job: str | None) -> _
     return _Output(origin, before.aligned and all(each.step.one_to_one for each in together), untouched=False)
 
 
-def _into(operator: Operator, port: int) -> Consumer:
-    return lambda batch: operator.on_batch(port, batch)
+def _into(operator: Operator, port: int, table: Table | None) -> Consumer:
+    """Return what gives an operator its batches, in parts whose records fit memory if its table is larger than that."""
+    if table is None:
+        return lambda batch: operator.on_batch(port, batch)
+
+    def take(batch: pa.RecordBatch) -> None:
+        first = 0
+        while batch.num_rows - first > (rows_max := table.rows_max):
+            operator.on_batch(port, batch.slice(first, rows_max))
+            first += rows_max
+        operator.on_batch(port, batch.slice(first) if first else batch)
+
+    return take

@@ -1,6 +1,7 @@
 """The content of a worker's heartbeat: its progress, and what holds it up.
 
-The report is for display and for `holdfast explain`. Only `quiet` drives a decision: whether to close an epoch.
+The report is for display and for `holdfast explain`. Only `quiet` and `wants_barrier` drive a decision: whether to
+close an epoch, and whether before it is due.
 
 Source: DESIGN section 13 (status).
 """
@@ -8,6 +9,7 @@ Source: DESIGN section 13 (status).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,12 +21,27 @@ from holdfast.runtime.worker.deliveries import Deliveries
 from holdfast.runtime.worker.subtask import Active, SubtaskRun
 
 
+class MemoryUse(NamedTuple):
+    """The memory of a worker's state."""
+
+    state_bytes: int
+    """Of all tables, in memory or swapped out."""
+    budget: int | None
+    is_full: bool
+    """Sources wait for memory."""
+    wants_barrier: bool
+
+
+NO_STATE = MemoryUse(0, None, False, False)
+
+
 def heartbeat_of(
     worker_id: WorkerId,
     active: Active | None,
     deliveries: Deliveries,
     refused: Mapping[str, str],
     local_refused: m.LocalRefusal | None,
+    memory: MemoryUse = NO_STATE,
 ) -> m.Heartbeat:
     """Return the worker's heartbeat.
 
@@ -43,11 +60,13 @@ def heartbeat_of(
         run.progress(),
         ends=() if active.broken else run.ends(),
         rss_bytes=rss_bytes(),
+        state_bytes=memory.state_bytes,
+        state_memory=memory.budget,
         lag_epochs=worker.durable_epochs(active.machine),
         sink_errors={sink: error.what for sink, error in deliveries.errors().items()},
         sink_advice={sink: error.next_step for sink, error in deliveries.errors().items()},
         first_record_at=active.first_record_at,
-        held_by=_held_by(run, active.machine, deliveries),
+        held_by=_held_by(run, active.machine, deliveries, memory),
         refused=refused.get("upload", ""),
         merge_refused=refused.get("merge", ""),
         local_refused=local_refused,
@@ -62,6 +81,7 @@ def heartbeat_of(
         run.caught_up(),
         quiet_of(active),
         run.partitions(),
+        memory.wants_barrier and not active.broken,
     )
 
 
@@ -70,7 +90,8 @@ def quiet_of(active: Active) -> Epoch:
     return NO_EPOCH if active.machine.merged is not None else active.run.quiet
 
 
-def _held_by(run: SubtaskRun, machine: worker.Worker, deliveries: Deliveries) -> tuple[str, ...]:
+def _held_by(run: SubtaskRun, machine: worker.Worker, deliveries: Deliveries, memory: MemoryUse) -> tuple[str, ...]:
     if machine.halted:
         return ("last barrier",)
-    return (*run.held_by(), *(("delivery",) if deliveries.full() else ()))
+    waits = ("delivery", deliveries.full()), ("memory", memory.is_full)
+    return (*run.held_by(), *(name for name, holds in waits if holds))

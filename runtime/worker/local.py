@@ -13,6 +13,7 @@ Source: DESIGN section 5 (restore); PROTOCOL P14, P15.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import stat
@@ -25,12 +26,19 @@ from typing import Protocol
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Generation, WorkerId
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.wire.messages import Deploy
+from holdfast.runtime.wire.metrics import rss_bytes
 from holdfast.runtime.wire.presence import boot_id, machine_id
 from holdfast.state.directory import claim
 from holdfast.state.evolution import declaration
 from holdfast.state.marker import usable
+from holdfast.state.rocks import RocksMemory
 from holdfast.state.store import Identity, StateStore
+from holdfast.state.swap import Swap, unfit
+from holdfast.state.tables.slab import PLAIN, Memory
+
+_log = logging.getLogger("holdfast.worker")
 
 
 @dataclass(frozen=True)
@@ -69,9 +77,20 @@ class LocalFolders:
         root: Parent of all folders; default: below the system's temporary directory.
         machine: The identity of this machine.
         boot: Its boot id, empty if there is none.
+        budget: What the state may keep in memory; None: all of it.
     """
 
-    def __init__(self, root: Path | None = None, machine: str | None = None, boot: str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path | None = None,
+        machine: str | None = None,
+        boot: str | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self._budget = budget
+        self._rocks = RocksMemory() if budget is None else RocksMemory(budget.rocks, budget.rocks // 2)
+        self._others_bytes = rss_bytes()
+        """The interpreter and its libraries, which do not count."""
         self._folder: Path | None = None
         self._root = root or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
         self._machine = machine_id() if machine is None else machine
@@ -94,7 +113,8 @@ class LocalFolders:
             _check_owner(self._root)
             _remove_earlier_boots(boots, self._boot)
             parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder = claim(parent, deploy.job_uuid, lineage, target, owned, declared)
+            folder = claim(parent, deploy.job_uuid, lineage, target, owned, declared, self._rocks)
+            memory = self._memory(parent)
         except OSError as error:
             raise Unavailable(
                 f"no local folder for state can be created below {parent}: {error}",
@@ -103,9 +123,22 @@ class LocalFolders:
             ) from error
         self._folder = folder.path
         covered = usable(folder.marker, deploy.job_uuid, lineage, target, owned, declared)
-        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, folder.store)
+        store = StateStore(identity_of(deploy, worker), specs, plan.key_groups, owned, folder.store, memory)
         applied = folder.marker.applied if covered is not None and folder.marker is not None else None
         return Opened(store, applied, covered, folder.store.close)
+
+    def _memory(self, folder: Path) -> Memory:
+        """Return the memory of the tables: a swap area, if there is a budget and the folder is on a disk."""
+        if self._budget is None:
+            return PLAIN
+        if why := unfit(folder):
+            _log.warning(
+                "state cannot leave memory: %s; a state larger than memory ends this worker. "
+                "Set TMPDIR on the executors to a folder on a disk.",
+                why,
+            )
+            return PLAIN
+        return Swap(folder, self._others_bytes + self._budget.total, self._budget.tables)
 
 
 def _remove_earlier_boots(boots: Path, boot: str) -> None:

@@ -26,6 +26,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.operators.time_slice import Mark, unmarked
 from holdfast.runtime.plan.ahead import Ahead, inline
 from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.sources.reading import Throttle, open_readings
 from holdfast.runtime.wire import messages as m
@@ -35,7 +36,7 @@ from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.applying import Applying
 from holdfast.runtime.worker.compaction import CompactJob, restore
 from holdfast.runtime.worker.deliveries import Deliveries
-from holdfast.runtime.worker.heartbeat import heartbeat_of, quiet_of
+from holdfast.runtime.worker.heartbeat import MemoryUse, heartbeat_of, quiet_of
 from holdfast.runtime.worker.local import identity_of
 from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.seal import SealJob, segment_job
@@ -59,6 +60,8 @@ class Limits:
     merging: Thresholds = Thresholds()
     staged_bytes_max: int = BACKLOG_BYTES_MAX
     """Committed output of one writer that may wait for delivery before sources stop (P18)."""
+    budget: Budget | None = None
+    """The parts of state_memory; None: no limit."""
 
 
 class WorkerLoop:
@@ -168,8 +171,8 @@ class WorkerLoop:
             self._perform(*worker.triggered(active.machine, trigger.barrier, trigger.assignment))
 
     def _show_news(self, active: Active) -> None:
-        """Report new records immediately: the driver closes no epoch while nothing is new."""
-        if self._shown.quiet and not quiet_of(active):
+        """Report immediately what decides when the driver closes an epoch: new records, and memory full of changes."""
+        if (self._shown.quiet and not quiet_of(active)) or self._shown.wants_barrier != self._wants_barrier():
             self.beat()
 
     def _apply_some(self, worked: bool) -> bool:
@@ -413,7 +416,21 @@ class WorkerLoop:
         heapq.heappush(self._timers, (due, next(self._timer_ids), lambda: (action(), None)[1]))
 
     def _may_read(self, active: Active) -> bool:
-        return not active.machine.halted and not self._deliveries.full()
+        return not active.machine.halted and not self._deliveries.full() and not self._memory_is_full()
+
+    def _memory_is_full(self) -> bool:
+        """Return whether sources must wait: for a commit, which releases changes, or for room on the local disk."""
+        budget, state = self._limits.budget, self._state
+        if budget is None or state is None:
+            return False
+        if state.refused:
+            state.settle()  # nothing else touches the tables while sources are not read
+        return state.unfinished_bytes > budget.unfinished or bool(state.refused)
+
+    def _wants_barrier(self) -> bool:
+        """Return whether the next barrier should not wait until it is due."""
+        budget, state = self._limits.budget, self._state
+        return budget is not None and state is not None and state.dirty_bytes > budget.early_from
 
     def _is_current(self, generation: Generation) -> bool:
         active = self._active
@@ -435,7 +452,13 @@ class WorkerLoop:
 
     def _stock(self) -> m.Heartbeat:
         local = None if self._state is None else self._applying.refusal(self._state)
-        return heartbeat_of(self.worker_id, self._active, self._deliveries, self._refused, local)
+        memory = MemoryUse(
+            0 if self._state is None else self._state.nbytes,
+            None if self._limits.budget is None else self._limits.budget.total,
+            self._memory_is_full(),
+            self._wants_barrier(),
+        )
+        return heartbeat_of(self.worker_id, self._active, self._deliveries, self._refused, local, memory)
 
 
 def _no_standby(role: m.Standby) -> ConfigError:

@@ -1,7 +1,7 @@
 """The rows below user keys: what lists and maps have in common.
 
 A row is a key of the table: the user key, and a suffix that orders the rows of a user key. Values are read and written
-by slot through the table's columns, whatever these are; slots are valid until the table's next eviction.
+by slot through the table's columns, whatever these are; slots are valid until the table drops absent keys.
 
 Invariants
     - Reading and deleting touch the rows of the named user keys only.

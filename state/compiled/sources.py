@@ -57,6 +57,16 @@ def sources_of(inputs: Sequence[Input]) -> Sources:
     return np.array([each.source for each in inputs], np.int64).reshape(-1, FIELDS)
 
 
+def from_row(sources: Sources, first: int) -> Sources:
+    """Return the descriptions of the same inputs from this row on."""
+    if first == 0 or not sources.size:
+        return sources
+    moved = sources.copy()
+    moved[:, ADDRESS] += np.where(moved[:, ADDRESS] != 0, 8 * first, 0)
+    moved[:, OFFSET] += first
+    return moved
+
+
 def addresses_of(arrays: Sequence[Words]) -> Words:
     """Return where contiguous arrays of words begin; they must be kept."""
     assert all(array.itemsize == 8 and array.flags.c_contiguous for array in arrays)

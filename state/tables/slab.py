@@ -5,6 +5,9 @@ of records. A slab that outgrows its first few elements reserves address space f
 the system allocates memory only for the pages that are written. Beyond the reservation, or where address
 space is limited (RLIMIT_AS, strict overcommit), it doubles and copies.
 
+A slab gets its room from a `Memory`: the process's own (PLAIN), or a swap area (state/swap.py), which keeps what is
+resident inside a budget.
+
 Invariants
     - Elements below the size asked for keep their values.
     - The array begins at a cache line, so a record of a power of two bytes lies in as few lines as possible.
@@ -14,7 +17,7 @@ Pure: no clock, thread or I/O.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -26,6 +29,64 @@ _FIRST = 1 << 9
 _LINE = 64
 
 
+UNLIMITED = 1 << 62
+
+
+class Memory(Protocol):
+    """Where the arrays of tables get their room, and how much of it one call of a kernel may bring into memory."""
+
+    def room(self, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+        """Reserve address space for `size` elements, beginning at a cache line.
+
+        Raises:
+            MemoryError: there is not so much address space.
+        """
+
+    def zeros(self, size: int) -> NDArray[np.int64]:
+        """Return an array of zero words."""
+
+    def use(self, room: NDArray[Any], size: int) -> NDArray[Any]:
+        """Return the part of a room to use from now on; it has at least `size` elements, and never moves."""
+
+    @property
+    def bytes_max(self) -> int:
+        """Bytes of memory that may become resident between two calls of settle(); UNLIMITED while all fits."""
+
+    @property
+    def refused(self) -> str:
+        """Why tables cannot leave memory although they are larger than their budget; empty if they can."""
+
+    def settle(self) -> None:
+        """Bring what is resident back inside the budget. No address changes."""
+
+
+class PlainMemory:
+    """The memory of the process, without a budget."""
+
+    bytes_max, refused = UNLIMITED, ""
+
+    def room(self, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+        """Reserve address space for `size` elements."""
+        spare = _LINE // dtype.itemsize
+        array = np.empty(size + spare, dtype)
+        first = -array.ctypes.data % _LINE // dtype.itemsize
+        return array[first : first + size]
+
+    def zeros(self, size: int) -> NDArray[np.int64]:
+        """Return an array of zero words."""
+        return np.zeros(size, np.int64)
+
+    def use(self, room: NDArray[Any], size: int) -> NDArray[Any]:
+        """Return the room: the system hands out its pages when they are written."""
+        return room
+
+    def settle(self) -> None:
+        """Do nothing; there is no budget."""
+
+
+PLAIN = PlainMemory()
+
+
 class Slab:
     """One growing array; `array` is its whole capacity, of which the owner uses the first elements; it is at `address`.
 
@@ -33,33 +94,33 @@ class Slab:
         dtype: Of the elements.
         reserved: Elements to reserve address space for.
         first: Elements of the first array.
+        memory: Where the room comes from.
     """
 
-    __slots__ = ("_reserved", "address", "array")
+    __slots__ = ("_memory", "_reserved", "_room", "address", "array")
 
-    def __init__(self, dtype: DTypeLike, reserved: int = RESERVED, first: int = _FIRST) -> None:
-        self._reserved = reserved
+    def __init__(self, dtype: DTypeLike, reserved: int = RESERVED, first: int = _FIRST, memory: Memory = PLAIN) -> None:
+        self._reserved, self._memory = reserved, memory
         # Reserving costs two system calls and a page; most tables are small, and many are short-lived.
-        self.array: NDArray[Any] = _room(np.dtype(dtype), first)
+        self._room: NDArray[Any] = PLAIN.room(np.dtype(dtype), first)
+        self.array: NDArray[Any] = self._room
         self.address: int = self.array.ctypes.data
 
     def hold(self, size: int, used: int | None = None) -> None:
         """Make room for this many elements; only the first `used` ones keep their values if given."""
         if size <= self.array.size:
             return
+        if size <= self._room.size:
+            self.array = self._memory.use(self._room, size)
+            return
         wanted = max(size, 2 * self.array.size)
         try:
-            grown = _room(self.array.dtype, max(wanted, self._reserved))
+            room = self._memory.room(self.array.dtype, max(wanted, self._reserved))
         except MemoryError:
-            grown = _room(self.array.dtype, wanted)
-        kept = self.array.size if used is None else used
-        grown[:kept] = self.array[:kept]
-        self.array, self.address = grown, grown.ctypes.data
-
-
-def _room(dtype: np.dtype[Any], size: int) -> NDArray[Any]:
-    """Return room that begins at a cache line."""
-    spare = _LINE // dtype.itemsize
-    array = np.empty(size + spare, dtype)
-    first = -array.ctypes.data % _LINE // dtype.itemsize
-    return array[first : first + size]
+            room = self._memory.room(self.array.dtype, wanted)
+        kept, grown = self.array.size if used is None else used, self._memory.use(room, size)
+        step = max(1, self._memory.bytes_max // (2 * self.array.itemsize))
+        for first in range(0, kept, step):
+            grown[first : min(kept, first + step)] = self.array[first : min(kept, first + step)]
+            self._memory.settle()
+        self._room, self.array, self.address = room, grown, grown.ctypes.data

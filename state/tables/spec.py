@@ -104,6 +104,3 @@ class Loader(Protocol):
 
     def scan_rest(self) -> list[tuple[Keys, Columns]]:
         """Return all key groups that are not complete yet; they are complete then."""
-
-    def forget(self, keys: Keys) -> None:
-        """Note that these keys leave the table and must be fetched again."""

@@ -19,7 +19,8 @@ Invariants
     - A slot is in the list of the interval in which it was touched, once.
     - Frozen values are absolute and hold everything touched since the last commit known at the
       freeze, so the next delta includes an epoch that does not complete (P8).
-    - Only slots that are neither dirty, unfinished nor unapplied are evicted; all others keep their numbers.
+    - A slot keeps its number until its key is dropped, which happens only to absent keys that are neither dirty,
+      unfinished nor unapplied.
     - Expired keys are absent, and no row of a delta names them: a range covers them all (state/tables/expiry.py).
     - Every change of a key's presence or working values is noted in the ordered indexes (state/tables/ordered.py).
 
@@ -30,6 +31,7 @@ Source: DESIGN section 5.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +40,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import NO_EPOCH, Epoch
-from holdfast.state.compiled.sources import NO_SOURCES, Sources, Words
+from holdfast.state.compiled.sources import NO_SOURCES, Sources, Words, from_row
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import Expiries, Through, covered
 from holdfast.state.tables.kernels.layout import Control, Flag
 from holdfast.state.tables.ordered import BY_KEY, OrderedIndex
 from holdfast.state.tables.records import NO_PROGRAM, Program, Records, words_of
-from holdfast.state.tables.slab import Rows
+from holdfast.state.tables.slab import PLAIN, Memory, Rows
 from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec
 from holdfast.state.tables.unapplied import Unapplied
 
@@ -77,12 +79,19 @@ class Table(Records):
         key_group_count: Key groups of the job.
         loader: Loads the rows of keys not seen yet; None if there are none to load.
         keep_unapplied: Remember committed slots until `applied` reports them as written to the cold store.
+        memory: Where the records are.
     """
 
     def __init__(
-        self, spec: TableSpec, key_group_count: int, loader: Loader | None = None, *, keep_unapplied: bool = False
+        self,
+        spec: TableSpec,
+        key_group_count: int,
+        loader: Loader | None = None,
+        *,
+        keep_unapplied: bool = False,
+        memory: Memory = PLAIN,
     ) -> None:
-        super().__init__(spec)
+        super().__init__(spec, memory)
         self._orders = {by: OrderedIndex(self, by, self._places) for by in spec.orders}
         self._key_group_count, self._keep_unapplied = key_group_count, keep_unapplied
         self.loads = 0
@@ -116,7 +125,7 @@ class Table(Records):
     def slots(self, keys: Keys) -> Rows:
         """Return the slot of every key, int64; keys not seen yet get one and are loaded.
 
-        A slot stays valid until the next evict(), roll_back() included. If loading raises,
+        A slot stays valid until the next drop_vacant(), roll_back() included. If loading raises,
         nothing was written and the call may be repeated.
         """
         loader = self._loader
@@ -149,8 +158,10 @@ class Table(Records):
         """Fold one row into the record of each of these slots; their keys exist and are dirty then."""
         opened = int(self._control[Control.OPENED])
         self._opened.hold(opened + slots.size, opened)
-        memory = (self._records.array, self._control, self._opened.array)
-        self._rows.fold_rows(*memory, np.ascontiguousarray(slots, np.int64), 1, program, inputs, self._scratch)
+        memory, slots = (self._records.array, self._control, self._opened.array), np.ascontiguousarray(slots, np.int64)
+        for part in self.parts(slots.size):
+            given = from_row(inputs, part.start)
+            self._rows.fold_rows(*memory, slots[part], 1, program, given, self._scratch)
         self._note(slots)
 
     def touch(self, slots: Rows) -> None:
@@ -161,8 +172,9 @@ class Table(Records):
         """Make the keys absent; touching them again starts from the default values."""
         opened = int(self._control[Control.OPENED])
         self._opened.hold(opened + slots.size, opened)
-        memory = (self._records.array, self._control, self._opened.array)
-        self._slots.delete(*memory, np.ascontiguousarray(slots, np.int64), self._defaults)
+        memory, slots = (self._records.array, self._control, self._opened.array), np.ascontiguousarray(slots, np.int64)
+        for part in self.parts(slots.size):
+            self._slots.delete(*memory, slots[part], self._defaults)
         self._note(slots)
 
     def expire(self, slots: Rows, through: Through) -> None:
@@ -186,6 +198,20 @@ class Table(Records):
         """Return the slots of all keys that exist now; reads the whole cold store first."""
         self._load_rest()
         return self._scan(Flag.WORKING)
+
+    def present_parts(self) -> Iterator[Rows]:
+        """Return what present() returns, in parts, so that what is read of each part may stay inside the budget."""
+        self._load_rest()
+        for first, end in self._sweep():
+            found = np.empty(end - first, np.int64)
+            given = self._records.array, self._control, first, end, int(Flag.WORKING), 0
+            if count := self._slots.scan(*given, found):
+                yield found[:count]
+
+    def _load_rest(self) -> None:
+        if self._loader is not None and not self._loader.complete:
+            self._take_scanned(self._loader.scan_rest())
+            self._loaded_all()
 
     def ordered(self, by: str = BY_KEY) -> OrderedIndex:
         """Return one of the table's orders, of all keys that exist; reads the whole cold store first."""
@@ -236,6 +262,15 @@ class Table(Records):
 
     def _frozen_words(self, slots: Rows, clear: int, known: int, without: int) -> tuple[Rows, NDArray[np.bool_], Words]:
         """Clear flags of sorted slots; return those that a delta names, whether they exist, and their records."""
+        found = [self._frozen_part(slots[part], clear, known, without) for part in self.parts(slots.size)]
+        if len(found) == 1:
+            return found[0]
+        kept = np.concatenate([_NO_ROWS, *(each[0] for each in found)])
+        puts = np.concatenate([np.empty(0, np.bool_), *(each[1] for each in found)])
+        words = np.concatenate([np.empty((self._width, 0), np.int64), *(each[2] for each in found)], axis=1)
+        return kept, puts, words
+
+    def _frozen_part(self, slots: Rows, clear: int, known: int, without: int) -> tuple[Rows, NDArray[np.bool_], Words]:
         kept, puts = np.empty_like(slots), np.empty(slots.size, np.bool_)
         words = np.empty((self._width, slots.size), np.int64)
         memory = (self._records.array, self._control, slots)
@@ -247,6 +282,19 @@ class Table(Records):
     def delta(self, epoch: Epoch) -> Delta:
         """Return the delta frozen for this epoch; it exists until the epoch is committed or rolled back."""
         return next(frozen.delta for frozen in self._frozen if frozen.delta.epoch == epoch)
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes that the epochs keep that are frozen and not committed: values as words and as columns, keys, slots."""
+        return sum(
+            frozen.values.nbytes + frozen.delta.nbytes + frozen.slots.nbytes + frozen.erased.nbytes
+            for frozen in self._frozen
+        ) + sum(slots.nbytes for _, slots in self._intervals)
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Bytes that the next freeze will keep for the slots that became dirty since the last one."""
+        return int(self._control[Control.OPENED]) * 8 * (self._width + len(self.spec.columns) + 2)
 
     def froze(self, epoch: Epoch) -> bool:
         """Return whether the epoch is frozen here and neither committed nor rolled back."""
@@ -260,11 +308,13 @@ class Table(Records):
         assert newest is not None, f"epoch {through} is reported complete, but this worker never froze it"
         self._erase_committed(newest.erased, newest.delta.through)
         self._hold_committed()
-        fresh = np.empty(newest.slots.size if self._keep_unapplied else 0, np.int64)
-        memory = (self._records.array, self._committed_values.array, self._control, newest.slots)
-        keep = int(self._keep_unapplied)
-        count = self._slots.commit(*memory, newest.delta.puts.copy(), newest.values, keep, fresh)
-        self._unapplied.note(fresh[:count])
+        for part in self.parts(newest.slots.size):
+            slots, values = newest.slots[part], np.ascontiguousarray(newest.values[:, part])
+            fresh = np.empty(slots.size if self._keep_unapplied else 0, np.int64)
+            memory = (self._records.array, self._committed_values.array, self._control, slots)
+            keep = int(self._keep_unapplied)
+            count = self._slots.commit(*memory, newest.delta.puts[part].copy(), values, keep, fresh)
+            self._unapplied.note(fresh[:count])
         self._frozen = [frozen for frozen in self._frozen if frozen.delta.epoch > through]
         self._intervals = [(epoch, past) for epoch, past in self._intervals if epoch > through]
         self._expiries.commit(through)
@@ -283,7 +333,8 @@ class Table(Records):
         slots = np.concatenate([self._expiries.slots(), self._dirty(), *past])
         self._hold_committed()
         memory = (self._records.array, self._committed_values.array, self._control, self._defaults)
-        self._slots.roll_back(*memory, slots)
+        for part in self.parts(slots.size):
+            self._slots.roll_back(*memory, slots[part])
         self._note(slots)
         self._control[Control.OPENED] = 0
         self._intervals, self._frozen, self._expiries = [], [], Expiries()
@@ -307,7 +358,7 @@ class Table(Records):
         found, columns_read = self._loader.fetch(keys)
         return {name: values[0].item() for name, values in columns_read.items()} if found.size else None
 
-    # Restoring, applying to the cold store, eviction
+    # Restoring, applying to the cold store
 
     def absorb(self, delta: Delta) -> None:
         """Write a committed delta of the changelog into both working and committed values."""
@@ -352,8 +403,8 @@ class Table(Records):
         slots = self._unapplied.next(rows_max)
         exist = (self.flags_of(slots) & Flag.COMMITTED) != 0
         self._hold_committed()
-        words = np.empty((len(self.spec.columns), slots.size), np.int64)
-        self._slots.gather(self._committed_values.array, len(self.spec.columns), 0, np.ascontiguousarray(slots), words)
+        columns = len(self.spec.columns)
+        words = self._gather_from(self._committed_values, columns, 0, slots, columns)
         words[:, ~exist] = self._defaults[:, None]
         return slots, self.keys_at(slots), exist, self._columns(words)
 
@@ -366,32 +417,14 @@ class Table(Records):
         self._unapplied.done(slots)
         self._set(slots, Flag.UNAPPLIED)
 
-    def evict(self) -> int:
-        """Drop clean, applied slots that were not touched recently, and return how many.
-
-        Call it between batches. Without a cold store, and from a table with an order, only absent keys are dropped. A
-        slot touched since the previous call stays, so a second call drops more.
-        """
-        held = _HELD if self._loader is not None and not self._orders else _HELD | _KNOWN
-        gone = self._unpinned(held, int(self._control[Control.ROUND]))
-        self._control[Control.ROUND] += 1
-        if self._loader is not None:
-            self._loader.forget(self.keys_at(gone[(self.flags_of(gone) & _KNOWN) != 0]))
-        self._free_slots(gone)
-        return int(gone.size)
-
     def drop_vacant(self) -> None:
         """Drop the slots whose keys are permanently absent; present ones stay, so nothing must be loaded again."""
         self.vacant = 0
-        self._free_slots(self._unpinned(_HELD | _KNOWN, 0))
-
-    def _unpinned(self, held: int, rounds: int) -> Rows:
-        """Return the slots without the flags `held` that no unfinished epoch names, last touched before this round."""
         pinned = np.concatenate([self._expiries.slots(), *(past for _, past in self._intervals)])
         self._set(pinned, 0, Flag.PINNED)
-        found = self._scan(0, held, rounds)
+        vacant = self._scan(0, _HELD | _KNOWN)
         self._set(pinned, Flag.PINNED)
-        return found
+        self._free_slots(vacant)
 
     # Inner parts
 
@@ -404,11 +437,6 @@ class Table(Records):
         for order in self._orders.values():
             order.settle()  # absent keys leave the tree before their slots get others
         super()._free_slots(slots)
-
-    def _load_rest(self) -> None:
-        if self._loader is not None and not self._loader.complete:
-            self._take_scanned(self._loader.scan_rest())
-            self._loaded_all()
 
     def _load(self, loader: Loader) -> None:
         """Read the rows of new slots from the cold store."""

@@ -457,7 +457,7 @@ class NumpyTable(SlotColumns):
     def slots(self, keys: Keys) -> Rows:
         """Return the slot of every key, int64; keys not seen yet get one and are loaded.
 
-        A slot stays valid until the next evict(), roll_back() included. If loading raises,
+        A slot stays valid until the next drop_vacant(), roll_back() included. If loading raises,
         nothing was written and the call may be repeated.
         """
         slots = self._place(keys)
@@ -602,7 +602,7 @@ class NumpyTable(SlotColumns):
         found, columns_read = self._loader.fetch(keys)
         return {name: values[0].item() for name, values in columns_read.items()} if found.size else None
 
-    # Restoring, applying to the cold store, eviction
+    # Restoring, applying to the cold store
 
     def absorb(self, delta: Delta) -> None:
         """Write a committed delta of the changelog into both working and committed values."""
@@ -654,27 +654,6 @@ class NumpyTable(SlotColumns):
         """Note that the slots that unapplied() returned are in the cold store."""
         self._unapplied.done(slots)
         self._flags.array[slots] = self._flags.array.take(slots) & ~UNAPPLIED
-
-    def evict(self) -> int:
-        """Drop clean, applied slots that were not written recently, and return how many; every slot number changes.
-
-        Call it between batches. Without a cold store only absent keys are dropped. A slot
-        written since the previous call stays, so a second call drops more.
-        """
-        count = self._index.count
-        flags = self._flags.array[:count]
-        keep = (flags & (DIRTY | UNAPPLIED | RECENT)) != 0
-        if self._loader is None:
-            keep |= (flags & (WORKING | COMMITTED)) != 0
-        for slots in (self._expiries.slots(), *(past for _, past in self._intervals)):
-            keep[slots] = True
-        flags &= ~RECENT
-        gone = np.flatnonzero(~keep)
-        if self._loader is not None:
-            self._loader.forget(self.keys_at(gone[(flags[gone] & (WORKING | COMMITTED)) != 0]))
-        if gone.size:
-            self._renumber(np.flatnonzero(keep))
-        return int(gone.size)
 
     def drop_vacant(self) -> None:
         """Drop the slots whose keys are permanently absent; present ones stay, so nothing must be loaded again."""

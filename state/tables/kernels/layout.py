@@ -2,7 +2,7 @@
 
 A record is `[key words][state word][values]`, one int64 per word. The key of fixed width has one word per column, and a
 word of null bits if a column is nullable. Any other key has three: its xxh3-64, and offset and length of its canonical
-bytes in the arena. The state word holds the flags, and above them the round in which the record was last touched.
+bytes in the arena. The state word holds the flags.
 
 An entry of the index is `tag << 32 | slot + 1`, 0 if it is empty. The tag is the upper 31 bits of the key's hash; its
 upper bits are the entry's home. So neither growing nor deleting reads a record of another key.
@@ -28,14 +28,13 @@ class Control(IntEnum):
     OPENED = 7  # slots touched since the last barrier
     ARENA = 8  # bytes used in the arena
     VOID = 9  # bytes in the arena that no record names
-    ROUND = 10  # grows with every eviction
-    SEED = 11  # of the index's hash
-    MASK = 12  # of the index's hash; tests let hashes collide
-    BORN = 13  # records created by the last call
-    WORDS = 14  # per record
-    KEY = 15  # words of the key
-    TEXT = 16  # 1: the key's bytes are in the arena
-    FIELDS = 17
+    SEED = 10  # of the index's hash
+    MASK = 11  # of the index's hash; tests let hashes collide
+    BORN = 12  # records created by the last call
+    WORDS = 13  # per record
+    KEY = 14  # words of the key
+    TEXT = 15  # 1: the key's bytes are in the arena
+    FIELDS = 16
 
 
 class Place(IntEnum):
@@ -73,11 +72,9 @@ class Flag(IntEnum):
     ERASED = 1 << 4  # absent because it expired
     USED = 1 << 5  # the slot holds a key
     UNLOADED = 1 << 6  # the cold store has not been asked for its values
-    PINNED = 1 << 7  # during an eviction: an unfinished epoch names it
+    PINNED = 1 << 7  # while vacant records are dropped: an unfinished epoch names it
 
 
-ROUND_SHIFT = 8
-FLAGS = (1 << ROUND_SHIFT) - 1
 BLOCK_ROWS = 256
 """Rows whose records fit the first-level cache together."""
 SCRATCH_GAP = 24

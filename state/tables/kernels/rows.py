@@ -36,12 +36,10 @@ from holdfast.state.compiled.sources import ADDRESS, FIELDS, OFFSET, VALIDITY
 from holdfast.state.tables.kernels.index import home_of, insert, is_old, move, remove
 from holdfast.state.tables.kernels.layout import (
     BLOCK_ROWS,
-    FLAGS,
     INPUT,
     MOVED_PER_BLOCK,
     OPERATION,
     PROGRAM_FIELDS,
-    ROUND_SHIFT,
     SCRATCH_GAP,
     SHIFT,
     WORD,
@@ -55,8 +53,8 @@ from holdfast.state.tables.kernels.layout import (
 _BITS, _OLD_BITS, _MOVED, _COUNT, _HIGH, _FREE, _OPENED, _ARENA = (
     int(Control[name]) for name in ("BITS", "OLD_BITS", "MOVED", "COUNT", "HIGH", "FREE", "OPENED", "ARENA")
 )
-_VOID, _ROUND, _SEED, _MASK, _BORN, _WORDS, _KEY, _TEXT = (
-    int(Control[name]) for name in ("VOID", "ROUND", "SEED", "MASK", "BORN", "WORDS", "KEY", "TEXT")
+_VOID, _SEED, _MASK, _BORN, _WORDS, _KEY, _TEXT = (
+    int(Control[name]) for name in ("VOID", "SEED", "MASK", "BORN", "WORDS", "KEY", "TEXT")
 )
 _RECORDS, _RECORDS_SIZE, _ENTRIES, _OLD, _CONTROL, _FREE_AT, _OPENED_AT, _ARENA_AT, _DEFAULTS, _VALUES = (
     int(Place[name])
@@ -249,7 +247,6 @@ def _create(table: int, key: int, words: int, data: int, length: int) -> Any:
 def _mark(control: int, opened: int, slots: int, at: int, size: int) -> None:
     """Mark a block's records as present and dirty; list those that were not dirty."""
     state_at, count = get(control, _KEY), get(control, _OPENED)
-    stamp = get(control, _ROUND) << ROUND_SHIFT
     for row in range(size):
         record = get(at, row)
         state = get(record, state_at)
@@ -257,7 +254,7 @@ def _mark(control: int, opened: int, slots: int, at: int, size: int) -> None:
             if state & _DIRTY == 0:
                 put(opened, count, get(slots, row))
                 count += 1
-            put(record, state_at, ((state & FLAGS) | _WRITTEN) & ~_ERASED | stamp)
+            put(record, state_at, (state | _WRITTEN) & ~_ERASED)
     put(control, _OPENED, count)
 
 

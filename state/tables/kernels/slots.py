@@ -6,11 +6,9 @@ from typing import Any
 
 from holdfast.state.compiled.jit import kernel
 from holdfast.state.compiled.memory import address_of, prefetch
-from holdfast.state.tables.kernels.layout import FLAGS, ROUND_SHIFT, Control, Flag
+from holdfast.state.tables.kernels.layout import Control, Flag
 
-_OPENED, _ROUND, _WORDS, _KEY, _HIGH = (
-    int(each) for each in (Control.OPENED, Control.ROUND, Control.WORDS, Control.KEY, Control.HIGH)
-)
+_OPENED, _WORDS, _KEY = int(Control.OPENED), int(Control.WORDS), int(Control.KEY)
 _WORKING, _COMMITTED, _DIRTY, _UNAPPLIED, _ERASED = (
     int(each) for each in (Flag.WORKING, Flag.COMMITTED, Flag.DIRTY, Flag.UNAPPLIED, Flag.ERASED)
 )
@@ -61,14 +59,14 @@ def reset(records: Any, control: Any, slots: Any, defaults: Any, clear: int, add
 @kernel("none", "words", "words", "words", "words", "words")
 def delete(records: Any, control: Any, opened: Any, slots: Any, defaults: Any) -> None:
     """Make the keys of slots absent and dirty, with default values; list those that were not dirty."""
-    width, key, count, stamp = control[_WORDS], control[_KEY], control[_OPENED], control[_ROUND] << ROUND_SHIFT
+    width, key, count = control[_WORDS], control[_KEY], control[_OPENED]
     for i in range(slots.size):
         at = slots[i] * width + key
         state = records[at]
         if state & _DIRTY == 0:
             opened[count] = slots[i]
             count += 1
-        records[at] = ((state & FLAGS) | _DIRTY) & ~(_WORKING | _ERASED) | stamp
+        records[at] = (state | _DIRTY) & ~(_WORKING | _ERASED)
         for word in range(defaults.size):
             records[at + 1 + word] = defaults[word]
     control[_OPENED] = count
@@ -160,21 +158,16 @@ def roll_back(records: Any, committed: Any, control: Any, defaults: Any, slots: 
         records[at] = state
 
 
-@kernel("number", "words", "words", "number", "number", "number", "words")
-def scan(records: Any, control: Any, wanted: int, without: int, rounds: int, out: Any) -> int:
-    """List used slots that have one of the flags `wanted` (any slot if 0), none of `without`, and an older round.
-
-    Args:
-        rounds: Only slots last touched in an earlier round than this; 0: all.
-    """
+@kernel("number", "words", "words", "number", "number", "number", "number", "words")
+def scan(records: Any, control: Any, first: int, end: int, wanted: int, without: int, out: Any) -> int:
+    """List the used slots of [first, end) that have one of the flags `wanted` (any slot if 0) and none of `without`."""
     width, key, count = control[_WORDS], control[_KEY], 0
-    for slot in range(control[_HIGH]):
+    for slot in range(first, end):
         state = records[slot * width + key]
         if state == 0 or state & without != 0 or (wanted != 0 and state & wanted == 0):
             continue
-        if rounds == 0 or state >> ROUND_SHIFT < rounds:
-            out[count] = slot
-            count += 1
+        out[count] = slot
+        count += 1
     return count
 
 
@@ -187,11 +180,11 @@ def copy_bytes(arena: Any, starts: Any, lengths: Any, to: Any, out: Any) -> None
             out[first + byte] = arena[start + byte]
 
 
-@kernel("number", "words", "words", "bytes", "bytes")
-def compact_arena(records: Any, control: Any, arena: Any, out: Any) -> int:
-    """Copy the bytes of all keys to another arena; return how many bytes it uses."""
-    width, key, used = control[_WORDS], control[_KEY], 0
-    for slot in range(control[_HIGH]):
+@kernel("number", "words", "words", "number", "number", "bytes", "bytes", "number")
+def compact_arena(records: Any, control: Any, first: int, end: int, arena: Any, out: Any, used: int) -> int:
+    """Copy the bytes of the keys in slots [first, end) behind the `used` bytes of another arena; return its bytes."""
+    width, key = control[_WORDS], control[_KEY]
+    for slot in range(first, end):
         base = slot * width
         if records[base + key] != 0:
             start, length = records[base + 1], records[base + 2]

@@ -492,6 +492,20 @@ class TestEpochs:
         trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), False))
         assert run.pass_time(1.0) == [Send(A, trigger), Send(B, trigger)]
 
+    def test_one_is_triggered_early_once_a_worker_wants_a_barrier(self) -> None:
+        run = running()
+        trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), False))
+        run.hear(run.heartbeat(B, wants_barrier=True))
+        assert run.pass_time(0.1) == [Send(A, trigger), Send(B, trigger)]
+        run.hear(run.heartbeat(B, wants_barrier=True))  # sent before the barrier took the changes
+        for worker in (A, B):
+            run.ack(worker, 1)
+        run.store()
+        run.append()
+        assert run.pass_time(0.1) == []
+        run.hear(run.heartbeat(B, wants_barrier=True))
+        assert [type(effect) for effect in run.pass_time(0.1)] == [Send, Send]
+
     def test_the_manifest_is_stored_before_its_record_is_appended(self) -> None:
         run = running()
         (store,) = acked(run, staged={"out": staged("x")}, positions=(SourcePosition("s", 0, 7),))

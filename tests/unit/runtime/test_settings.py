@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ class Code:
     checkpoint_every: str = "1s"
     parallelism: int | None = None
     key_groups: int = 128
+    state_memory: str | int | None = None
 
 
 @dataclass
@@ -253,8 +254,9 @@ class TestEverySettingHasAnEffect:
         app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", hf.SQLite("unused.db", table="t"))
         address = ("127.0.0.1", 1)
         task = WorkerTask(app.plan(), "root", address, make_credentials(False), 0.5, 10.0, 9.0, None, 70_000, 2_000_000)
-        limits = limits_of(task)
+        limits = limits_of(replace(task, state_memory=100 << 20))
         assert (limits.max_records_per_second, limits.staged_bytes_max) == (9.0, 2_000_000)
+        assert limits.budget is not None and limits.budget.total == 100 << 20
 
     def test_pending_output_stops_sources_at_its_limit(self) -> None:
         app = hf.App("numbers")
@@ -314,6 +316,8 @@ class TestNames:
                 "channel_bytes_max",
                 "staged_bytes_max",
                 "hung_after",
+                "state_memory",
+                "parallelism",
             },
         }
         assert known & within == expected[inside]

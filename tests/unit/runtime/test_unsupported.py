@@ -125,7 +125,6 @@ class TestForgottenArguments:
             (lambda: hf.count(filter=1), "count(..., filter=) is not in this version"),  # type: ignore[arg-type]
             (lambda: planned(mode="microbatch"), "uses mode='microbatch', which this version does not support"),
             (lambda: planned(changelog=1), "uses changelog=1, which"),
-            (lambda: planned(state_memory="1GiB"), "uses state_memory='1GiB', which"),
         ],
     )
     def test_are_refused_in_one_sentence(self, call: Callable[[], object], says: str) -> None:

@@ -230,19 +230,3 @@ class TestTimeToLive:
         worker.lists.table.touch(slots)
         worker.lists.table.column(EXPIRES)[slots] = 30
         assert expire(worker.lists.table, 29) == 0 and expire(worker.lists.table, 30) == 1
-
-
-class TestEviction:
-    def test_of_a_table_with_an_order_keeps_its_rows(self) -> None:
-        worker = Worker()
-        worker.append("a", 1, 2)
-        worker.append("b", 3)
-        worker.checkpoint(1)
-        worker.lists.clear(users("b"))
-        worker.checkpoint(2)
-        while worker.store.apply():
-            pass
-        worker.store.evict()
-        worker.store.evict()
-        assert len(worker.lists.table) == 2
-        assert worker.list_of("a") == [1, 2]

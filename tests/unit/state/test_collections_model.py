@@ -281,12 +281,10 @@ class Collections(KilledWorker):
         assert self.store.roll_back(self.head, self.identity)
         self.working = deepcopy(self.completed[self.head])
 
-    @rule(thoroughly=st.booleans())
-    def evict(self, thoroughly: bool) -> None:
-        while thoroughly and self.store.apply():
+    @rule()
+    def apply(self) -> None:
+        while self.store.apply():
             pass
-        self.store.evict()
-        self.store.evict()
 
     @rule()
     def drop(self) -> None:

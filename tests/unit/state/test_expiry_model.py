@@ -166,11 +166,9 @@ class ExpiringWorker(KilledWorker):
         assert self.store.roll_back(self.head)
         self.working = dict(self.completed[self.head])
 
-    @rule(times=st.integers(0, 2))
-    def free(self, times: int) -> None:
+    @rule()
+    def free(self) -> None:
         self.store.table(1).drop_vacant()
-        for _ in range(times):
-            self.store.evict()
 
     @precondition(lambda self: len(self.segments) > 1)
     @rule(data=st.data())

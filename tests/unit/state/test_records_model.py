@@ -93,9 +93,6 @@ class Rows:
         keys = self.kind.from_canonical(pa.array(list(self.rows), pa.large_binary()))
         return [(keys, self._columns(list(self.rows.values())))] if self.rows else []
 
-    def forget(self, keys: Keys) -> None:
-        self.incomplete = self.incomplete or len(keys) > 0
-
     def _columns(self, rows: list[Row]) -> Columns:
         return {column.name: np.array([row[i] for row in rows], column.dtype) for i, column in enumerate(COLUMNS)}
 
@@ -260,17 +257,12 @@ class Tables(RuleBasedStateMachine):
         table.applied(slots)
 
     @rule()
-    def evict(self) -> None:
+    def drop_vacant(self) -> None:
         slots = self.table.changed()
         before = self.table.keys_at(slots).canonical().to_pylist()
-        self.table.evict()
-        self.oracle.evict()
-        assert self.table.keys_at(slots).canonical().to_pylist() == before, "slots of remaining records changed"
-
-    @rule()
-    def drop_vacant(self) -> None:
         self.table.drop_vacant()
         self.oracle.drop_vacant()
+        assert self.table.keys_at(slots).canonical().to_pylist() == before, "slots of remaining records changed"
 
     @rule()
     def list_present(self) -> None:

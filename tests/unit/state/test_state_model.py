@@ -149,12 +149,12 @@ class OneWorker(KilledWorker):
         self.working, self.frozen = copied(self.completed[self.head]), {}
 
     @rule(thoroughly=st.booleans())
-    def evict(self, thoroughly: bool) -> None:
+    def drop_vacant(self, thoroughly: bool) -> None:
         if thoroughly:
             while self.store.apply():
                 pass
-            self.store.evict()
-        self.store.evict()
+        for operator in SPECS:
+            self.store.table(operator).drop_vacant()
 
     @rule(operator=operators)
     def list_present(self, operator: int) -> None:

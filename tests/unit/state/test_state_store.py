@@ -450,35 +450,6 @@ class TestFollowing:
         assert standby.store.committed_through == standby.store.applied == 3
 
 
-class TestEvictionOfAStore:
-    def test_brings_rows_back_when_they_are_touched_again(self) -> None:
-        worker = Worker(MemoryKeyValue())
-        worker.add(1, *range(1_000))
-        worker.close_epoch(1)
-        worker.apply()
-        worker.store.evict()
-        assert worker.store.evict() == 1_000
-        worker.add(1, *range(0, 2_000, 2))
-        assert worker.counts(0, 1, 998, 999, 1_998) == [2, 1, 2, 1, 1]
-
-    def test_keeps_rows_that_are_not_applied_yet(self) -> None:
-        worker = Worker(MemoryKeyValue())
-        worker.add(1, *range(10))
-        worker.close_epoch(1)
-        worker.store.evict()
-        assert worker.store.evict() == 0
-
-    def test_lets_committed_state_be_read_all_the_same(self) -> None:
-        worker = Worker(MemoryKeyValue())
-        worker.add(1, 1, 2)
-        worker.close_epoch(1)
-        worker.apply()
-        worker.store.evict()
-        worker.store.evict()
-        assert worker.store.get_committed(1, (2,)) == {"count": 1}
-        assert worker.store.get_committed(1, (3,)) is None
-
-
 KILLED = """
 import sys
 from pathlib import Path

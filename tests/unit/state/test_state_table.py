@@ -68,9 +68,6 @@ class Refusing:
     def scan_rest(self) -> list[tuple[Keys, Columns]]:
         raise AssertionError
 
-    def forget(self, keys: Keys) -> None:
-        raise AssertionError
-
 
 @pytest.fixture
 def table() -> Table:
@@ -273,14 +270,13 @@ class TestRollBack:
         assert rows_of(table.delta(TWO)) == {5: 2}
 
 
-class TestEviction:
-    def test_without_a_cold_store_drops_absent_keys_only(self, table: Table) -> None:
+class TestVacantSlots:
+    def test_are_those_of_absent_keys(self, table: Table) -> None:
         count(table, 1, 2, 3)
         delete(table, 2)
         for epoch, committed in ((ONE, NONE), (TWO, ONE), (THREE, TWO)):
             table.freeze(epoch, committed)
-        table.evict()
-        table.evict()
+        table.drop_vacant()
         assert len(table) == 2
         assert counts(table, 1, 3) == [1, 1]
 
@@ -288,8 +284,7 @@ class TestEviction:
         count(table, 1, 2)
         delete(table, 2)
         table.freeze(ONE, NONE)
-        table.evict()
-        table.evict()
+        table.drop_vacant()
         table.freeze(TWO, NONE)
         assert rows_of(table.delta(TWO)) == {1: 1, 2: None}
         assert table.roll_back(TWO)
@@ -300,8 +295,8 @@ class TestEviction:
         delete(table, *range(1_000, 4_000))
         table.freeze(ONE, NONE)
         table.freeze(TWO, ONE)
-        table.evict()
-        assert table.evict() == 3_000
+        table.drop_vacant()
+        assert len(table) == 2_000
         assert counts(table, 0, 999, 1_000, 3_999, 4_000, 4_999) == [2, 2, 0, 0, 1, 1]
 
 

@@ -1,0 +1,262 @@
+"""The swap area of one worker: memory for tables that leaves the process when the budget is reached.
+
+Every slab is a range of address space, in regions of 2 MiB. All of it is ordinary memory until the tables are larger
+than their budget; then regions are swapped out in turns. The first time, a region is written to an unlinked file in the
+worker's local folder, and the file is mapped over it, at the same address. From then on swapping it out means dropping
+it from the process: the system has its pages in the page cache, writes them to the disk, and maps them again when a
+kernel reads or writes them. So no kernel and no table knows what is resident.
+
+Invariants
+    - An address stays valid and keeps its content until its array is gone.
+    - A region is mapped from a file only after the file has room for all of it, so no store can fail for want of room
+      (SIGBUS). Where the disk is full, regions stay in memory, and `refused` tells the worker to stop reading.
+    - What settle() does is bounded by one round over the regions.
+    - Nothing here is durable, and nothing is ever read by another process.
+
+I/O: local files, memory mappings, /proc/self.
+Source: docs/design/0039-state-larger-than-memory.md; mmap(2), madvise(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.state.tables.slab import PLAIN, UNLIMITED
+
+REGION_BYTES = 2 << 20
+"""A huge page, so that memory that was never swapped out keeps the processor's large translations."""
+AREA_BYTES_MIN = 1 << 20
+"""Smaller arrays stay in ordinary memory."""
+SLACK_SHARE = 8
+"""1/SLACK_SHARE of the budget may become resident between two calls of settle()."""
+FLOOR_SHARE = 4
+"""If other memory of the process takes the budget, tables still get 1/FLOOR_SHARE of it, else they would thrash."""
+MEASURED_EVERY = 64
+"""After so many calls, what other memory takes is measured again, since it may have shrunk."""
+_CHECKED_EVERY = 8
+"""Regions that are dropped between two readings of the resident memory."""
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
+"""File systems whose files are memory."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_READ_WRITE = 1 | 2
+_PRIVATE, _SHARED, _FIXED, _ANONYMOUS, _NO_RESERVE = 0x02, 0x01, 0x10, 0x20, 0x4000
+_RANDOM, _WITHOUT, _HUGE, _NO_HUGE = 1, 4, 14, 15
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process, 0 if the system does not report it."""
+    try:
+        statm = os.open("/proc/self/statm", os.O_RDONLY)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(statm, 256).split()[1]) * _PAGE_BYTES
+    finally:
+        os.close(statm)
+
+
+def unfit(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return why files of a folder cannot take state out of memory; empty if they can."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "this system does not report its file systems"
+    for line in lines:
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2] == number:
+            name = kind.split()[0]
+            return f"{folder} is on {name}, whose files are memory" if name in IN_MEMORY else ""
+    return ""
+
+
+class Swap:
+    """The memory of one worker's tables.
+
+    Args:
+        folder: Where the files are; they are removed as soon as they are open.
+        resident_max: The resident memory of the process that tables keep to.
+        tables_max: Bytes of tables that fit it; while there are fewer, nothing is read, written or measured.
+    """
+
+    def __init__(self, folder: Path, resident_max: int, tables_max: int) -> None:
+        self._folder, self._resident_max, self._tables_max = folder, resident_max, tables_max
+        self._slack = tables_max // SLACK_SHARE
+        self._areas: weakref.WeakValueDictionary[int, _Area] = weakref.WeakValueDictionary()
+        self._hand = 0
+        self._others = self._calls = 0
+        """What stayed resident when all regions were dropped, if that is more than the budget."""
+        self._full = ""
+        """Why the last region could not be written to a file; empty if it could."""
+        self.dropped_regions = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all tables, resident or not."""
+        return sum(area.used for area in self._areas.values())
+
+    @property
+    def swapping(self) -> bool:
+        """Return whether the tables are larger than their budget."""
+        return self.used_bytes > self._tables_max
+
+    @property
+    def refused(self) -> str:
+        """Why tables cannot leave memory although they are larger than their budget; empty if they can."""
+        return self._full if self.swapping else ""
+
+    @property
+    def bytes_max(self) -> int:
+        """Bytes of memory that may become resident between two calls of settle()."""
+        return self._slack if self.swapping else UNLIMITED
+
+    def room(self, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+        """Reserve address space for `size` elements, beginning at a cache line.
+
+        Raises:
+            MemoryError: there is not so much address space.
+        """
+        if size * dtype.itemsize < AREA_BYTES_MIN:
+            return PLAIN.room(dtype, size)
+        area = _Area(size * dtype.itemsize)
+        self._areas[area.address] = area
+        return np.asarray(area).view(dtype)[:size]
+
+    def zeros(self, size: int) -> NDArray[np.int64]:
+        """Return an array of zero words."""
+        if size * 8 < AREA_BYTES_MIN:
+            return PLAIN.zeros(size)
+        return self.use(self.room(np.dtype(np.int64), size), size)
+
+    def use(self, room: NDArray[Any], size: int) -> NDArray[Any]:
+        """Return the part of a room to use from now on, in whole regions; it has at least `size` elements."""
+        area = self._areas.get(room.ctypes.data)
+        if area is None:
+            return room
+        wanted = -(-size * room.itemsize // REGION_BYTES) * REGION_BYTES
+        area.used = max(area.used, min(wanted, area.size))
+        return room[: area.used // room.itemsize]
+
+    def settle(self) -> None:
+        """Swap regions out until the process is inside its budget."""
+        if not self.swapping:
+            return
+        self._calls += 1
+        others = self._others if self._calls % MEASURED_EVERY else 0
+        limit = max(self._resident_max, others + self._tables_max // FLOOR_SHARE)
+        if resident_bytes() <= limit - self._slack:
+            self._full = ""
+            return
+        self._full = ""
+        regions = [(area, number) for area in self._areas.values() for number in range(area.used // REGION_BYTES)]
+        for turn in range(len(regions)):
+            area, number = regions[(self._hand + turn) % len(regions)]
+            self._swap_out(area, number)
+            if turn % _CHECKED_EVERY == _CHECKED_EVERY - 1 and resident_bytes() <= limit - 2 * self._slack:
+                self._hand = (self._hand + turn + 1) % len(regions)
+                return
+        left = resident_bytes()
+        self._others = left if left > self._resident_max - 2 * self._slack and not self._full else 0
+
+    def _swap_out(self, area: _Area, number: int) -> None:
+        if self._full and not area.is_in_file(number):
+            return  # the disk is asked once in a round
+        try:
+            area.swap_out(number, self._folder)
+            self.dropped_regions += 1
+        except OSError as error:
+            self._full = f"{self._folder}: {error.strerror or error}"
+
+
+class _Area:
+    """A range of address space, unmapped when no array refers to it any more.
+
+    Args:
+        size: Bytes; rounded up to whole regions.
+
+    Raises:
+        MemoryError: there is not so much address space.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.used = -(-size // REGION_BYTES) * REGION_BYTES, 0
+        found = _map(None, self.size + REGION_BYTES, _PRIVATE | _ANONYMOUS | _NO_RESERVE, -1, 0)
+        self.address = -(-found // REGION_BYTES) * REGION_BYTES
+        if self.address > found:
+            _LIBC.munmap(found, self.address - found)
+        if found + REGION_BYTES > self.address:
+            _LIBC.munmap(self.address + self.size, found + REGION_BYTES - self.address)
+        _LIBC.madvise(self.address, self.size, _HUGE)
+        self._file: int | None = None
+        self._swapped: set[int] = set()
+        """Regions that are mapped from the file."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"data": (self.address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
+
+    def is_in_file(self, number: int) -> bool:
+        """Return whether a region was swapped out before, so that its file has room for it."""
+        return number in self._swapped
+
+    def swap_out(self, number: int, folder: Path) -> None:
+        """Drop one region from memory; its content stays, in the file.
+
+        Raises:
+            OSError: the file takes no more; the region stays in memory.
+        """
+        at, offset = self.address + number * REGION_BYTES, number * REGION_BYTES
+        if number in self._swapped:
+            _LIBC.madvise(at, REGION_BYTES, _WITHOUT)
+            return
+        if self._file is None:
+            self._file = _unlinked(folder, self.size)
+        os.posix_fallocate(self._file, offset, REGION_BYTES)
+        content = memoryview((ctypes.c_char * REGION_BYTES).from_address(at)).cast("B")
+        done = 0
+        # A page at a time: of larger pieces the page cache makes larger units, and writes each back as a whole.
+        while done < REGION_BYTES:
+            done += os.pwrite(self._file, content[done : done + _PAGE_BYTES], offset + done)
+        content.release()
+        _map(at, REGION_BYTES, _SHARED | _FIXED, self._file, offset)
+        _LIBC.madvise(at, REGION_BYTES, _RANDOM)
+        _LIBC.madvise(at, REGION_BYTES, _NO_HUGE)
+        self._swapped.add(number)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            _LIBC.munmap(self.address, self.size)
+            if self._file is not None:
+                os.close(self._file)
+
+
+def _unlinked(folder: Path, size: int) -> int:
+    """Create a file of this size without a name, and without room yet."""
+    file, name = tempfile.mkstemp(prefix="swap-", dir=folder)
+    os.unlink(name)
+    os.ftruncate(file, size)
+    return file
+
+
+def _map(address: int | None, size: int, flags: int, file: int, offset: int) -> int:
+    found: int | None = _LIBC.mmap(address, size, _READ_WRITE, flags, file, offset)
+    if found is None or found == _FAILED:
+        raise MemoryError(f"{size:,} bytes of address space: {os.strerror(ctypes.get_errno())}")
+    return found
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

@@ -1,0 +1,128 @@
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+import holdfast as hf
+from holdfast.runtime.operators.aggregate import AggregateOperator
+from holdfast.runtime.plan.compiler import Plan
+from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, check_state_memory, least
+from holdfast.runtime.spark.memory import default_state_memory
+from holdfast.runtime.worker.fragment import FragmentRuntime
+from holdfast.runtime.worker.local import LocalFolders
+from holdfast.state.swap import Swap
+from holdfast.state.tables.slab import PLAIN, Memory
+from holdfast.state.tables.table import Table
+
+
+@dataclass
+class Bid:
+    """A row."""
+
+    auction: int
+    price: int
+
+
+def plan() -> Plan:
+    app = hf.App("bids", state_memory="1GiB")
+    bids = app.source("bids", hf.Generator(Bid, lambda n: Bid(auction=n, price=n), count=1))
+    counts = bids.key_by("auction").agg("per_auction", n=hf.count())
+    counts.sink("out", hf.SQLite("unused.db", table="t", key=["auction"]))
+    return app.plan()
+
+
+class TestBudget:
+    @pytest.mark.parametrize("total", [100 * MIB, 512 * MIB, 8 << 30])
+    def test_is_divided_without_remainder(self, total: int) -> None:
+        budget = Budget(total, channels=16 * MIB)
+        assert budget.channels + budget.rocks + budget.unfinished + budget.tables == total
+        assert budget.tables > total // 3 and budget.early_from < budget.unfinished
+
+    def test_leaves_every_table_its_least_when_it_is_the_least(self) -> None:
+        for parallelism in (1, 2, 100):
+            needed = least(plan(), parallelism, 8 * MIB)
+            assert Budget(needed, channel_bytes(plan(), parallelism, 8 * MIB)).tables >= 16 * MIB
+
+    def test_below_what_the_plan_needs_is_refused_with_the_number(self) -> None:
+        check_state_memory(plan(), None, 2, 8 * MIB)
+        check_state_memory(plan(), 80 * MIB, 2, 8 * MIB)
+        with pytest.raises(hf.ConfigError, match="state_memory is 79MiB, and every worker of .* at least 80MiB"):
+            check_state_memory(plan(), 79 * MIB, 2, 8 * MIB)
+
+    def test_counts_what_waits_in_channels(self) -> None:
+        with pytest.raises(hf.ConfigError, match="1,264MiB: 1,200MiB for what waits in channels"):
+            check_state_memory(plan(), 80 * MIB, 4, 200 * MIB)
+
+
+class TestDefault:
+    def test_is_half_of_the_workers_share(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("os.cpu_count", lambda: 4)
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/meminfo").write_text("MemTotal:       16777216 kB\n")
+        assert default_state_memory(2, tmp_path) == 4 << 30
+        assert default_state_memory(100, tmp_path) == 2 << 30
+
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_obeys_the_control_group(self, tmp_path: Path, version: int) -> None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/meminfo").write_text("MemTotal:       16777216 kB\n")
+        line, folder, name = {
+            1: ("4:memory:/pod/x", "sys/fs/cgroup/memory/pod", "memory.limit_in_bytes"),
+            2: ("0::/pod/x", "sys/fs/cgroup/pod", "memory.max"),
+        }[version]
+        (tmp_path / "proc/self/cgroup").write_text(f"3:cpu:/y\n{line}\n")
+        (tmp_path / folder / "x").mkdir(parents=True)
+        (tmp_path / folder / "x" / name).write_text("max\n")
+        (tmp_path / folder / name).write_text(f"{1 << 30}\n")
+        assert default_state_memory(1, tmp_path) == 1 << 29
+
+    def test_obeys_the_limit_on_address_space(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))
+        assert default_state_memory(1, tmp_path) == 1 << 29
+
+
+class TestLocalFolders:
+    def test_say_when_state_cannot_leave_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("holdfast.runtime.worker.local.unfit", lambda folder: f"{folder} is on tmpfs")
+        LocalFolders(tmp_path, "machine", "boot", Budget(80 * MIB, 0))._memory(tmp_path)
+        assert "state cannot leave memory" in caplog.text and "is on tmpfs" in caplog.text
+
+
+class TestOperators:
+    def test_take_large_batches_in_parts_while_their_table_is_larger_than_memory(self, tmp_path: Path) -> None:
+        """The records that a batch reaches are read by NumPy too, which settles no memory in between."""
+        numbers = np.random.default_rng(3).integers(0, 3_000, 5_000)
+        rows, batches = counted_with(PLAIN, numbers)
+        assert batches == 5
+        swapped, batches = counted_with(Swap(tmp_path, resident_max=1, tables_max=MIB), numbers)
+        assert batches > 100
+        auctions, counts = np.unique(numbers, return_counts=True)
+        assert rows == swapped == dict(zip(auctions.tolist(), counts.tolist(), strict=True))
+
+
+def counted_with(memory: Memory, numbers: NDArray[np.int64]) -> tuple[dict[int, int], int]:
+    """Return the counts of an aggregate, and how many batches its operator took."""
+    job, written, taken = plan(), list[pa.RecordBatch](), list[int]()
+    tables = {each.name: Table(each.table, job.key_groups, memory=memory) for each in job.operators}
+    last = job.fragments[-1]
+    runtime = FragmentRuntime(last, tables, lambda *_: None, lambda _, batch: written.append(batch), "bids")
+    operator = next(each for each in runtime._operators if isinstance(each, AggregateOperator))
+    on_batch = operator.on_batch
+
+    def take(port: int, batch: pa.RecordBatch) -> None:
+        taken.append(batch.num_rows)
+        on_batch(port, batch)
+
+    operator.on_batch = take  # type: ignore[method-assign]
+    given = pa.record_batch({"auction": numbers, "price": numbers}).select(last.entering(0).names)
+    for first in range(0, numbers.size, 1_000):
+        runtime.on_batch(given.slice(first, 1_000))
+    runtime.on_barrier()
+    table = pa.Table.from_batches(written)
+    return dict(zip(table["auction"].to_pylist(), table["n"].to_pylist(), strict=True)), len(taken)

@@ -1,0 +1,147 @@
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from holdfast.model import Epoch
+from holdfast.runtime.wire.metrics import rss_bytes
+from holdfast.state import swap
+from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.swap import REGION_BYTES, Swap, resident_bytes, unfit
+from holdfast.state.tables.kernels.layout import Do
+from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="missing: mappings as Linux has them")
+
+MIB = 1 << 20
+INT = np.dtype(np.int64)
+NUMBERS = TableSpec(1, "n", KeyType(("k",), (pa.int64(),)), (ColumnSpec("n", INT), ColumnSpec("total", INT)))
+NAMES = TableSpec(1, "s", KeyType(("k",), (pa.utf8(),)), (ColumnSpec("n", INT), ColumnSpec("total", INT)))
+
+
+def swapping(folder: Path, tables_max: int = MIB) -> Swap:
+    """Return a swap area that is always over its budget."""
+    return Swap(folder, resident_max=1, tables_max=tables_max)
+
+
+class TestRoom:
+    def test_keeps_address_and_content_when_it_is_swapped_out(self, tmp_path: Path) -> None:
+        memory = swapping(tmp_path)
+        array = memory.use(memory.room(INT, 4 * MIB), 3 * MIB)
+        array[:] = np.arange(array.size)
+        address = array.ctypes.data
+        for change in (1, 2, 3):
+            memory.settle()
+            assert (array == np.arange(array.size) + change - 1).all()
+            array += 1
+        assert array.ctypes.data == address
+        assert memory.dropped_regions == 3 * (3 * MIB * 8 // REGION_BYTES)
+
+    def test_leaves_the_process_when_it_is_swapped_out(self, tmp_path: Path) -> None:
+        memory = swapping(tmp_path)
+        array = memory.zeros(8 * MIB)
+        array[:] = 1
+        before = resident_bytes()
+        memory.settle()
+        assert before - resident_bytes() > 60 * MIB
+
+    def test_has_no_file_while_it_fits_the_budget(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(swap, "_unlinked", None)
+        memory = Swap(tmp_path, resident_max=1, tables_max=64 * MIB)
+        memory.zeros(4 * MIB)[:] = 1
+        memory.settle()
+        assert memory.dropped_regions == 0
+
+    def test_is_given_back_when_no_array_refers_to_it(self, tmp_path: Path) -> None:
+        memory = swapping(tmp_path)
+        array = memory.zeros(MIB)
+        array[:] = 1
+        memory.settle()
+        files = len(os.listdir("/proc/self/fd"))
+        del array
+        assert memory.used_bytes == 0
+        assert len(os.listdir("/proc/self/fd")) == files - 1
+        assert not list(tmp_path.iterdir())
+
+    def test_stays_in_memory_while_the_disk_is_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        memory = swapping(tmp_path)
+        array = memory.zeros(MIB)
+        array[:] = 7
+        with monkeypatch.context() as context:
+            context.setattr(os, "posix_fallocate", refused)
+            memory.settle()
+            assert memory.refused == f"{tmp_path}: No space left on device"
+            assert memory.dropped_regions == 0
+            assert (array == 7).all()
+        memory.settle()
+        assert memory.refused == ""
+        assert (array == 7).all()
+
+
+class TestFolder:
+    @pytest.mark.parametrize(("kind", "fits"), [("ext4", True), ("xfs", True), ("tmpfs", False), ("ramfs", False)])
+    def test_in_memory_is_unfit(self, tmp_path: Path, kind: str, fits: bool) -> None:
+        device = os.stat(tmp_path).st_dev
+        mounts = tmp_path / "mountinfo"
+        mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /x rw,noatime shared:1 - {kind} /dev/x rw\n")
+        assert (unfit(tmp_path, mounts) == "") is fits
+
+
+class TestTableOnSwap:
+    @pytest.fixture(params=["numbers", "names"])
+    def spec(self, request: pytest.FixtureRequest) -> Iterator[TableSpec]:
+        yield NUMBERS if request.param == "numbers" else NAMES
+
+    def test_equals_one_in_memory(self, tmp_path: Path, spec: TableSpec) -> None:
+        """Every operation in turn, on tables that grow through several sizes of their index."""
+        memory = swapping(tmp_path, tables_max=4 * MIB)
+        one, other = Table(spec, 8, memory=memory), Table(spec, 8)
+        chance = np.random.default_rng(5)
+        for epoch in range(1, 9):
+            for _ in range(4):
+                numbers = chance.integers(0, 15_000 * epoch, 8_000)
+                for table in (one, other):
+                    fold(table, numbers)
+            gone = chance.integers(0, 15_000 * epoch, 500)
+            for table in (one, other):
+                table.delete(np.unique(table.slots(keys(spec, gone))))
+                table.freeze(Epoch(epoch), Epoch(max(0, epoch - 2)))
+                table.drop_vacant()
+            assert shown(one) == shown(other)
+            if epoch == 5:
+                assert one.roll_back(Epoch(4)) and other.roll_back(Epoch(4))
+                assert shown(one) == shown(other)
+                for table in (one, other):
+                    table.freeze(Epoch(epoch), Epoch(4))
+        assert memory.dropped_regions > 100
+
+
+def keys(spec: TableSpec, numbers: NDArray[np.int64]) -> Keys:
+    column = pa.array(numbers) if spec is NUMBERS else pa.array([f"user-{n}" for n in numbers.tolist()])
+    return spec.key.encode([column])
+
+
+def fold(table: Table, numbers: NDArray[np.int64]) -> None:
+    program = table.program([(Do.COUNT, "n", 0), (Do.ADD_INT, "total", 0)])
+    given = Input(np.ascontiguousarray(numbers))
+    table.fold(keys(table.spec, numbers), program, sources_of([given]))
+
+
+def shown(table: Table) -> dict[bytes, tuple[int, int]]:
+    slots = table.present()
+    names = table.keys_at(slots).canonical().to_pylist()
+    rows = zip(table.values("n", slots).tolist(), table.values("total", slots).tolist(), strict=True)
+    return dict(zip(names, rows, strict=True))
+
+
+def test_both_readings_of_resident_memory_agree() -> None:
+    assert abs(resident_bytes() - rss_bytes()) < 8 * MIB
