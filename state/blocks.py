@@ -26,7 +26,9 @@ from holdfast.state.evolution import columns_by_name, present_key
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.expiry import NOTHING, Through, last_of
-from holdfast.state.tables.spec import TableSpec
+from holdfast.state.tables.spec import Columns, TableSpec
+from holdfast.state.tables.values import concatenated as concatenated_values
+from holdfast.state.tables.values import sliced, taken
 
 ROWS_AT_ONCE = 1 << 14
 _SIGN = np.uint64(1 << 63)
@@ -43,14 +45,14 @@ class Rows:
         groups: The key group of each row, shape (n,).
         keys: The key of each row.
         puts: False: a tombstone.
-        columns: The values, shape (n,) each.
+        columns: The values, shape (n,) each. Without a declaration, those of a nullable column may be NumPy arrays.
     """
 
     kind: KeyType
     groups: NDArray[np.uint16]
     keys: SortKeys
     puts: NDArray[np.bool_]
-    columns: dict[str, NDArray[Any]]
+    columns: Columns
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -58,13 +60,13 @@ class Rows:
     def slice(self, first: int, end: int) -> Rows:
         """Return the rows [first, end)."""
         keys = self.keys[first:end] if isinstance(self.keys, np.ndarray) else self.keys.slice(first, end - first)
-        columns = {name: values[first:end] for name, values in self.columns.items()}
+        columns = {name: sliced(values, first, end) for name, values in self.columns.items()}
         return Rows(self.kind, self.groups[first:end], keys, self.puts[first:end], columns)
 
     def take(self, rows: NDArray[np.int64]) -> Rows:
         """Return these rows."""
         keys = self.keys[rows] if isinstance(self.keys, np.ndarray) else self.keys.take(pa.array(rows))
-        columns = {name: values[rows] for name, values in self.columns.items()}
+        columns = {name: taken(values, rows) for name, values in self.columns.items()}
         return Rows(self.kind, self.groups[rows], keys, self.puts[rows], columns)
 
     def place(self, row: int) -> tuple[int, Any]:
@@ -112,7 +114,7 @@ def concatenated(parts: list[Rows]) -> Rows:
         np.concatenate([part.groups for part in parts]),
         keys,
         np.concatenate([part.puts for part in parts]),
-        {name: np.concatenate([part.columns[name] for part in parts]) for name in first.columns},
+        {name: concatenated_values([part.columns[name] for part in parts]) for name in first.columns},
     )
 
 

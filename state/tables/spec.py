@@ -1,7 +1,7 @@
 """Describes the state of one operator, its key and typed columns, and the port from which a table loads it.
 
-A column is *plain* (a NumPy type, never null), nullable, or of variable width (text, bytes). Outside a table, the values
-of a plain column are a NumPy array and those of any other an Arrow array.
+A column is *plain* (a NumPy type, never null), nullable, or of variable width (text, bytes). Outside a table, the
+values of a plain column are a NumPy array and those of any other an Arrow array.
 
 Invariants
     - Operator 0xFFFF is never a table: its keys in the cold store are markers.
@@ -46,7 +46,7 @@ class ColumnSpec:
     """One value column. An absent key reads as `default`; as null or as empty, if the column is not plain.
 
     Args:
-        dtype: A NumPy type, or Arrow's utf8, large_utf8, binary or large_binary; the narrow types become the large ones.
+        dtype: A NumPy type, or Arrow's utf8, large_utf8, binary, large_binary; the narrow ones become large ones.
         id: Its name in segments, which it keeps if it is renamed; default: its name. See state/evolution.py.
         late: It was added after the operator's first checkpoint, so older segments may lack it.
         counter: Name of the column that counts its values; a row with none has the default here. Empty: no such column.
