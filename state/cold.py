@@ -1,7 +1,7 @@
 """Rows of one operator in the cold store: their bytes, and how a table reads them.
 
 A row is `[operator u16][key group u16][canonical key]` -> `[1][values, packed little-endian]`. If a column is not
-plain, it is `[2][values, or u32 lengths of those of variable width][one byte per nullable column: 1 null][bytes, in order]`.
+plain, it is `[2][values, u32 lengths of those of variable width][1 or 0 per nullable column: null or not][bytes]`.
 Keys that a table has not seen yet are fetched in sorted order. Once a table has fetched enough keys of a key group,
 the whole key group is scanned instead. It is *complete* then: it needs no more look-ups, even for absent keys.
 

@@ -317,9 +317,10 @@ class Table(Records):
         # Keys are overwritten whole, so those not seen before need no look-up in the cold store.
         slots, _ = self._take(delta.keys, mark=False)
         gone = np.flatnonzero(~delta.puts)
+        # Values come before flags: a compaction of the arena follows the committed words of records with the flag.
+        self._write(slots, delta.columns, absent=gone)
         self._set(slots, Flag.UNLOADED, _KNOWN)
         self._set(slots[gone], _KNOWN)
-        self._write(slots, delta.columns, absent=gone)
         self._note_unapplied(slots)
 
     @property
