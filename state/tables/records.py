@@ -244,7 +244,7 @@ class Records:
     def read(self, name: str, slots: Rows) -> pa.Array:
         """Return the working values of slots as an Arrow array, a copy; for columns that are not plain."""
         column = self.spec.column(name)
-        words = self._gather(slots, self._key + 1, self._values.count)
+        words = self._gather(np.array(slots, np.int64), self._key + 1, self._values.count)
         values: pa.Array = self._values.unpack_column(column, words, self._bytes)
         return values
 
@@ -256,6 +256,7 @@ class Records:
         Raises:
             JobFailed: a value is too large; nothing was written.
         """
+        slots = np.array(slots, np.int64)  # kernels take no arrays that cannot be written, like those of Arrow
         self.check_sizes(slots, columns)
         self._hold_bytes(_varying_bytes(columns))
         words = np.zeros((self._values.count, slots.size), np.int64)

@@ -112,11 +112,6 @@ def column_of_type(name: str, type_name: str) -> ColumnSpec:
     return ColumnSpec(name, varying[kind] if kind in varying else np.dtype(kind), nullable=kind != type_name)
 
 
-def is_plain_type(type_name: str) -> bool:
-    """Return whether a recorded type is the one of a plain column."""
-    return not (type_name.endswith(_NULLABLE) or type_name in {str(large) for large in _VARYING.values()})
-
-
 @dataclass(frozen=True)
 class TableSpec:
     """The state of one operator.

@@ -35,7 +35,8 @@ COLUMNS = (
     ColumnSpec("sure", np.dtype(np.bool_), nullable=True),
     ColumnSpec("level", np.dtype(np.float32), nullable=True),
 )
-GIVEN = {
+PLAIN = 4
+GIVEN: dict[str, list[Any]] = {
     "note": [None, "", "a", "b\x00", "é", "a longer text than one word", "x" * 300],
     "size": [None, 0, -1, 300],
     "blob": [b"", b"\x00", b"\xff\xfe", b"y" * 200],
@@ -267,14 +268,12 @@ class Tables(RuleBasedStateMachine):
         self.roll_back()
         numbers = sorted(set(numbers))
         keys = encoded(self.kind, numbers)
-        columns = {
-            column.name: np.full(len(keys), 7 + i, column.dtype)
-            if column.plain
-            else values_of(
-                column, [GIVEN[column.name][(i + row) % len(GIVEN[column.name])] for row in range(len(keys))]
-            )
-            for i, column in enumerate(COLUMNS)
+        columns: Columns = {
+            column.name: np.full(len(keys), 7 + i, column.dtype) for i, column in enumerate(COLUMNS[:PLAIN])
         }
+        for column in COLUMNS[PLAIN:]:
+            known = GIVEN[column.name]
+            columns[column.name] = values_of(column, [known[number % len(known)] for number in numbers])
         self.newest = Epoch(self.newest + 1)
         put = np.array(puts[: len(numbers)])
         delta = Delta(self.newest, Epoch(self.newest - 1), 1, GROUPS, keys, put, columns)
