@@ -335,7 +335,7 @@ class Records:
     # The arena of values
 
     def _hold_bytes(self, more: int) -> None:
-        """Compact the arena of values before bytes are appended, if it has grown by a share since this was examined."""
+        """Compact the arena of values before bytes are appended, if it has grown enough since it was examined."""
         if self._bytes is not None and self._bytes.used + more > self._bytes_checked_at:
             self._compact_bytes()
 
@@ -344,13 +344,15 @@ class Records:
         arena = self._bytes
         if arena is None or arena.used <= _COMPACTED_FROM:
             return
-        if 2 * self._followed(arena, None)[0] < arena.used:
+        live, _ = self._followed(arena, None)
+        if 2 * live < arena.used:
             fresh = Arena(self._slots.copy_bytes)
             # Words are rewritten only after every byte was copied: memory may run out before.
             for side, moved in self._followed(arena, fresh)[1]:
                 side.starts[side.rows] = moved
             self._bytes = arena = fresh
-        self._bytes_checked_at = arena.used + max(_COMPACTED_FROM, arena.used // 4)
+        # Until it has doubled, less than half can be void, unless values have gone; the share bounds the work for those.
+        self._bytes_checked_at = max(2 * live, arena.used + max(_COMPACTED_FROM, arena.used // 4))
 
     def _followed(self, arena: Arena, fresh: Arena | None) -> tuple[int, list[tuple[Side, Words]]]:
         """Follow all words that name bytes of the arena; copy the bytes to a fresh one if it is given.
